@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
-from workbench.base.child import HOME, child_environment, start
+import pytest
+
+from workbench.base.child import HOME, child_environment, replies, start
 
 
 def test_a_child_finds_this_package_and_has_a_session_of_its_own() -> None:
@@ -24,3 +27,23 @@ def test_what_was_on_the_import_path_stays_there() -> None:
     expected = HOME if not before else f"{HOME}{os.pathsep}{before}"
     environment = child_environment(MORE="1")
     assert (environment["PYTHONPATH"], environment["MORE"]) == (expected, "1")
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "reason"),
+    [
+        ("sys.exit('no such row')", None, "no such row"),
+        ("sys.exit(3)", 60.0, "exit code 3"),
+        ("print('words', flush=True); time.sleep(60)", None, "Expecting value"),
+        ("time.sleep(60)", 1.0, "it took more than 1 s and was given up"),
+    ],
+)
+def test_replies_are_read_as_they_come_and_a_failure_says_why(
+    code: str, limit_s: float | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat = "print(json.dumps(json.load(sys.stdin)), flush=True)"
+    (tmp_path / "repeats.py").write_text(f"import json, sys, time\ndef main():\n    {repeat}; {code}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answers = replies("repeats", request={"row": 1}, limit_s=limit_s)
+    with pytest.raises(ValueError, match=reason):
+        assert next(answers) == {"row": 1} and list(answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -53,6 +54,16 @@ def test_a_value_is_hidden_in_every_form_that_it_may_take() -> None:
     assert len(redact.blob(shown.encode())) == len(shown.encode())
     assert redact.json({"a": [value, 3], value: None})["a"][1] == 3
     assert "rd-77" not in json.dumps(redact.json({"a": [value, 3], value: None}))
+
+
+def test_a_key_is_masked_to_its_end_though_another_rank_speaks_in_the_midst_of_a_line() -> None:
+    head, rest = (
+        "-----BEGIN EC PRIVATE KEY-----\nMHcCAQ",
+        "EEIB\nAAEC\n[pod-1]: AwQF\\nBgcI\n-----END EC PRIVATE KEY-----",
+    )
+    shown = mask_secrets(f"{head}loss (0.25) {rest} is read")
+    assert "(0.25) ****\n****\n" in shown and shown.endswith("* is read")
+    assert not {"MHcCAQ", "EEIB", "AAEC", "AwQF", "BgcI"} & set(re.split(r"\W", shown))
 
 
 def test_json_stays_json_whatever_stands_in_it() -> None:

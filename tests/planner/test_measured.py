@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LENGTHS = (32, 32)
 OFF = 0.10
+TO_CPU = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 # name: model, technique, ranks, rows of a micro-batch, more options
 RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "single-2": ("t5", "single", 1, 2, {}),
@@ -34,6 +35,7 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "local-sgd": ("t5", "local-sgd", 2, 2, {}),
     "zero1-24": ("t5", "zero1", 2, 24, {}),
     "zero2": ("llama", "zero2", 2, 8, {}),
+    "zero2-offload": ("t5", "zero2", 2, 8, {"deepspeed": {"zero_optimization": TO_CPU}}),
     "zero3-8": ("t5", "zero3", 2, 8, {}),
     "zero3-bf16": ("llama", "zero3", 2, 4, {"precision": "bf16"}),
     "offload": ("llama", "zero3-offload", 2, 4, {}),
@@ -92,7 +94,7 @@ def job_of(root: Path, name: str) -> FineTune:
     # Buckets as large beside these models as the shipped ones are beside the models of a GPU.
     config, _ = load(plain)
     config["zero_optimization"] |= {"reduce_bucket_size": 500_000, "stage3_prefetch_bucket_size": 200_000}
-    return FineTune(**options, deepspeed=config)  # type: ignore[arg-type]
+    return FineTune(**{**options, "deepspeed": config})  # type: ignore[arg-type]
 
 
 def request(job: FineTune) -> dict[str, object]:

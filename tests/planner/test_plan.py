@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from workbench import FineTune, gpus_for, plan
-from workbench.base.child import child_environment
+from workbench.base.child import HELPER, child_environment
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.jobs.choices import Technique
@@ -51,7 +51,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[Callable[[Request], Answer]]:
     pytest.importorskip("transformers")
-    env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
+    env = child_environment(**HELPER)
     argv = [sys.executable, "-P", "-W", "ignore", "-c", TRACER]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         sent, answered = process.stdin, process.stdout

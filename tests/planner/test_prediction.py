@@ -24,6 +24,7 @@ from workbench.pods.doctor.examination import Diagnosis, HostReport
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 
 JOB = FineTune(technique="ddp", max_source_length=16, max_target_length=16)
@@ -36,6 +37,7 @@ RAW = {
 }
 TRACE = trace_of([RAW])
 ON_CPU, ON_GPU = PodSpec(memory_gib=8.0), PodSpec(gpus=1)
+SSH = {"kind": "ssh"}
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +68,11 @@ class Pod:
 
 
 def know(job: FineTune, spec: PodSpec) -> None:
-    remember(inquiry_of(job, pods=2, spec=spec, local=False)["request"], RAW)
+    remember(inquiry_of(job, pods=2, gpus=spec.gpus, memory_gib=spec.memory_gib)["request"], RAW)
 
 
 def begin(job: FineTune | Script, spec: PodSpec, paths: RunPaths) -> tuple[bool, bool]:
-    begin_prediction(job, 2, paths.prediction, paths.inquiry, spec=spec, local=False)
+    begin_prediction(job, 2, paths.prediction, paths.inquiry, gpus=spec.gpus, memory_gib=spec.memory_gib)
     return paths.prediction.exists(), paths.inquiry.exists()
 
 
@@ -109,11 +111,23 @@ def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> No
     swapped = JOB.replace(technique="zero3-offload", deepspeed=offload)  # 20 bytes for half of the weights
     cases = ((JOB, 0.4), (JOB.replace(save_steps=5), 2.8), (swapped, 1.4))  # and 2 x 12 bytes each
     for job, gib in ((job, size * 1e9 / 2**30) for job, size in cases):
-        asked = inquiry_of(job, pods=2, spec=ON_CPU, local=False)
+        asked = inquiry_of(job, pods=2, gpus=0, memory_gib=ON_CPU.memory_gib)
         assert prediction_of(asked, TRACE)["disk_gib"] == pytest.approx(gib)
         assert prediction_of(asked, TRACE, free_gib=gib * 1.01)["warning"] == ""
         said = prediction_of(asked, TRACE, free_gib=gib * 0.99)["warning"]
         assert f"take {gib:.2f} GiB and {gib * 0.99:.2f} are free" in said
+
+
+def test_weights_that_stay_in_memory_although_they_are_offloaded_to_a_disk_are_counted() -> None:
+    nvme = {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 1000, "buffer_count": 5}
+    # Of 50 million on each of two ranks.
+    for options, stays in (({}, 50e6), ({"max_in_cpu": 10**7}, 10e6), ({"max_in_cpu": 0}, 0)):
+        offload = {"zero_optimization": {"stage": 3, "offload_param": {**nvme, **options}}}
+        asked = inquiry_of(
+            JOB.replace(technique="zero3", deepspeed=offload), pods=2, gpus=0, memory_gib=ON_CPU.memory_gib
+        )
+        parts = prediction_of(asked, TRACE)["parts_gib"]
+        assert parts["parameters"] == pytest.approx(4 * (stays + 5000) / 2**30)
 
 
 def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths: RunPaths) -> None:
@@ -129,7 +143,7 @@ def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -
     assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (False, False)
     assert begin(Script(path="x.py"), ON_CPU, paths) == (False, False)
     found = judge_memory(
-        Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), pods=2, spec=ON_CPU, local=True
+        Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), ClusterSpec(pods=ON_CPU, count=2)
     )
     assert found.hosts[1].findings[-1].verdict is Verdict.UNKNOWN
     assert RunResult(path=paths.root, state=RunState.SUCCEEDED).predicted_memory_gib is None
@@ -179,7 +193,9 @@ def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib
     know(JOB, ON_GPU)
     large = replace(HOSTS[0], gpu_gib=80.0, memory_limit_gib=64.0)
     small = replace(HOSTS[1], gpu_gib=gpu_gib, memory_limit_gib=memory_gib)
-    found = judge_memory(Diagnosis(hosts=(large, small, HOST), hosts_s=0.1), JOB, pods=2, spec=ON_GPU, local=False)
+    found = judge_memory(
+        Diagnosis(hosts=(large, small, HOST), hosts_s=0.1), JOB, ClusterSpec(backend=SSH, pods=ON_GPU, count=2)
+    )
     first, second = (host.findings[-1] for host in found.hosts[:2])
     assert (first.check, first.verdict) == (MEMORY_OF_JOB, Verdict.GOOD)
     assert (second.check, second.verdict) == (MEMORY_OF_JOB, verdict)
@@ -191,5 +207,7 @@ def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib
 def test_what_was_asked_for_limits_what_was_found() -> None:
     know(JOB, PodSpec(memory_gib=1.0))
     host = replace(HOST, memory_limit_gib=64.0)
-    found = judge_memory(Diagnosis(hosts=(host,), hosts_s=0.1), JOB, pods=2, spec=PodSpec(memory_gib=1.0), local=False)
+    found = judge_memory(
+        Diagnosis(hosts=(host,), hosts_s=0.1), JOB, ClusterSpec(backend=SSH, pods=PodSpec(memory_gib=1.0), count=2)
+    )
     assert found.hosts[0].findings[-1].verdict is Verdict.BAD

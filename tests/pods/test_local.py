@@ -338,7 +338,7 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
     identity = Identity(tmp_path / "identity")
     for pod in pods:
         leave_something_running(pod, identity)
-    assert fork_servers(tmp_path)
+    until(lambda: fork_servers(tmp_path), 60.0)
     keeper.kill()
     keeper.wait()
     with SSHConnection(pods[0], identity) as connection:
@@ -358,7 +358,7 @@ def test_pods_that_are_to_be_warm_have_one_fork_server_which_goes_with_them(
     local: LocalPods, context: LaunchContext
 ) -> None:
     pods = local.launch(PodSpec(), 2, replace(context, warm=True))
-    assert fork_servers(context.directory)
+    until(lambda: fork_servers(context.directory), 60.0)
     local.stop()
     assert fork_servers(context.directory) == [] == on_pods(pods)
     assert not (context.directory / "pods" / "fork-server.sock").exists()

@@ -117,7 +117,7 @@ def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
         record = boardserver._record(tmp_path / "tensorboard")
         assert record.stat().st_mode & 0o777 == 0o600
         argv = Path("/proc", str(server.pid), "cmdline").read_bytes()
-        for path in ("", "data/environment", "data/plugin/scalars/tags", "index.js", f"{server.token[:-1]}x/data/runs"):
+        for path in ("", "data/environment", "data/plugin/scalars/tags", "index.js", f"{server.token[:-1]}/data/runs"):
             with pytest.raises(HTTPError) as refused:
                 urllib.request.urlopen(f"http://127.0.0.1:{server.port}/{path}")
             answer = refused.value.read()

@@ -1,8 +1,10 @@
 """A training script without torch that writes into its folder as people do, and ends as it is told."""
 
 import argparse
+import contextlib
 import fcntl
 import os
+import socket
 import sys
 import termios
 import time
@@ -39,7 +41,15 @@ for step in (1, 2):
     workbench.log(step, loss=3.0 - step, max_steps=2, samples_per_s=8, accuracy=step / 4, note="not a number")
 workbench.log(2, eval_loss=0.75, eval_rouge=0.5)
 print("written", flush=True)
-if args.end == "fail":
+if args.end == "fail":  # not before the other rank, which would be ended too, has come as far
+    meeting = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        socket.create_server(meeting).accept()
+    while rank:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(meeting)
+            break
+        time.sleep(0.01)
     raise ValueError("failed after it wrote")
 while args.end == "wait":
     time.sleep(0.05)

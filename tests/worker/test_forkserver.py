@@ -6,9 +6,12 @@ What a warm server does is tried in `test_warm.py`, for both kinds.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
+import socket as sockets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from poll import until
 from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from workbench.base.process import look_up, marks, with_mark
 from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.local.forkserver import ForkServer
 from workbench.worker.agent.warm_link import FORK_SERVER
 
 MORE = """
@@ -110,6 +114,51 @@ def test_agents_share_one_and_outlive_it(make_agent, tmp_path, env):
     os.kill(agents[2].pid, signal.SIGKILL)
     agents[2].serve("--warm", env={**env, FORK_SERVER: socket})
     assert "no fork server" in log(agents[2]) and not is_forked(agents[2])
+
+
+def test_clusters_share_one_import_and_outlive_who_did_it(make_agent, tmp_path, env, monkeypatch):
+    for name in ("LANG", "LC_ALL", "LC_CTYPE"):  # each Python then sets the last one for itself
+        monkeypatch.delenv(name, raising=False)
+
+    def agent_of(name: str, socket: str):
+        agent = make_agent(name)
+        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        assert is_forked(agent), log(agent)
+        return agent
+
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    with fork_server(folders[0], env) as one, fork_server(folders[1], env) as other:
+        servers = [look_up(server_of(agent_of(*words)).parent) for words in (("pod-0", one), ("pod-1", other))]
+        assert servers[0] != servers[1]
+        (importer,) = {server.parent for server in servers}
+        os.kill(importer, signal.SIGKILL)
+        with fork_server(folders[2], env) as third:
+            next_one = look_up(server_of(agent_of("pod-2", third)).parent).parent
+            assert next_one != importer
+            agent_of("pod-3", one)
+    until(lambda: look_up(next_one) is None, 60.0)  # it has nobody to serve any more
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_another_user_is_not_served(tmp_path, env):
+    server = ForkServer(tmp_path, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
+    log, for_log = os.pipe()
+    if (asks := os.fork()) == 0:
+        try:
+            os.setuid(65534)
+            line = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+            line.connect(server._line.getpeername())
+            request = {"python": sys.executable, "name": server.name}
+            sockets.send_fds(line, [json.dumps(request).encode()], [for_log, for_log])
+            os.close(for_log)
+            os._exit(os.read(log, 1) != b"")  # whoever served it would hold this pipe, or write into it why not
+        finally:
+            os._exit(2)
+    os.close(for_log)
+    assert os.waitpid(asks, 0)[1] == 0
+    server.end()
 
 
 @pytest.mark.parametrize(

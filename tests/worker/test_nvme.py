@@ -5,6 +5,7 @@ The op that writes the files is compiled, which takes a minute the first time on
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -14,11 +15,16 @@ from pathlib import Path
 
 import pytest
 from forkedruns import Plan, Ran
+from poll import until
 
 pytest.importorskip("deepspeed")
+
+from workbench.worker.train import swapping
+
 pytestmark = pytest.mark.long
 MEMORY = Path("/dev/shm")  # files there can be read to any address, which not every disk of a test machine allows
 STEPS, SAVED = 6, 3
+HELD = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +34,12 @@ def swap() -> Iterator[Path]:
     if shutil.disk_usage(MEMORY).free < 2**28:
         pytest.skip("needs 256 MiB of room in /dev/shm")
     folder = MEMORY / f"workbench-test-{os.getpid()}"
-    folder.mkdir()
-    yield folder
+    for name in ("workbench-killed", "workbench-alive", "own"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / HELD).touch()
+    with (folder / "workbench-alive" / HELD).open() as alive:
+        fcntl.flock(alive, fcntl.LOCK_SH)
+        yield folder
     shutil.rmtree(folder)
 
 
@@ -55,8 +65,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
 
     def to(folder: Path) -> dict[str, object]:
         nvme = {"device": "nvme", "nvme_path": str(folder)}
+        weights = {**nvme, "buffer_size": 2**20, "max_in_cpu": 0}
         # Several groups, so that one is read while another is not in memory.
-        return {"offload_optimizer": nvme, "offload_param": {**nvme, "buffer_size": 2**20}, "sub_group_size": 600_000}
+        return {"offload_optimizer": nvme, "offload_param": weights, "sub_group_size": 600_000}
 
     add("cpu", 2, {"offload_optimizer": {"device": "cpu"}}, technique="zero3-offload")
     add("nvme", 2, to(swap), technique="zero3-offload", save_steps=SAVED)
@@ -98,13 +109,13 @@ def test_losses_are_those_of_zero3_with_its_states_in_memory(ran: dict[str, Ran]
     assert run.data("end")[0]["eval_loss"] == pytest.approx(ran["cpu"].data("end")[0]["eval_loss"], rel=1e-4)
 
 
-def test_what_lies_in_files_is_counted_there_and_no_file_is_left(ran: dict[str, Ran], swap: Path) -> None:
+def test_what_lies_in_files_is_counted_there_and_only_that_of_others_is_left(ran: dict[str, Ran], swap: Path) -> None:
     for rank in (0, 1):
         (told,) = ran["nvme"].data("engine", rank)
         assert told["offload"] == ["optimizer", "parameters"]
         for name in ("updated", "states"):
             assert told[name]["local"] == pytest.approx(told[name]["whole"] / 2, rel=0.01)  # type: ignore[index]
-    assert not list(swap.iterdir())
+    assert {path.name for path in swap.iterdir()} == {"workbench-alive", "own"}
 
 
 @pytest.mark.parametrize("name", ["nvme", "weights"])
@@ -123,3 +134,16 @@ def test_a_disk_that_would_be_misread_is_refused_before_the_model_is_loaded(ran:
         assert "train with wrong gradients without a word" in str(run.record(0, "error.json")["message"])
         assert "loading model" not in [phase["name"] for phase in run.data("phase")]
     assert not list((run.folder.parent / "swap").iterdir())
+
+
+def test_a_build_is_told_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "async_io"
+    folder.mkdir()
+    (folder / "lock").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(swapping, "_TELL_EVERY_S", 0.02)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder), swapping._builds_told():
+        for _ in range(2):
+            until(lambda: "compiling DeepSpeed's async_io" in capfd.readouterr().out)

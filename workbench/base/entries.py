@@ -27,7 +27,6 @@ ALLREDUCE = "workbench.worker.probe.allreduce"
 
 KEEPER = "workbench.keeper.keeper"
 MANIFEST = "workbench.rundir.checkpoints.manifest"
-PREDICTION = "workbench.planner.prediction"
 BOARD = "workbench.results.tensorboard.server"
 
 GUARDIAN = "workbench.pods.guest.guardian"

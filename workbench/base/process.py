@@ -10,6 +10,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,6 +30,7 @@ OUTPUT_PIPE = ".{}.pipe"
 """The name of the pipe in a rank's folder that somebody empties into the log of the same stream."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_WORLD = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -133,6 +136,26 @@ def control_groups(pid: int | str = "self") -> dict[str, str]:
         return {}
     split = (line.split(":", 2) for line in lines)
     return {name: path.lstrip("/") for _, controllers, path in split for name in controllers.split(",")}
+
+
+def world(pid: int | str = "self") -> dict[str, str]:
+    """Return what a process cannot take on from another: its user, rights, processors, namespaces and control group."""
+    rights = {name: value for name, value in status(pid).items() if name in _WORLD}
+    namespaces = {f"namespace {entry.name}": str(entry.readlink()) for entry in Path(f"/proc/{pid}/ns").iterdir()}
+    return {**rights, **namespaces, "control group": Path(f"/proc/{pid}/cgroup").read_text()}
+
+
+def status(pid: int | str = "self") -> dict[str, str]:
+    """Return the lines of a process's `status` in `/proc`, by name; OSError where it is gone."""
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def peer(line: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user of whoever opened the other end of a Unix socket, as the kernel tells them."""
+    credentials = struct.Struct("3i")
+    pid, uid, _ = credentials.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return pid, uid
 
 
 def process_table() -> dict[int, Process]:

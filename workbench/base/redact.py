@@ -23,6 +23,10 @@ _BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
 
 _PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
 _PEM_LINE = rf"(?:\s|\\[nr])+{_PREFIX}(?:[\w-]+:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
+# The rest of a key in whose midst another rank spoke, as mpirun lets them; read backwards, from its end on.
+_PEM_REST = re.compile(
+    r"-----YEK ETAVIRP[ A-Z]{0,30}DNE-----(?:(?:[ ]:\]?[\w.:-]{1,40}\[?)?(?:\s|[nr]\\)+[A-Za-z0-9+/=]{1,80}(?!\\))*"
+)
 _NUMBER = r"-?[\d.]+(?:[eE][+-]?\d+)?(?![\w-])"
 # Each with what a text must hold to match; looking for that is a hundred times as fast. Where a pattern has a group,
 # only the group is masked.
@@ -124,6 +128,8 @@ def mask_secrets(text: str) -> str:
     for hints, pattern in _LOOKS:
         if any(map(text.__contains__, hints)):
             text = pattern.sub(_masked, text)
+    if "PRIVATE KEY-----" in text:
+        text = _PEM_REST.sub(_masked, text[::-1])[::-1]
     return text
 
 

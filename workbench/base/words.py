@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 UNKNOWN = "–"
@@ -23,6 +24,14 @@ def duration(seconds: float | None) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(seconds: float | None, form: str, *, utc: bool = False) -> str:
+    """Write a time in a form of `strftime`; one that cannot be is not known."""
+    try:
+        return UNKNOWN if seconds is None else time.strftime(form, (time.gmtime if utc else time.localtime)(seconds))
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
 
 
 def gib(size_gib: float | None) -> str:

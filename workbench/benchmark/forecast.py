@@ -13,8 +13,8 @@ from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.jobs.finetune import FineTune
-from workbench.planner.plan import predict
-from workbench.planner.prediction import pod_memory_gib
+from workbench.planner.plan import fit_of, predict
+from workbench.planner.table import Fit
 from workbench.rundir.spec import RunSpec
 
 
@@ -98,12 +98,13 @@ def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> Me
             assert row is not None
         case _:
             return MemoryForecast(unknown="of a script nothing is predicted")
-    limit_gib = pod_memory_gib(pod, pods, local=spec.cluster.backend.get("kind") == "local")
-    lacks = []
-    if row.gpu_gib is not None and gpu_memory_gib is not None and row.gpu_gib > gpu_memory_gib:
-        lacks.append(f"predicted {row.gpu_gib:.2f} GiB of each GPU's memory; a GPU has {gpu_memory_gib:.2f} GiB")
-    if row.host_gib is not None and limit_gib is not None and row.host_gib > limit_gib:
-        lacks.append(f"predicted {row.host_gib:.2f} GiB of each pod's memory; a pod has {limit_gib:.2f} GiB")
+    limit_gib = spec.cluster.pod_memory_gib(pods)
+    needs = ((row.gpu_gib, gpu_memory_gib, "GPU"), (row.host_gib, limit_gib, "pod"))
+    lacks = [
+        f"predicted {need:.2f} GiB of each {place}'s memory; a {place} has {limit:.2f} GiB"
+        for need, limit, place in needs
+        if fit_of((need, limit)) is Fit.NOT
+    ]
     return MemoryForecast(gib=row.host_gib if row.pod_gpu_gib is None else row.pod_gpu_gib, refusal="; ".join(lacks))
 
 

@@ -20,7 +20,7 @@ from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
 from workbench.planner.forecast import Pace
 from workbench.planner.plan import as_planned, plan, predict
-from workbench.planner.prediction import FIX, judge, pod_memory_gib
+from workbench.planner.prediction import FIX, judge
 from workbench.planner.table import Fit, PlanTable
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
@@ -28,7 +28,6 @@ from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.kubernetes.nodes import nodes
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod import Pod
-from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -61,7 +60,7 @@ def diagnose(
     diagnosis = Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
     if job is None:
         return diagnosis
-    return judge_memory(diagnosis, job, pods=cluster.count, spec=spec, local=cluster.backend.get("kind") == "local")
+    return judge_memory(diagnosis, job, cluster)
 
 
 def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool) -> str:
@@ -75,15 +74,16 @@ def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool)
     return f"runs {names} are using the pods" if len(running) > 1 else f"run {names} is using the pods" if names else ""
 
 
-def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:
+def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> Diagnosis:
     """Add to a diagnosis whether a job will fit each pod, by the memory that was found there; may take seconds."""
+    pods = cluster.count
     try:
-        row = predict(job, pods=pods, gpus=spec.gpus)
+        row = predict(job, pods=pods, gpus=cluster.pods.gpus)
     except WorkbenchError as error:
         findings = [Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, detail=str(error))] * pods
     else:
         assert row is not None
-        spec_gib = pod_memory_gib(spec, pods, local=local)
+        spec_gib = cluster.pod_memory_gib(pods)
         findings = []
         for host in diagnosis.hosts[:pods]:
             sizes = [size for size in (spec_gib, host.memory_limit_gib) if size is not None]

@@ -240,7 +240,6 @@ class Cluster(ShownLive, Submission):
             RunFailed: The timed steps failed.
         """
         from workbench.client.checkup import diagnose, more_pods, plan_for
-        from workbench.planner.prediction import pod_memory_gib
 
         self._check_ready()
         if pods is not None and not 1 <= pods <= self.spec.count:
@@ -251,7 +250,7 @@ class Cluster(ShownLive, Submission):
             why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
             raise RunError(f"nothing was measured between the pods: {why}")
         limits = [host.memory_limit_gib for host in diagnosis.hosts if host.memory_limit_gib is not None]
-        spec_gib = pod_memory_gib(self.spec.pods, len(taken), local=self.spec.backend.get("kind") == "local")
+        spec_gib = self.spec.pod_memory_gib(len(taken))
         table = plan_for(
             self,
             self.spec.chosen(job),

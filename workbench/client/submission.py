@@ -116,8 +116,9 @@ class Submission:
         except DiskFull:
             shutil.rmtree(paths.root, ignore_errors=True)  # it could not even say why it never ran
             raise
-        pods, local = prepared.spec.pods or self.spec.count, self.spec.backend.get("kind") == "local"
-        begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=local)
+        pods = prepared.spec.pods or self.spec.count
+        gpus, memory_gib = self.spec.pods.gpus, self.spec.pod_memory_gib(pods)
+        begin_prediction(job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             ask(self._paths.socket, {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods})

@@ -10,7 +10,7 @@ from random import Random
 from typing import IO
 
 from workbench.base import entries
-from workbench.base.child import child_environment, start
+from workbench.base.child import HELPER, child_environment, main_of, start
 from workbench.base.json_values import Json
 from workbench.base.wire import from_line, to_line
 from workbench.jobs.data.messages import Message, Shape, answer_of, asked, shape_of
@@ -75,8 +75,8 @@ class _Child:
             return ""
         if self._process is None:
             pipe, none = subprocess.PIPE, subprocess.DEVNULL
-            env = child_environment(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-            self._process = start("-W", "ignore", "-m", entries.TEMPLATE, env=env, stdin=pipe, stdout=pipe, stderr=none)
+            words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
+            self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
         end = threading.Timer(_ANSWER_S, self._process.kill)
         end.daemon = True
         end.start()

@@ -160,7 +160,7 @@ class Fleet:
         identity.pin(self.pods)
         self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
         spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self.paths.root)
-        shared = Stock() if spec.backend.get("kind") == "local" else None
+        shared = Stock() if spec.is_local else None
         self._links = [
             AgentLink(
                 pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared

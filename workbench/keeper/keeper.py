@@ -229,7 +229,7 @@ class Keeper:
         return Runner(run_context(self._fleet, self._spec, links, run, job, self._redact))
 
     def _end(self, runner: Runner, ask: Callable[[], None]) -> None:
-        if not self._turns.withdraw(runner, "cancelled before it started"):
+        if not self._turns.withdraw(runner):
             ask()  # it may wait for a pod, and nobody should wait with it
 
     def _report(self, line: str) -> None:

@@ -63,7 +63,7 @@ def left_runners(
 ) -> dict[str, Runner]:
     """Return the runs of the keeper before, in order, by id; one that cannot be read has ended then, and says why."""
     runners = {}
-    restarted = spec.backend.get("kind") == "local" and before.boot not in ("", boot_id())
+    restarted = spec.is_local and before.boot not in ("", boot_id())
     for run in read_queue(paths.queue):
         if not RunPaths(run.path).info.exists():
             logger.warning("run %s is gone from %s", run.id, run.path)

@@ -40,13 +40,13 @@ class Turns:
             self._waiting.append(runner)
             self.lock.notify_all()
 
-    def withdraw(self, runner: Runner, why: str) -> bool:
+    def withdraw(self, runner: Runner) -> bool:
         """End a run that waits as cancelled; False where it does not wait."""
         with self.lock:
             if runner not in self._waiting:
                 return False
             self._waiting.remove(runner)
-            runner.abandon(why)
+            runner.abandon("cancelled before it started")
             return True
 
     def take(self, end_when_idle: Callable[[], None], never_came: str) -> None:

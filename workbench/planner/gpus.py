@@ -105,7 +105,7 @@ def gpus_for(
     job = job.replace(device_map=None, max_memory={})
     jobs = {bf16: _decided(job, bf16) for bf16 in {bf16 for _, bf16 in kinds.values()}}
     planned = [as_planned(decided, technique) for decided in jobs.values() for technique in CHEAPEST]
-    trace = traced(job, sorted({arithmetic_of(each) for each in planned}), gpus=1, lengths=lengths)
+    trace = traced(job, [arithmetic_of(each) for each in planned], gpus=1, lengths=lengths)
     rows = []
     for kind, (memory, bf16) in kinds.items():
         row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))

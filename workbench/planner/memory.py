@@ -71,8 +71,6 @@ class Need:
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
-    if not setting.gpu:  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
-        setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     moments = [_at(setting, trace, moment, rows) for moment in trace.moments[setting.arithmetic]]
     moments.append(_update(setting, trace))
     device = max((pair[0] for pair in moments), key=lambda memory: memory.total)
@@ -115,8 +113,9 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     at_once = min(shard, setting.sub_group) if technique.zero_stage == 3 else shard
     work = Memory(gradients=_FP32 * at_once, optimizer=makes * at_once)
     if technique.zero_stage < 3:
-        work = replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)
-        return (device, host.plus(work)) if "optimizer" in setting.offload else (device.plus(work), host)
+        if "optimizer" in setting.offload:  # the gradients lie there in FP32 already
+            return device, host.plus(replace(work, gradients=0.0))
+        return device.plus(replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)), host
     device = device.plus(Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0])))
     if "optimizer" not in setting.offload:
         return device.plus(work), host
@@ -140,16 +139,23 @@ def kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     device = Memory(parameters=scales, communication=bucket, optimizer=setting.outer_bytes * trained)
     host = Memory()
     if "parameters" in setting.offload:
-        host = host.plus(Memory(parameters=float(setting.weight_bytes * setting.weight_buffers) or weights))
+        if setting.weight_buffers:  # DeepSpeed keeps so many of its trained elements here all the same (`max_in_cpu`)
+            here = setting.weight_buffers + min(setting.weights_kept, trained / shards)
+            weights = setting.weight_bytes * here
+        host = host.plus(Memory(parameters=weights))
     else:
         device = device.plus(Memory(parameters=weights))
     if setting.swap_buffers:
         through = setting.swap_buffers * _FP32 * min(trained / shards, setting.sub_group)
         return device, host.plus(Memory(optimizer=through, gradients=gradients))
     if "optimizer" in setting.offload:
-        # Gradients are kept there in FP32, by DeepSpeed beside those of the weights' own format.
-        kept = Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards)
-        return device, host.plus(kept)
+        # Gradients are kept there in FP32, by ZeRO-3 beside those of the weights' own format.
+        host = host.plus(Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards))
+        if stage in (1, 2):  # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_` and `_gpu_`
+            largest = Memory(communication=float(setting.weight_bytes * trace.largest))
+            updated = Memory(optimizer=setting.weight_bytes * trained / shards)
+            return device.plus(largest), host.plus(largest).plus(updated)
+        return device, host
     if setting.paged and setting.gpu:
         return device.plus(Memory(optimizer=master, gradients=gradients)), host.plus(Memory(optimizer=states))
     return device.plus(Memory(optimizer=master + states, gradients=gradients)), host
@@ -170,17 +176,17 @@ def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, fl
     buckets = float(setting.bucket * setting.buckets * size) if arrived else 0.0
     if technique is Technique.ZERO1 and setting.accumulates:
         return float(size * trained), buckets
-    full = arrived > setting.bucket or setting.accumulates
+    full = (arrived > setting.bucket or setting.accumulates) and "optimizer" not in setting.offload
     return size * trained / setting.shards if full else 0.0, buckets
 
 
 def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:
     # A layer is kept if it is needed again within `reuse` elements, which forward and backward pass both use up; the
-    # backward pass lets go of it.
+    # backward pass lets go of it, and gathers ahead only what it has not yet passed.
     whole = trace.parameters
-    kept = min(whole, setting.reuse / 2)
-    kept = min(kept, whole - whole * moment.gradients / max(1, trace.trained))
-    ahead = largest_layer(trace).all + min(setting.prefetch, whole)
+    left = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))
+    kept = min(whole, setting.reuse / 2, left)
+    ahead = largest_layer(trace).all + min(setting.prefetch, left)
     return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)[0]))
 
 

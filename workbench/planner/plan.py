@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -14,12 +13,12 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
 from workbench.planner.forecast import Pace, Scaling, scaling_of
 from workbench.planner.host import highest, host_of
-from workbench.planner.memory import Memory, need_of
+from workbench.planner.memory import need_of
 from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.speed import Speeds
 from workbench.planner.table import GIB, Fit, PlanRow, PlanTable
-from workbench.planner.tracing import Trace, cached_trace, trace_step
+from workbench.planner.tracing import Request, Trace, cached_trace, trace_step
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.kubernetes.nodes import NodeTable
 
@@ -98,8 +97,8 @@ def plan(
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
     settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
-    trace = _trace(job, list(settings.values()), gpus=gpus, lengths=lengths)
-    assert trace is not None
+    arithmetic = [setting.arithmetic for setting in settings.values()]
+    trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [refused.get(name) or _row(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
     accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
@@ -136,20 +135,25 @@ def _settings(
     return settings, refused
 
 
+def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
+    """Return a job with what it leaves open decided, its setting, and what to trace of it."""
+    job = choose(job, gpus=gpus)
+    config = model_config(job.model)
+    setting = setting_of(job, pods=pods, gpus=gpus, model=config)
+    return job, setting, request_of(job, config, [setting.arithmetic], gpus=gpus, lengths=None)
+
+
 def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
     """Predict what a job needs as it is, without a verdict."""
-    job = choose(job, gpus=gpus)
-    setting = setting_of(job, pods=pods, gpus=gpus, model=model_config(job.model))
-    there = _trace(job, [setting], gpus=gpus, only_cached=not trace)
+    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    there = trace_step(request) if trace else cached_trace(request)
     return None if there is None else row_of(setting, there, job.per_device_train_batch_size, (None, None))
 
 
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
     """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
-    job = choose(job, gpus=gpus)
-    setting = setting_of(job, pods=pods, gpus=gpus)
-    there = _trace(job, [setting], gpus=gpus, only_cached=True)
-    accumulation = job.gradient_accumulation_steps
+    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    there, accumulation = cached_trace(request), job.gradient_accumulation_steps
     return None if there is None else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
 
 
@@ -167,25 +171,7 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
     )
 
 
-def machine_memory_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-
-
-def _trace(
-    job: FineTune,
-    settings: Sequence[Setting],
-    *,
-    gpus: int,
-    lengths: tuple[int, int] | None = None,
-    only_cached: bool = False,
-) -> Trace | None:
-    wanted = sorted({setting.arithmetic for setting in settings}) or ["fp32"]
-    if not only_cached:
-        return traced(job, wanted, gpus=gpus, lengths=lengths)
-    return cached_trace(request_of(job, model_config(job.model), wanted, gpus=gpus, lengths=lengths))
-
-
-def traced(job: FineTune, arithmetic: list[str], *, gpus: int, lengths: tuple[int, int] | None) -> Trace:
+def traced(job: FineTune, arithmetic: Sequence[str], *, gpus: int, lengths: tuple[int, int] | None) -> Trace:
     return trace_step(request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths))
 
 
@@ -199,13 +185,18 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
 
 def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True) -> PlanRow:
     """Work out a row of the table; where it `searches`, with the largest micro-batch."""
-    gpu, stages = _needs(setting, trace, rows, limits)
-    fit = _fit(gpu, stages, limits)
+    if not setting.gpu:  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
+        setting = replace(setting, bucket=min(setting.bucket, trace.trained))
+    need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
+    stages = host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
+    host = highest(stages)
+    gpu_gib = None if need.gpu is None else need.gpu.total / GIB
+    fit = fit_of((gpu_gib, limits[0]), (host.total / GIB, limits[1]))
     return PlanRow(
         technique=str(setting.technique),
         fit=fit,
-        gpu=gpu,
-        host=highest(stages),
+        gpu=need.gpu,
+        host=host,
         stages=stages,
         gpus_on_pod=trace.gpus if setting.spread else setting.on_pod if setting.gpu else 0,
         ranks=setting.ranks,
@@ -213,21 +204,12 @@ def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searche
     )
 
 
-def _needs(setting: Setting, trace: Trace, rows: int, limits: Limits) -> tuple[Memory | None, Mapping[str, Memory]]:
-    need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
-    return need.gpu, host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
-
-
-def _fit(gpu: Memory | None, stages: Mapping[str, Memory], limits: Limits) -> Fit:
-    return fit_of((None if gpu is None else gpu.total / GIB, limits[0]), (highest(stages).total / GIB, limits[1]))
-
-
 def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     """Search the largest micro-batch that fits, tight or not; what is needed only grows with the rows."""
     low, high = 0, _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
-        if _fit(*_needs(setting, trace, middle, limits), limits) is Fit.NOT:
+        if row_of(setting, trace, middle, limits, searches=False).fit is Fit.NOT:
             high = middle - 1
         else:
             low = middle

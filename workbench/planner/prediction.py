@@ -1,16 +1,12 @@
 """What a run is predicted to need of memory and disk, written beside its other files.
 
 Submitting must not wait for a trace: what is not cached is left as an inquiry, for the first pod, whose warm server has
-torch imported, or for this module as a program, at the lowest priority here.
+torch imported, or for the keeper here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,44 +15,41 @@ from typing import Any
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import write_json
 from workbench.jobs.choices import Technique
-from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, Job
-from workbench.planner.plan import MARGIN, Limits, as_planned, fit_of, machine_memory_gib, most_rows, row_of
-from workbench.planner.setting import Setting, request_of, setting_from, setting_of
+from workbench.planner.plan import MARGIN, Limits, as_planned, decided, fit_of, most_rows, row_of
+from workbench.planner.setting import Setting, setting_from, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.table import GIB, Fit, PlanRow
-from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, trace_of, trace_step
-from workbench.pods.pod_spec import PodSpec
+from workbench.planner.tracing import Trace, cached_answer, trace_of
 
 LARGEST = "largest_micro_batch"
 """The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
 FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
 
 
-def begin_prediction(job: Job, pods: int, prediction: Path, inquiry: Path, *, spec: PodSpec, local: bool) -> None:
+def begin_prediction(
+    job: Job, pods: int, prediction: Path, inquiry: Path, *, gpus: int, memory_gib: float | None
+) -> None:
     """Write what a job is predicted to need if that is cached, and leave an inquiry for its first pod."""
     if not isinstance(job, FineTune):
         return
     with contextlib.suppress(WorkbenchError, OSError):
-        request = inquiry_of(job, pods=pods, spec=spec, local=local)
+        request = inquiry_of(job, pods=pods, gpus=gpus, memory_gib=memory_gib)
         if (answer := cached_answer(request["request"])) is not None:
             request["trace"] = dict(answer)
             write_json(prediction, prediction_of(request, trace_of([answer])))
         write_json(inquiry, request)
 
 
-def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str, Any]:
+def inquiry_of(job: FineTune, *, pods: int, gpus: int, memory_gib: float | None) -> dict[str, Any]:
     """Return all that a prediction is made of; JSON, free of secrets and of paths on the pods."""
-    job = choose(job, gpus=spec.gpus)
-    config = model_config(job.model)
-    setting = setting_of(job, pods=pods, gpus=spec.gpus, model=config)
-    request = request_of(job, config, [setting.arithmetic], gpus=spec.gpus, lengths=None)
+    job, setting, request = decided(job, pods=pods, gpus=gpus)
     return {
         "setting": asdict(setting),
-        "others": _others(job, setting, pods=pods, gpus=spec.gpus, config=config),
+        "others": _others(job, setting, pods=pods, gpus=gpus),
         "rows": job.per_device_train_batch_size,
         "request": request,
-        "memory_gib": pod_memory_gib(spec, pods, local=local),
+        "memory_gib": memory_gib,
         "saves": job.save_steps is not None,
     }
 
@@ -89,9 +82,9 @@ def prediction_of(
     }
 
 
-def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int, config: Mapping[str, object]) -> dict[str, Any]:
+def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
     """Return the settings of other techniques that take the same ranks and whose step is the one that is traced."""
-    others: dict[str, Any] = {}
+    others, config = dict[str, Any](), model_config(job.model)
     for technique in Technique:
         with contextlib.suppress(ConfigError):
             other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)
@@ -121,29 +114,6 @@ def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
     return fit, f"{heading}predicted {', '.join(parts)}"
 
 
-def pod_memory_gib(spec: PodSpec, pods: int, *, local: bool) -> float | None:
-    """Return the memory that each pod is given; of local pods without a limit, a share of this machine's."""
-    if spec.memory_gib is not None:
-        return float(spec.memory_gib)
-    return machine_memory_gib() / pods if local else None
-
-
-def main() -> None:
-    """Answer the inquiry in the first line of standard input, on standard output; end when the input does."""
-    os.nice(19)
-    inquiry = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    with contextlib.suppress(WorkbenchError, OSError), one_at_a_time():
-        prediction = prediction_of(inquiry, trace_step(inquiry["request"]))
-        sys.stdout.write(json.dumps({"prediction": prediction}) + "\n")
-        sys.stdout.flush()
-
-
-def _end_with_input() -> None:
-    sys.stdin.read()
-    os._exit(1)
-
-
 def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     """Return the GiB that the first pod must store: the model, two checkpoints, what is offloaded."""
     model = setting.weight_bytes * trace.trained if trace.trained < trace.parameters else 4 * trace.parameters
@@ -152,7 +122,3 @@ def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     swapped = share * (8 + setting.state_bytes) * bool(setting.swap_buffers)
     swapped += setting.weight_bytes * share * bool(setting.weight_buffers)
     return (model + 2 * checkpoint * saves + swapped) / GIB
-
-
-if __name__ == "__main__":
-    main()

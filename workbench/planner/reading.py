@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base import entries
-from workbench.base.child import child_environment, start
+from workbench.base.child import replies
 from workbench.base.errors import ConfigError, WorkbenchError, suggests
 from workbench.base.shown import Shown
 from workbench.jobs.checked_rows import checked_rows
@@ -125,22 +123,10 @@ def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, An
         "numbers": [number for number, taken in enumerate(sample) if taken],
         "shown": shown,
     }
-    file = folder / "request.json"
-    file.write_text(json.dumps(request))
-    env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
-    command = ("-W", "ignore", "-m", entries.ROW_LOOK, str(file))
-    child = start(*command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        out, words = child.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired as error:
-        raise WorkbenchError(f"reading the rows took more than {_LIMIT_S:.0f} s and was given up") from error
-    finally:
-        child.kill()
-    try:
-        answer: Mapping[str, Any] = json.loads(out)
+        (answer,) = replies(entries.ROW_LOOK, request=request, limit_s=_LIMIT_S)
     except ValueError as error:
-        reason = words.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-        raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {reason[0]}") from error
+        raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {error}") from error
     if "error" in answer:
         raise ConfigError(f"the rows cannot be read as {job.model!r} would: {answer['error']}")
-    return answer
+    return dict(answer)

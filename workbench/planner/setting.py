@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,8 @@ class Setting:
     """Buffers of a sub-group's size that the optimizer's states pass through to a disk; 0 where they go to none."""
     weight_buffers: int = 0
     """Elements of the buffers that weights pass through to a disk; 0 where they go to none."""
+    weights_kept: int = 0
+    """Elements of a rank's weights up to which they stay in memory although they are offloaded to a disk."""
     reduce_bytes: int = 4
     """Bytes of a gradient on its way to the other ranks."""
     sync_steps: int = 1
@@ -92,6 +94,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
     fsdp = Fsdp.from_dict(job.fsdp)
     config: Mapping[str, Any] = load(job)[0] if technique.uses_deepspeed else {}
     zero = config.get("zero_optimization", {})
+    ahead = 0 if part(zero, "offload_param").get("device") == "nvme" else _PREFETCH  # as `resolve` fills it in
     half = precision in (Precision.BF16, Precision.FP16)
     shards = 1 if technique.replicates else ranks
     # That of FSDP, and on CPUs DeepSpeed's own.
@@ -116,7 +119,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         accumulates=job.gradient_accumulation_steps > 1,
         bucket=_number(zero, "reduce_bucket_size", _BUCKET),
         buckets=2 if zero.get("overlap_comm") and technique.zero_stage < 3 else 1,
-        prefetch=fsdp.prefetch if not zero else _number(zero, "stage3_prefetch_bucket_size", _PREFETCH),
+        prefetch=fsdp.prefetch if not zero else _number(zero, "stage3_prefetch_bucket_size", ahead),
         persist=_number(zero, "stage3_param_persistence_threshold", _PERSIST),
         reuse=_number(zero, "stage3_max_reuse_distance", _REUSE),
         sub_group=_number(zero, "sub_group_size", _SUB_GROUP),
@@ -130,6 +133,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         swap_buffers=_on_disk(zero, "offload_optimizer", "buffer_count", 4),
         weight_buffers=_on_disk(zero, "offload_param", "buffer_count", 5)
         * _on_disk(zero, "offload_param", "buffer_size", 100_000_000),
+        weights_kept=_on_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
         reduce_bytes=_reduce_bytes(job, config, half=half),
         sync_steps=LocalSgd.from_dict(job.local_sgd).sync_steps,
@@ -152,7 +156,12 @@ def arithmetic_of(job: FineTune) -> str:
 
 
 def request_of(
-    job: FineTune, config: Mapping[str, object], arithmetic: list[str], *, gpus: int, lengths: tuple[int, int] | None
+    job: FineTune,
+    config: Mapping[str, object],
+    arithmetic: Sequence[str],
+    *,
+    gpus: int,
+    lengths: tuple[int, int] | None,
 ) -> dict[str, object]:
     source, target = lengths or (job.max_source_length, job.max_target_length)
     lora = Lora.from_dict(job.lora)

@@ -8,8 +8,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.base import entries
-from workbench.base.child import child_environment
+from workbench.base.child import replies
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 
@@ -26,9 +24,6 @@ Answer = Mapping[str, Any]
 """What the tracing process writes: `points` by arithmetic and `sizes`; of spread layers `part`, the same."""
 
 _LIMIT_S = 300.0
-# No collections while modules load: torch and transformers take 3.1 s of CPU then rather than 4.0.
-# And none at the end, where torch would take its modules down one by one.
-_START = f"import gc, os; gc.disable(); from {entries.TRACE} import main; main(); os._exit(0)"
 _FORM = 1  # of the cached files; another number makes those of before be ignored
 
 
@@ -119,15 +114,13 @@ class Trace:
 
 
 def cached_trace(request: Request) -> Trace | None:
-    """Return a trace that was made before; None where any of it was not."""
-    answers = [cached_answer(part) for part in _parts(request)]
-    cached = [answer for answer in answers if answer is not None]
-    return trace_of(cached) if cached and len(cached) == len(answers) else None
+    """Return a trace of one arithmetic that was made before; None where there is none."""
+    answer = cached_answer(request)
+    return None if answer is None else trace_of([answer])
 
 
 def cached_answer(request: Request) -> Answer | None:
-    (place,) = places(request).values()
-    answer = read_json(place)
+    answer = read_json(_place(request))
     try:
         trace_of([answer])
     except (ValueError, KeyError, TypeError):
@@ -160,15 +153,11 @@ def trace_of(answers: Sequence[Answer]) -> Trace:
     )
 
 
-def places(request: Request) -> dict[str, Path]:
-    """Return the cache files of a request, by arithmetic."""
-    return {part["arithmetic"][0]: _place(part) for part in _parts(request)}
-
-
 def remember(request: Request, answer: Answer) -> dict[str, Answer]:
     """Cache the answer to a request, by arithmetic."""
     answers: dict[str, Answer] = {}
-    for name, place in places(request).items():
+    for part in _parts(request):
+        (name,), place = part["arithmetic"], _place(part)
         answers[name] = {**answer, "points": {name: answer["points"][name]}}
         with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, not the plan
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -177,22 +166,11 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
 
 
 def _ask(request: Request) -> Answer:
-    # One thread: fake tensors compute nothing. No GPU: none is touched.
-    env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
-    argv = [sys.executable, "-P", "-W", "ignore", "-c", _START]
     try:
-        done = subprocess.run(
-            argv, input=json.dumps(request), capture_output=True, text=True, env=env, timeout=_LIMIT_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise WorkbenchError(f"tracing the model took more than {_LIMIT_S:.0f} s and was given up") from error
-    try:
-        answer: Answer = json.loads(done.stdout)
-        trace_of([answer])
-    except (ValueError, KeyError, TypeError) as error:
-        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise WorkbenchError(f"the model cannot be traced: {reason[0]}") from error
-    return answer
+        (answer,) = replies(entries.TRACE, request=request, limit_s=_LIMIT_S)
+    except ValueError as error:
+        raise WorkbenchError(f"the model cannot be traced: {error}") from error
+    return dict(answer)
 
 
 def _parts(request: Request) -> list[Request]:

@@ -55,8 +55,19 @@ class ClusterSpec(Record):
 
     def chosen(self, job: FineTune, *, world_size: int | None = None) -> FineTune:
         """Return a job with every option decided that was left open, for the pods of this cluster; see `choose`."""
-        apart = self.backend.get("kind") != "local" and self.count > 1
+        apart = not self.is_local and self.count > 1
         return choose(job, gpus=self.pods.gpus, world_size=world_size, apart=apart)
+
+    @property
+    def is_local(self) -> bool:
+        return self.backend.get("kind") == "local"
+
+    def pod_memory_gib(self, pods: int) -> float | None:
+        """Return the memory that each of so many pods is given; of local ones without a limit, a share of it all."""
+        if self.pods.memory_gib is not None:
+            return float(self.pods.memory_gib)
+        machine_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        return machine_gib / pods if self.is_local else None
 
     def resolved(self) -> ClusterSpec:
         """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""

@@ -150,10 +150,7 @@ class RunTotals:
 
     @property
     def samples_per_s(self) -> float | None:
-        """The run's throughput, the one figure of it that is shown: rows a second over all training steps so far.
-
-        Of a script that only logs a rate of its own it is the last one.
-        """
+        """The throughput that is shown: rows a second over all steps so far, or a script's own rate as it was last."""
         ended, step = number(self._end.get("train_samples_per_s")), self.last_step
         if ended is not None or step is None:
             return ended

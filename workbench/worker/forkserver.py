@@ -1,6 +1,7 @@
-"""The fork server: imports once for all pods of a cluster on this machine, then forks the warm server of each.
+"""The fork server: imports once for all local pods, forks itself for each cluster, then a warm server for each pod.
 
-A fork takes after its agent in all that it would have inherited, or refuses: the agent then executes one of its own.
+A fork takes after its keeper or agent in all that it would have inherited, or refuses: the agent then executes a warm
+server of its own.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.base import entries
 from workbench.base.clock import CLOCK_MARK
-from workbench.base.process import POD_MARK, become_subreaper, marks
+from workbench.base.process import POD_MARK, become_subreaper, marks, peer, status, world
 from workbench.worker.agent.warm_link import QUIET
 from workbench.worker.warm import import_ours, import_third_party
 
 _MESSAGE_BYTES = 1 << 20
 _REQUEST_S = 10.0
+_LINGER_S = 10.0
 # What imports do not read, or what is meant to differ. All else must be as it was when this process imported.
 _MAY_DIFFER = {
     *(POD_MARK, "PYTHONPATH", "PWD", "OLDPWD", "SHLVL", "_", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"),
     *("SSH_CLIENT", "SSH_CONNECTION", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", CLOCK_MARK),
 }
-_MUST_AGREE = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
 
 
 class _Refused(Exception):
@@ -41,30 +42,69 @@ class _Refused(Exception):
 
 
 def main() -> None:
-    """Import, and fork until the keeper ends."""
+    """Import, and fork a fork server for every keeper that asks, until there has been none for some seconds."""
+    if os.fork():  # no keeper need end this one, which serves others too, or wait for it
+        os._exit(0)
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.set_inheritable(False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.environ.update(QUIET)
     born = dict(os.environ)
     import_third_party()
-    if os.fork():  # a fork has none of the libraries' pages that imports read, and the keeper finds it by its mark
-        os._exit(0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _take_over_output([os.open(os.devnull, os.O_WRONLY) for _ in range(2)])  # it was the log of the first to ask
+    keepers: list[socket.socket] = []
+    while ready := select.select([listener, *keepers], [], [], None if keepers else _LINGER_S)[0]:
+        for line in ready:
+            if line is listener:
+                keepers.append(listener.accept()[0])
+                _fork(_serve_keeper, keepers[-1], born, closing=[listener, *keepers[:-1]])
+            else:  # it has closed its end
+                keepers.remove(line)
+                line.close()
+
+
+def _fork(become: Callable[..., None], *arguments: object, closing: Sequence[socket.socket]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.fork():
+        return
+    forked, code = os.getpid(), 0
+    try:
+        for line in closing:
+            line.close()
+        become(*arguments)
+    except BaseException:
+        if os.getpid() != forked:  # of a rank, which ends as any program does
+            raise
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve_keeper(keeper: socket.socket, born: Mapping[str, str]) -> None:
+    """Fork the warm servers of a cluster's pods until its keeper ends."""
+    pid, user = peer(keeper)
+    request, handles = _receive(keeper, 2)
+    if not request or user != os.geteuid():  # anybody may ask
+        return
+    log, agents = handles
+    _take_over_output([log, os.dup(log)])
+    listener = socket.socket(fileno=agents)
+    _take_after({**request, "agent": pid, "env": {**born, POD_MARK: request["name"]}}, born)
+    born = dict(os.environ)
+    os.chdir(Path(born[POD_MARK]).parent)
     packages = born.get("PYTHONPATH", "")
     while True:
-        ready, _, _ = select.select([0, listener.fileno()], [], [])
-        if 0 in ready and not os.read(0, 4096):
+        ready, _, _ = select.select([keeper, listener], [], [])
+        if keeper in ready:
             return
-        if listener.fileno() in ready:
-            line, _ = listener.accept()
-            if packages == born.get("PYTHONPATH", ""):
-                packages = _import_package_for(line, packages)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            if os.fork() == 0:
-                listener.close()
-                _become_warm_server(line, born, packages)
-            line.close()
+        line, _ = listener.accept()
+        if packages == born.get("PYTHONPATH", ""):
+            packages = _import_package_for(line, packages)
+        _fork(_serve_agent, line, born, packages, closing=[listener, keeper])
+        line.close()
 
 
 def _import_package_for(line: socket.socket, packages: str) -> str:
@@ -80,38 +120,31 @@ def _import_package_for(line: socket.socket, packages: str) -> str:
     return theirs
 
 
-def _become_warm_server(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
-    server, code = os.getpid(), 0
-    try:
-        _serve(line, born, packages)
-    except BaseException:
-        if os.getpid() != server:  # of a rank, which ends as any program does
-            raise
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _serve(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
+def _serve_agent(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
+    """Become the warm server of a pod."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    line.settimeout(_REQUEST_S)
-    data, handles, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, 2)
-    line.settimeout(None)
-    if not data:  # the agent has ended meanwhile
+    request, handles = _receive(line, 2)
+    if not request:
         return
-    request = json.loads(data)
     _take_over_output(handles)
     try:
         _take_after(request, born)
     except (_Refused, OSError, ValueError) as error:
         line.send(json.dumps({"refused": str(error)}).encode())
         return
+    become_subreaper()
     if (theirs := os.environ.get("PYTHONPATH", "")) != packages:
         _use_package(packages, theirs)
     sys.path[0] = str(Path.cwd())
     importlib.import_module(entries.WARM_SERVER).serve_forked(line)
+
+
+def _receive(line: socket.socket, count: int) -> tuple[dict[str, Any], list[int]]:
+    """Return what is asked, empty where whoever asked has ended meanwhile, and the descriptors that came with it."""
+    line.settimeout(_REQUEST_S)
+    data, handles, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, count)
+    line.settimeout(None)
+    return json.loads(data or "{}"), handles
 
 
 def _take_over_output(handles: list[int]) -> None:
@@ -133,9 +166,9 @@ def _take_after(request: Mapping[str, Any], born: Mapping[str, str]) -> None:
         if (wanted := resource.prlimit(agent, limit)) != resource.getrlimit(limit):
             resource.setrlimit(limit, wanted)
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, agent))
-    theirs = _status(agent)
+    theirs = status(agent)
     os.umask(int(theirs["Umask"], 8))
-    if theirs["Groups"] != _status(os.getpid())["Groups"]:  # a login of root's has those of /etc/group
+    if theirs["Groups"] != status()["Groups"]:  # a login of root's has those of /etc/group
         os.setgroups([int(group) for group in theirs["Groups"].split()])
     score = Path(f"/proc/{agent}/oom_score_adj").read_text()
     if score != Path("/proc/self/oom_score_adj").read_text():
@@ -145,26 +178,14 @@ def _take_after(request: Mapping[str, Any], born: Mapping[str, str]) -> None:
     _mark(born[POD_MARK], env[POD_MARK])
     os.environ.update(env)
     tempfile.tempdir = None
-    become_subreaper()
 
 
 def _check_same_world(agent: int, python: str) -> None:
     if python != sys.executable:
         raise _Refused(f"this is {sys.executable}, the agent's Python is {python}")
-    ours, theirs = _status(os.getpid()), _status(agent)
-    different = [name for name in _MUST_AGREE if ours.get(name) != theirs.get(name)]
-    for entry in Path("/proc/self/ns").iterdir():
-        if entry.readlink() != Path(f"/proc/{agent}/ns", entry.name).readlink():
-            different.append(f"namespace {entry.name}")
-    if Path("/proc/self/cgroup").read_text() != Path(f"/proc/{agent}/cgroup").read_text():
-        different.append("control group, whose limits must count what is imported")
-    if different:
+    ours, theirs = world(), world(agent)
+    if different := [name for name in ours if ours[name] != theirs.get(name)]:
         raise _Refused(f"the agent has another {', '.join(different)}")
-
-
-def _status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def _mark(own: str, pod: str) -> None:

@@ -9,11 +9,7 @@ from torch.utils.data import Sampler
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks.
-
-    With `lengths`, those of each row's sequences, a global batch reads rows of like length, a micro-batch learns from
-    such rows of it, and every rank has its equal share.
-    """
+    """Deal out shuffled rows, of like `lengths` if given, so that a global batch is the same for any ranks."""
 
     def __init__(
         self,

@@ -17,7 +17,8 @@ from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import Mini, dataset_from
 from workbench.jobs.deepspeed.config import resolve
 from workbench.keeper.launch.command import LaunchPlan, build_command, place_ranks
-from workbench.planner.plan import predict
+from workbench.planner.plan import fit_of, predict
+from workbench.planner.table import Fit
 from workbench.pods.backends import CLASSES
 from workbench.pods.guest.addresses import loopback_addresses
 from workbench.pods.hostfile import Hostfile
@@ -115,7 +116,7 @@ def _memory_text(composition: Composition) -> tuple[str, bool]:
         return "", False
     gpu = f"{row.gpu_gib:.2f} GiB of each GPU and " if row.gpu_gib is not None else ""
     text = f"Predicted peak at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory"
-    is_short = pods.memory_gib is not None and (row.host_gib or 0) > pods.memory_gib
+    is_short = fit_of((row.host_gib, pods.memory_gib)) is Fit.NOT
     return f"{text}; a pod has {pods.memory_gib:g} GiB." if is_short else f"{text}.", is_short
 
 

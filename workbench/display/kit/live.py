@@ -212,10 +212,7 @@ def reserve() -> str:
 
 
 def show_live(path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = "") -> None:
-    """Display the record of a directory, which has one picture however often it is displayed.
-
-    It stands where `place` reserved room for it, in a cell in which somebody clicked; else in this cell.
-    """
+    """Display the one picture of a directory, in this cell or in the room that `place` reserved in another."""
     from IPython.core.getipython import get_ipython
 
     if not is_notebook(sys.stdout):

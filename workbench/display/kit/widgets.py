@@ -9,10 +9,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def make_widget(name: str, **values: object) -> Any:
-    """Make the widget of a script in `templates/`, with the style sheet of its name if there is one.
-
-    Its library is loaded only where there is somebody to click.
-    """
+    """Make the widget of a script in `templates/`, with its style sheet; its library is loaded only here."""
     import anywidget
     import traitlets
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from workbench.base.table import Cell, Grid, Marked, text_table
 from workbench.base.words import UNKNOWN, counted, duration, plain
@@ -19,20 +18,6 @@ _SHARED = 1.2  # times longer that pods compute beside each other, from which on
 _ACROSS = 120  # letters of all hosts' findings, where these are few
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Todo:
-    """A thing that is wrong, perhaps on several pods alike."""
-
-    where: str
-    """The pods and the check."""
-    what: str
-    fix: str
-    verdict: Verdict
-
-    def __str__(self) -> str:
-        return plain(f"{_SIGN[self.verdict]} {self.where}: {self.what}. Fix: {self.fix}")
-
-
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
     """State the hosts, then what to do, then how fast the pods exchange data."""
     todos, exchange = _todo(diagnosis), diagnosis.exchange
@@ -40,7 +25,8 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
         "doctor.html", diagnosis=diagnosis, caption=_caption(diagnosis), checks=_checks(diagnosis), todos=todos,
         signs=_SIGN, cut=_short, most=_room(diagnosis),
     )  # fmt: skip
-    blocks: list[Block] = [Raw(html=html, text="\n".join([text_table(_hosts(diagnosis)), *map(str, todos)]))]
+    lines = [plain(f"{_SIGN[it.verdict]} {pods}, {it.check}: {it.detail}. Fix: {it.fix}") for it, pods in todos.items()]
+    blocks: list[Block] = [Raw(html=html, text="\n".join([text_table(_hosts(diagnosis)), *lines]))]
     blocks += [Table(_sizes(exchange))] if exchange and exchange.sizes else []
     blocks += map(Note, _speed(diagnosis))
     if exchange and exchange.problem:
@@ -86,14 +72,12 @@ def _short(finding: Finding, most: int) -> str:
     return finding.detail if len(finding.detail) <= most else f"{finding.detail[: most - 1]}…"
 
 
-def _todo(diagnosis: Diagnosis) -> list[_Todo]:
+def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
+    """Return what is wrong, and on which pods alike."""
     pods: dict[Finding, list[str]] = {}
     for host, finding in diagnosis.problems:
         pods.setdefault(finding, []).append(host.pod)
-    return [
-        _Todo(where=f"{', '.join(names)}, {it.check}", what=it.detail, fix=it.fix, verdict=it.verdict)
-        for it, names in pods.items()
-    ]
+    return {finding: ", ".join(names) for finding, names in pods.items()}
 
 
 def _sizes(exchange: Exchange) -> Grid:

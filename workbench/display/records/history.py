@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from workbench.base.table import Cell, Grid, Key, cell_text
-from workbench.base.words import UNKNOWN, count, counted, duration, number, percent, short_list
+from workbench.base.words import UNKNOWN, count, counted, duration, moment, number, percent, short_list
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
 from workbench.display.kit.buttons import Button, ButtonBar
@@ -142,7 +141,7 @@ def _columns(history: History) -> list[_Column]:
     return [
         _Column(title="#", keys=list(range(len(records))), cells=[str(n) for n in range(len(records))], right=True),
         _texts("run", [record.name or record.id for record in records]),
-        _Column(title="when", keys=times, cells=[_when(at) for at in times]),
+        _Column(title="when", keys=times, cells=[moment(at, "%y-%m-%d %H:%M") for at in times]),
         _Column(title="state", keys=[str(record.state) for record in records], cells=states),
         _texts("model", [record.model for record in records], cut=True, above=True),
         _texts("technique", [record.technique for record in records], above=True),
@@ -182,10 +181,3 @@ def _near(record: RunRecord, folder: Path) -> str:
     place = record.path.parent if record.path.name == record.id else record.path
     near = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     return "" if near == "." else near
-
-
-def _when(seconds: float | None) -> str:
-    try:
-        return UNKNOWN if seconds is None else time.strftime("%y-%m-%d %H:%M", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # no time that can be
-        return UNKNOWN

@@ -9,7 +9,7 @@ import time
 from markupsafe import Markup
 
 from workbench.base.table import facts
-from workbench.base.words import UNKNOWN, count
+from workbench.base.words import count, moment
 from workbench.client.card import Card
 from workbench.display.kit.doc import (
     Block,
@@ -58,19 +58,13 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
         "How it was started": _started(card),
         "Repeat it": _recipe(card.recipe, card.name, anchor) if carry else [],
     }
-    began, ended = (_moment(at) for at in (card.result.started_s, card.result.ended_s))
-    times = Note(f"from {began} to {ended}; this card was written {_moment(time.time())}")
-    blocks: list[Block] = [times, *(Note(line, "plain") for line in card.missing)]
+    times = (card.result.started_s, card.result.ended_s, time.time())
+    began, ended, now = (moment(at, "%Y-%m-%d %H:%M:%S UTC", utc=True) for at in times)
+    written = Note(f"from {began} to {ended}; this card was written {now}")
+    blocks: list[Block] = [written, *(Note(line, "plain") for line in card.missing)]
     for title, inside in sections.items():
         blocks += [Heading(title), *inside] if inside else []
     return blocks
-
-
-def _moment(seconds: float | None) -> str:
-    try:
-        return UNKNOWN if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return UNKNOWN
 
 
 def _answers(card: Card) -> list[Block]:

@@ -60,6 +60,9 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
+        if part(zero, "offload_param").get("device") == "nvme":
+            # Ahead and when they are needed: DeepSpeed 0.19.8 reads the same weights from a disk twice, and fails.
+            zero.setdefault("stage3_prefetch_bucket_size", 0)
     # The trainer drives the profiler itself: DeepSpeed's switch slows every step of the run, not only the profiled.
     config["flops_profiler"] = {**config.get("flops_profiler", {}), "enabled": False}
     _fill_optimizer(config, job, gpus=gpus)

@@ -84,10 +84,7 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
 
 
 def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None, ranks: int) -> Checkpoint | None:
-    """Ask a cluster's keeper for the checkpoint that a run's pods hold, before a run of so many ranks goes on from it.
-
-    What this cluster cannot use where it lies, because each of other ranks needs all parts, is brought back.
-    """
+    """Ask a cluster's keeper for the checkpoint on a run's pods; what other ranks cannot use there is brought back."""
     if not paths.held.exists():
         return None
     info = read_json(paths.info)

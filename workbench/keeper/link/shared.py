@@ -29,7 +29,7 @@ _ANSWER = (
 
 def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
     asked = spec.shared
-    if asked is False or (asked is None and spec.backend.get("kind") == "local"):
+    if asked is False or (asked is None and spec.is_local):
         return []
     if not isinstance(asked, str):
         return [root]

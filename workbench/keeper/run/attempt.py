@@ -124,7 +124,7 @@ class Attempt:
         self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
         if (left := ranks_left(self._context)) is None:
             return False
-        self._launcher, self._unwatched = left.launcher, left.unwatched
+        self._launcher, self._unwatched = left
         self.begun = self._prepared = True
         if self._wishes.stop.is_set():
             self.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 
 from workbench.base.errors import PodError, RemoteError, RunError
 from workbench.jobs.choices import Launcher
@@ -17,16 +16,8 @@ logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RanksLeft:
-    launcher: LauncherProcess | None
-    """The launcher, where it has not ended."""
-    unwatched: bool
-    """Whether ranks ended with their agent, whose lease ran out."""
-
-
-def ranks_left(context: RunContext) -> RanksLeft | None:
-    """Find the ranks of a run again, and start those that wait; None where not one had been started. Blocks."""
+def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
+    """Find started ranks again: the launcher unless it has ended, and whether some ended with their agent. Blocks."""
     answers = context.everywhere(lambda link: _ask(context, link))
     phases = {phase for each, _ in answers for phase in each}
     unwatched = any(ended for _, ended in answers)
@@ -39,7 +30,7 @@ def ranks_left(context: RunContext) -> RanksLeft | None:
         if unwatched or context.spec.job.launcher != Launcher.SSH:
             raise RunError("its keeper died while its ranks were being started, and not all of them had been")
         context.everywhere(lambda link: link.call("start", run=context.run_id))
-    return RanksLeft(launcher=launcher, unwatched=unwatched)
+    return launcher, unwatched
 
 
 def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:

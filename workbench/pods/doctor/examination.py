@@ -74,10 +74,7 @@ class Diagnosis(Shown):
 
 
 def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec) -> tuple[HostReport, ...]:
-    """Look at all pods at once; one that is silent is given up some five seconds after the last answer of another.
-
-    So none is called silent because this machine is slow with many.
-    """
+    """Look at all pods at once; one that is silent is given up five seconds after the last answer of another."""
     here, answered_s = installed_versions(), 0.0
 
     def examine(pod: Pod) -> HostReport:

@@ -89,9 +89,9 @@ def main(argv: list[str] | None = None) -> int:
             daemon.terminate()
 
 
-def write_accounts(path: Path, image: Path = Path("/etc/passwd")) -> int:
+def write_accounts(path: Path) -> int:
     """Write the image's accounts, and first this user id with a shell: a cluster may choose any id, and sshd asks."""
-    lines = [line for line in image.read_text().splitlines() if not line.startswith(f"{_ACCOUNT_NAME}:")]
+    lines = [line for line in Path("/etc/passwd").read_text().splitlines() if not line.startswith(f"{_ACCOUNT_NAME}:")]
     fields = next((line.split(":") for line in lines if line.split(":")[2:3] == [str(os.geteuid())]), None)
     if fields is None or fields[-1].rpartition("/")[2] in ("", "nologin", "false"):
         lines.insert(0, f"{_ACCOUNT_NAME}:x:{os.geteuid()}:{os.getegid()}:pod:/tmp:/bin/sh")

@@ -1,8 +1,8 @@
 """`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own, without root.
 
 CPU is shared with all else that runs here; `memory_gib` binds where this user may make a memory cgroup
-(`can_limit_memory`), and `image` means nothing. Pods that are alike share one import of torch: not those under a limit,
-which counts what each imports, nor those with GPUs of their own.
+(`can_limit_memory`), and `image` means nothing. Pods that are alike, of all of a user's clusters, share one import of
+torch: not those under a limit, which counts what each imports, nor those with GPUs of their own.
 """
 
 from __future__ import annotations

@@ -26,10 +26,7 @@ class Advice:
     """What the planner had predicted; empty where it had not, or memory is not the matter."""
     fixes: tuple[str, ...] = ()
     """Likely fixes, the likeliest first; two or three."""
-
-    @property
-    def lacked_memory(self) -> bool:
-        return self.title.startswith("Out of")
+    lacked_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +39,7 @@ class _Rule:
     """Kinds of fault it is for; none: all."""
     script: Sequence[str] = ()
     """The fixes where the job is a script, which has no model, technique or batch size that we know; none: the same."""
+    lacked_memory: bool = False
 
 
 def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> Advice:
@@ -70,9 +68,9 @@ def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, obj
 def _advice(rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[str, object]) -> Advice:
     fixes = rule.fixes(job, prediction) if callable(rule.fixes) else rule.fixes
     memory = {name: _first(patterns, words) for name, patterns in _MEMORY.items()} if "memory" in rule.title else {}
-    if rule.title.startswith("Out of"):
+    if rule.lacked_memory:
         memory["predicted"] = evidence(prediction)
-    return Advice(title=rule.title, fixes=tuple(fixes)[:3], **memory)
+    return Advice(title=rule.title, fixes=tuple(fixes)[:3], lacked_memory=rule.lacked_memory, **memory)
 
 
 _SIZE = r"(\d[\d.,]*\s?(?:[KMGT]i?B|bytes))"
@@ -144,9 +142,9 @@ _COMPILER = "the pods need ninja and a compiler (gcc; nvcc for GPU ops) in their
 _STALE = "a stale lock of an earlier build blocks it: cluster.doctor() finds it"
 _RULES: tuple[_Rule, ...] = (
     _Rule(r"cuda out of memory|outofmemoryerror|hip out of memory|cublas_status_alloc_failed",
-          "Out of GPU memory", fit_gpu, script=OF_SCRIPTS),
+          "Out of GPU memory", fit_gpu, script=OF_SCRIPTS, lacked_memory=True),
     _Rule(r"out of memory|memoryerror|cannot allocate memory|can't allocate memory|unable to allocate|std::bad_alloc",
-          "Out of memory on the pod", fit_host, script=(MORE_MEMORY, *OF_SCRIPTS)),
+          "Out of memory on the pod", fit_host, script=(MORE_MEMORY, *OF_SCRIPTS), lacked_memory=True),
     _Rule(r"sigbus|/dev/shm|shared memory", "Shared memory is too small", (
         "give the pod a larger /dev/shm (an emptyDir of medium Memory on Kubernetes, --shm-size for containers)",
         "cluster.doctor() shows how large it is on every pod")),

@@ -17,16 +17,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from workbench.base import entries
-from workbench.base.child import child_environment, start
+from workbench.base.child import child_environment, main_of, start
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.wire import from_line, to_line
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 
-# No collections while modules load: they find next to nothing, in a tenth of the time.
-_START = (
-    f"import gc; gc.disable(); from {entries.ANSWERS} import main; gc.freeze(); gc.enable(); raise SystemExit(main())"
-)
 _IDLE_S = 600.0
 _ANSWER_S = 600.0
 _EXPORT_S = 6 * 3600.0  # a large model, a slow disk
@@ -67,7 +63,7 @@ class ModelServer:
             return
         self.close()
         check_model(self._paths)
-        command = ["-c", _START, str(self._paths.model)]
+        command = [*main_of(entries.ANSWERS), str(self._paths.model)]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         self._words, self._pending = tempfile.TemporaryFile(), b""  # noqa: SIM115 - closed in close()
         pipe = subprocess.PIPE

@@ -201,7 +201,3 @@ def _result(answerer: Answerer, request: Mapping[str, Any], on_text: Callable[[s
     return answerer.answer(
         request["questions"], request.get("which", "after"), on_text if request.get("pieces") else None
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,8 +19,8 @@ _CONNECT_S = 3.0
 
 
 def main() -> None:
-    """Answer the request in the first argument."""
-    request = json.loads(sys.argv[1])
+    """Answer the request on standard input."""
+    request = json.load(sys.stdin)
     try:
         for row in _rows(request):
             sys.stdout.write(_line(row))
@@ -105,7 +105,3 @@ def _finite(value: Any) -> Any:
         case Iterable():
             return [_finite(inner) for inner in value]
     return value
-
-
-if __name__ == "__main__":
-    main()

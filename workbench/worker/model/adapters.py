@@ -29,10 +29,7 @@ WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
 def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping[str, Any]:
-    """Return what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded.
-
-    What is to be `sharded` is packed into numbers of the format that FSDP gathers, which it then passes on as they are.
-    """
+    """Return how `from_pretrained` loads weights in 4 bits; `sharded` ones in the format that FSDP gathers."""
     if peft != Peft.QLORA:
         return {}
     if find_spec("bitsandbytes") is None:

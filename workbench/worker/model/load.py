@@ -47,11 +47,7 @@ def load(
 
 
 def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
-    """Return how `from_pretrained` is to read the weights of a model that is trained: in their files' own format.
-
-    Such weights are pages of the files, which the ranks of a pod share, until `placed` or FSDP's sharding copies them.
-    Under ZeRO-3 transformers reads on rank 0 alone and sends every other rank its part.
-    """
+    """Return how `from_pretrained` reads weights: in their files' own format, as pages that ranks of a pod share."""
     if job.device_map:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus)}
     if job.peft == Peft.QLORA or Technique(job.technique).zero_stage == 3:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -70,17 +69,9 @@ def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
 
 
 def main() -> None:
-    """Answer the request in the file that the first argument names."""
-    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
-        request = json.load(file)
+    """Answer the request on standard input."""
     try:
-        answer = look(request)
+        answer = look(json.load(sys.stdin))
     except (WorkbenchError, OSError, ValueError) as error:
         answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # torch would take its modules down one by one
-
-
-if __name__ == "__main__":
-    main()

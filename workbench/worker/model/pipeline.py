@@ -28,10 +28,7 @@ def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
 
 
 def placement(model: Any, limits: Mapping[int, int], *, packed: bool) -> dict[str, int]:
-    """Return the GPU of every part of a model: in order, in even shares, no layer cut; weights need not be there.
-
-    Where it is to be `packed`, the weights of its linear layers take 4 bits each, all others are in FP32.
-    """
+    """Return the GPU of every part, in order and even shares; if `packed`, linear layers take 4 bits, others FP32."""
     head = model.get_output_embeddings()
     linear = [f"{n}.weight" for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
     special = dict.fromkeys(linear, CustomDtype.INT4) if packed else None

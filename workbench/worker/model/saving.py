@@ -19,10 +19,7 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 
 def save_model(model: Any, folder: Path, *, read: bool) -> None:
-    """Save a model as transformers loads it; every rank must call it, and rank 0 writes.
-
-    A model that was `read` goes back to the names and shapes of its files, a layer at a time.
-    """
+    """Save a model on every rank as transformers loads it; one that was `read` with names and shapes of its files."""
     parts: list[Path] = []
     names: dict[str, int] = {}
     total = 0

@@ -138,11 +138,11 @@ class ShardScaler(torch.amp.GradScaler):
         del allow_fp16  # shards are in FP32
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-        found = found_inf.to(shards[0].device)  # the host, where the shards are kept there
-        torch._amp_foreach_non_finite_check_and_unscale_(shards, found, inv_scale.to(found.device))
-        found = found.to(found_inf.device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return {found.device: found}
+        overflow = found_inf.to(shards[0].device)  # the host, where the shards are kept there
+        torch._amp_foreach_non_finite_check_and_unscale_(shards, overflow, inv_scale.to(overflow.device))
+        overflow = overflow.to(found_inf.device)
+        dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
+        return {overflow.device: overflow}
 
 
 def spread_over(options: Fsdp, world_size: int) -> int:

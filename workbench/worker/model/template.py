@@ -178,7 +178,3 @@ def main() -> None:
     for line in sys.stdin:
         sys.stdout.buffer.write(to_line({"refusal": _refusal(from_line(line))}))
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Count the bytes of one training step without a model: `python -m workbench.worker.trace.trace < REQUEST`.
+"""Count the bytes of one training step without a model; `main` answers a request on standard input.
 
 In a process of its own, so that a notebook never imports torch. What a step holds is affine in the number of layers, so
 two shallow copies say it for any depth; it is of the rows of a batch where their number, a large prime, divides it.
@@ -248,7 +248,3 @@ def _on_gpu(gpu: bool) -> None:
             return torch.native_dropout(input, p, True)[0] if training and p else input
 
         torch.nn.functional.dropout = dropout
-
-
-if __name__ == "__main__":
-    main()

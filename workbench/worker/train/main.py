@@ -228,16 +228,15 @@ def _train(trainer: FineTuner) -> int:
 
 
 def _save(work: Assignment, loaded: model.Loaded) -> None:
+    folder = work.out / "model"
     if work.job.peft != Peft.NONE:
-        adapters.save(loaded.model, work.out / "model", base=work.base, seed=work.job.seed)
-        if work.rank == 0:
-            loaded.tokenizer.save_pretrained(work.out / "model")
-        return
-    # Only a model that was read may have names of an older format to go back to; transformers would compile 900
-    # patterns to find that a built-in one has none.
-    save_model(loaded.model, work.out / "model", read=model_kind(work.job.model) is not ModelKind.BUILTIN)
+        adapters.save(loaded.model, folder, base=work.base, seed=work.job.seed)
+    else:
+        # Only a model that was read may have names of an older format to go back to; transformers would compile 900
+        # patterns to find that a built-in one has none.
+        save_model(loaded.model, folder, read=model_kind(work.job.model) is not ModelKind.BUILTIN)
     if work.rank == 0:
-        loaded.tokenizer.save_pretrained(work.out / "model")
+        loaded.tokenizer.save_pretrained(folder)
 
 
 def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Answer]:

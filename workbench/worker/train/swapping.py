@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.worker.probe.examine import compile_locks, extensions_folder
+from workbench.worker.rank.phases import phase
 
 _PAGE = 4096
+_TELL_EVERY_S = 5.0
 
 
 def own_folders(deepspeed: dict[str, Any] | None, run: str) -> dict[str, Any] | None:
@@ -27,14 +33,16 @@ def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
         return
     for folder in folders:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _claim(folder)
         except OSError as error:
             raise ConfigError(f"nvme_path: {folder} cannot be made on this pod ({error.strerror})") from error
         _check_reads(folder)
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     try:
-        AsyncIOBuilder().load(verbose=False)
+        with _builds_told():
+            AsyncIOBuilder().load(verbose=False)
     except (ImportError, OSError, RuntimeError) as error:
         raise ConfigError(
             "offload to 'nvme' needs DeepSpeed's async_io, which is compiled on each pod and could not be: install a "
@@ -45,6 +53,40 @@ def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
 def remove_folders(deepspeed: Mapping[str, Any] | None) -> None:
     for folder in _folders(deepspeed):
         shutil.rmtree(folder, ignore_errors=True)  # another rank of the pod may be at it too
+
+
+def _claim(folder: Path) -> None:
+    """Make the run's folder, and remove those of runs whose ranks were killed: nobody locks a file in them any more."""
+    # A lock counts on the machine that holds it, and ends with its process, however that ends.
+    name = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)  # nobody else makes or removes one meanwhile
+        folder.mkdir(exist_ok=True)
+        fcntl.flock(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
+        for path in folder.parent.glob(f"workbench-*/{name}"):
+            with contextlib.suppress(OSError), path.open("rb") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+    finally:
+        os.close(parent)
+
+
+@contextlib.contextmanager
+def _builds_told() -> Iterator[None]:
+    """Tell again and again that an op is being compiled, here or by another rank: minutes in which a rank idles."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_TELL_EVERY_S):
+            if any(lock["busy"] for lock in compile_locks(extensions_folder())):
+                phase("compiling DeepSpeed's async_io, once on a pod, for some minutes")
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _check_reads(folder: Path) -> None:

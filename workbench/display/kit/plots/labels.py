@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from workbench.display.kit.plots.figure import FOREGROUND, Look, look
+from workbench.display.kit.plots.figure import FOREGROUND, Look, Series, look
 from workbench.jobs.choices import Technique
 
 _NAMES = tuple(str(technique) for technique in Technique)
@@ -45,36 +45,24 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
     return places
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LineLabel:
-    """The name of a line, and how to know the line by it."""
-
-    x: float
-    y: float
-    text: str
-    colour: str
-    marker: str = ""
-    dashes: str = "-"
-
-
-def write_labels(axes: Any, labels: Sequence[LineLabel], top: float, bottom: float = 0.0) -> None:
+def write_labels(axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0) -> None:
     """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)  # what stands beside the axes must not widen them
     span = right - left
-    places = apart([label.y for label in labels], _LABEL_SHARE * (top - bottom))
+    places = apart([one.ys[-1] for one in lines], _LABEL_SHARE * (top - bottom))
     lift = max(0.0, bottom - min(places, default=0.0))
-    for label, place in zip(labels, places, strict=True):
-        at = place + lift
-        if label.x > right - _NEAR * span:  # from far away such a line would look like data
+    for one, place in zip(lines, places, strict=True):
+        at, x, y = place + lift, one.xs[axis][-1], one.ys[-1]
+        if x > right - _NEAR * span:  # from far away such a line would look like data
             axes.plot(  # level up to the side: slanted from where lines end, they would cross
-                [label.x, right, right + 0.02 * span], [label.y, label.y, at], color=label.colour, linewidth=0.7,
-                alpha=0.6, clip_on=False,
+                [x, right, right + 0.02 * span], [y, y, at], color=one.look.colour, linewidth=0.7, alpha=0.6,
+                clip_on=False,
             )  # fmt: skip
         axes.plot(
-            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span], [at] * 3, color=label.colour,
-            linewidth=1.4, linestyle=label.dashes, marker=label.marker or None, markevery=[1], markersize=4,
+            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span], [at] * 3, color=one.look.colour,
+            linewidth=1.4, linestyle=one.look.dash, marker=one.look.marker or None, markevery=[1], markersize=4,
             clip_on=False,
         )  # fmt: skip
-        name = axes.text(right + 0.1 * span, at, label.text, va="center", color=FOREGROUND)
+        name = axes.text(right + 0.1 * span, at, f"{one.name} {one.end}".strip(), va="center", color=FOREGROUND)
         name.set_parse_math(False)

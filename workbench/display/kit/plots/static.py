@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series
-from workbench.display.kit.plots.labels import LineLabel, write_labels
+from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot
+from workbench.display.kit.plots.labels import write_labels
 from workbench.display.kit.plots.pointer import pointer_svg
 
 _SIZE_IN = (5.6, 2.5)
@@ -39,7 +39,7 @@ def plot_svg(
         if not columns:
             bottom, top = axes.get_ylim()
             axes.margins(x=0)
-            write_labels(axes, [_label(one, over) for one in plot.series], top, bottom)
+            write_labels(axes, plot.series, over, top, bottom)
         elif len(plot.series) <= _NAMED:
             legend_above(axes, columns)
 
@@ -110,13 +110,6 @@ def plot_png(plot: Plot) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
-
-
-def _label(one: Series, axis: str) -> LineLabel:
-    style, text = one.look, f"{one.name} {one.end}".strip()
-    return LineLabel(
-        x=one.xs[axis][-1], y=one.ys[-1], text=text, colour=style.colour, marker=style.marker, dashes=style.dash
-    )
 
 
 def legend_above(axes: Any, columns: int, **more: Any) -> None:

@@ -30,10 +30,7 @@ class StepMeter(StepClock):
     """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
 
     def __init__(self, *, causal: bool, period: int = 1) -> None:
-        """Start with nothing measured; every rank must make one, once the process group is there.
-
-        Steps do not differ but for each `period`-th, in which ranks meet that train apart.
-        """
+        """Start with nothing measured, on every rank; in each `period`-th step ranks meet that train apart."""
         super().__init__()
         self._period = period
         self.profiled_tokens: int | None = None
