@@ -66,6 +66,14 @@ def test_it_starts_its_rank_on_its_pod_and_shows_it(pods, flags, env):
     assert pods[1].poll("r")["ranks"][0]["done"]
 
 
+def test_what_is_quiet_leaves_its_output_on_the_pod(pods):
+    """So a launcher of the keeper's, which mixes lines of ranks, holds no secret in pieces."""
+    prepare(pods, "r", "sys.exit(3)")
+    started = rank(pods, "r", "--quiet", RANK="0")
+    assert started.communicate(timeout=20) == ("", "") and started.returncode == 3
+    assert (pods[0].root / "runs/r/rank-0/stderr.log").read_text() == "warn\n"
+
+
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("1/0", 1)])
 def test_it_ends_as_its_rank_ends(pods, end, code):
     prepare(pods, "r", end)

@@ -19,7 +19,7 @@ import pytest
 from poll import until
 
 from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
-from workbench.base.process import look_up, marks, with_mark
+from workbench.base.process import find, look_up, marks, with_mark
 from workbench.pods.guest.memory_limit import MemoryLimit
 from workbench.pods.local.forkserver import ForkServer
 from workbench.worker.agent.warm_link import FORK_SERVER
@@ -134,6 +134,7 @@ def test_clusters_share_one_import_and_outlive_who_did_it(make_agent, tmp_path, 
         assert servers[0] != servers[1]
         (importer,) = {server.parent for server in servers}
         os.kill(importer, signal.SIGKILL)
+        until(lambda: find(importer) is None, 10)  # its socket lives until its memory is given back
         with fork_server(folders[2], env) as third:
             next_one = look_up(server_of(agent_of("pod-2", third)).parent).parent
             assert next_one != importer

@@ -23,7 +23,7 @@ _BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
 
 _PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
 _PEM_LINE = rf"(?:\s|\\[nr])+{_PREFIX}(?:[\w-]+:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
-# The rest of a key in whose midst another rank spoke, as mpirun lets them; read backwards, from its end on.
+# The rest of a key in whose midst another process spoke; read backwards, from its end on.
 _PEM_REST = re.compile(
     r"-----YEK ETAVIRP[ A-Z]{0,30}DNE-----(?:(?:[ ]:\]?[\w.:-]{1,40}\[?)?(?:\s|[nr]\\)+[A-Za-z0-9+/=]{1,80}(?!\\))*"
 )

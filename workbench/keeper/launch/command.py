@@ -42,6 +42,8 @@ class LaunchPlan:
     """Environment that makes pdsh use the cluster's key and port."""
     rsh_wrapper: Path
     """The program that mpirun calls in place of ssh."""
+    quiet: bool = False
+    """Whether what ranks print stays in their pods' logs, for nobody looks at the launcher's own output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +89,7 @@ def build_command(plan: LaunchPlan) -> LaunchCommand:
 def _rank_client(plan: LaunchPlan, pod: Pod) -> list[str]:
     pods_root = str(PurePosixPath(pod.root).parent)
     program = [f"PYTHONPATH={plan.package}", pod.python, "-P", "-m", entries.AGENT]
-    return ["env", *program, "rank", pods_root, plan.run_id]
+    return ["env", *program, "rank", pods_root, plan.run_id, *(["--quiet"] if plan.quiet else [])]
 
 
 def _ssh(plan: LaunchPlan) -> LaunchCommand:

@@ -195,9 +195,11 @@ class Attempt:
         if self._context.spec.job.launcher == Launcher.SSH:
             start = partial(AgentLink.call, op="start", run=self._context.run_id)
             self._context.everywhere(partial(self._lasting, start))
-        elif self.command is not None:
+        else:
             c = self._context
-            self._launcher = LauncherProcess.start(self.command, c.run_id, c.paths.launcher_log)
+            # mpirun passes lines on in pieces and mixes those of ranks: a secret in them could not be told any more.
+            command = build_command(launch_plan(c, self.master_port, quiet=True))
+            self._launcher = LauncherProcess.start(command, c.run_id, c.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
         while True:

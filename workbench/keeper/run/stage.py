@@ -70,7 +70,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
     }
 
 
-def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
+def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -> LaunchPlan:
     launcher, identity, links = Launcher(context.spec.job.launcher), context.identity, context.links
     pods = [link.pod for link in links]
     return LaunchPlan(
@@ -85,6 +85,7 @@ def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
         ssh_argv={link.pod.name: ssh_argv(link.pod, identity) for link in links},
         pdsh_env=pdsh_environment(identity) if launcher is Launcher.PDSH else {},
         rsh_wrapper=Path(ssh_wrapper(identity, pods)) if launcher is Launcher.OPENMPI else Path("ssh"),
+        quiet=quiet,
     )
 
 

@@ -47,7 +47,7 @@ def _launch_rank(root: Path, asked: argparse.Namespace) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return launch_rank(root, asked.run, place)
+    return launch_rank(root, asked.run, place, quiet=asked.quiet)
 
 
 def _install(request: Path) -> int:
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag in ("--rank", "--local-rank", "--world-size", "--master-port"):
         rank.add_argument(flag, type=int)
     rank.add_argument("--master-addr")
+    rank.add_argument("--quiet", action="store_true", help="leave what it prints in the pod's logs")
     return parser
 
 

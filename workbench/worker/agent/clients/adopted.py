@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) ->
     return place
 
 
-def launch_rank(pods_root: Path, run: str, place: Place) -> int:
-    """Start one rank through the agent whose pod it belongs to, show its output, and wait for its end."""
+def launch_rank(pods_root: Path, run: str, place: Place, *, quiet: bool = False) -> int:
+    """Start one rank through the agent whose pod it belongs to, show its output unless quiet, and wait for its end."""
     client = _agent_of(pods_root, run, place)
     if client is None:
         sys.stderr.write(f"no agent below {pods_root} has rank {place['rank']} of run {run}\n")
@@ -53,7 +53,7 @@ def launch_rank(pods_root: Path, run: str, place: Place) -> int:
     env = {"CUDA_VISIBLE_DEVICES": value} if (value := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None else {}
     try:
         started = client.ask("start_rank", run=run, env=env, **place)
-        return _follow(client, run, place["rank"], started)
+        return _follow(client, run, place["rank"], [] if quiet else _echoes(started))
     except _NobodyReads:
         return 128 + signal.SIGPIPE
     except (OSError, AgentRefused) as error:
@@ -78,9 +78,12 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
     return None
 
 
-def _follow(client: Client, run: str, rank: object, started: Mapping[str, Any]) -> int:
+def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
     folder, sizes = Path(started["folder"]), started["sizes"]
-    echoes = [_Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd) for fd, name in ((1, "stdout"), (2, "stderr"))]
+    return [_Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd) for fd, name in ((1, "stdout"), (2, "stderr"))]
+
+
+def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> int:
     readers = select.poll()
     readers.register(1, 0)  # errors are always told
     while True:
