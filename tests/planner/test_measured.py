@@ -37,6 +37,7 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "zero2": ("llama", "zero2", 2, 8, {}),
     "zero2-offload": ("t5", "zero2", 2, 8, {"deepspeed": {"zero_optimization": TO_CPU}}),
     "zero3-8": ("t5", "zero3", 2, 8, {}),
+    "zero3-evaluated": ("t5", "zero3", 2, 8, {"eval_strategy": None}),
     "zero3-bf16": ("llama", "zero3", 2, 4, {"precision": "bf16"}),
     "offload": ("llama", "zero3-offload", 2, 4, {}),
     "fsdp-2": ("t5", "fsdp", 2, 2, {}),
@@ -86,6 +87,7 @@ def job_of(root: Path, name: str) -> FineTune:
         "max_steps": 2,
         "profile_step": 0,
         "predict_rows": 0,
+        "eval_strategy": "no",
         **more,
     }
     plain = FineTune(**options)  # type: ignore[arg-type]
@@ -111,7 +113,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     plan = []
     for name, (_, _, ranks, _, _) in RUNS.items():
         job = job_of(root, name)
-        raw = {"job": job.to_dict(), "train": str(root / "train.jsonl"), "eval": None, "hub": None, "gpus": 0}
+        rows = str(root / "train.jsonl")
+        evaluated = rows if job.eval_strategy is None else None
+        raw = {"job": job.to_dict(), "train": rows, "eval": evaluated, "hub": None, "gpus": 0}
         (root / name).mkdir()
         config = resolve(job, gpus=0, world_size=ranks)
         (root / name / "job.json").write_text(json.dumps({**raw, "deepspeed": config}), encoding="utf-8")

@@ -19,6 +19,7 @@ import pytest
 from poll import until
 
 from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
+from workbench.base.allocator import preloaded
 from workbench.base.process import find, look_up, marks, with_mark
 from workbench.pods.guest.memory_limit import MemoryLimit
 from workbench.pods.local.forkserver import ForkServer
@@ -96,6 +97,7 @@ def test_it_takes_after_the_agent(make_agent, socket, env, tmp_path):
     assert Path(f"/proc/{server.pid}/cwd").readlink() == agent.root == Path(taken["first"])
     assert Path(f"/proc/{server.pid}/fd/1").readlink() == agent.root / "agent.log"
     assert server.session == server.pid and server.parent != agent.pid
+    assert ("libjemalloc" in Path(f"/proc/{server.pid}/maps").read_text()) == bool(preloaded())
     start(agent, "facts", run="facts")
     agent.until_exited("facts")
     (own,) = with_mark("WORKBENCH_POD", [str(tmp_path / "fork-server")])

@@ -21,11 +21,11 @@ PACKED = _FOUR_BITS + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for
 256 of those (https://arxiv.org/abs/2305.14314, section 3)."""
 # Not counted but taken as given: a CUDA context with its kernels and NCCL's buffers, and what a process with torch,
-# transformers and DeepSpeed imported holds. On CPUs 0.41 to 0.46 GiB were seen (torch 2.13, on 2026-11-21); CUDA's
-# libraries come on top of that, and were not measured.
+# transformers and DeepSpeed imported holds. On CPUs 0.35 to 0.40 GiB were seen of ranks that were forked, 0.44 to
+# 0.49 of other ranks (torch 2.13, on 2026-11-24); CUDA's libraries come on top of that, and were not measured.
 CONTEXT_BYTES = 1.0 * 2**30
 _PROCESS_BYTES = 0.8 * 2**30
-_CPU_PROCESS_BYTES = 0.45 * 2**30
+_CPU_PROCESS_BYTES = 0.42 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,8 @@ class Need:
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
-    moments = [_at(setting, trace, moment, rows) for moment in trace.moments[setting.arithmetic]]
+    passed = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=trace.trained)
+    moments = [_at(setting, trace, moment, rows) for moment in (*trace.moments[setting.arithmetic], passed)]
     moments.append(_update(setting, trace))
     device = max((pair[0] for pair in moments), key=lambda memory: memory.total)
     host = max((pair[1] for pair in moments), key=lambda memory: memory.total)
@@ -169,15 +170,19 @@ def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, fl
     if technique is Technique.FSDP:
         return 0.0 if setting.offload else _FP32 * held / setting.shards, _gathered_by_fsdp(setting, trace, moment)
     size = setting.weight_bytes
+    bucket = min(setting.bucket, trained)
+    reduced = bucket if arrived >= bucket else 0
     if technique.zero_stage == 3:
         # A full bucket is copied, cut and reduced into parts.
-        reducing = 3 * min(setting.bucket, arrived)
-        return 0.0, size * (_gathered_by_zero3(setting, trace, moment) + reducing)
-    buckets = float(setting.bucket * setting.buckets * size) if arrived else 0.0
+        return 0.0, size * (_gathered_by_zero3(setting, trace, moment) + 3 * reduced)
+    # A GPU's buckets are there as a whole, of a CPU's only what has been written; what is reduced is copied together.
+    buckets = setting.bucket * setting.buckets
+    written = (buckets if arrived else 0) if setting.gpu else min(buckets, arrived)
+    sent = float(size * (written + reduced))
     if technique is Technique.ZERO1 and setting.accumulates:
-        return float(size * trained), buckets
+        return float(size * trained), sent
     full = (arrived > setting.bucket or setting.accumulates) and "optimizer" not in setting.offload
-    return size * trained / setting.shards if full else 0.0, buckets
+    return size * trained / setting.shards if full else 0.0, sent
 
 
 def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:

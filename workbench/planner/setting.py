@@ -11,6 +11,7 @@ from workbench.base.json_values import part
 from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Communication, Optimizer, Peft, Precision, Shard, Technique
 from workbench.jobs.deepspeed.files import load
+from workbench.jobs.evaluation import evaluates
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_ranks
 
@@ -121,7 +122,8 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         buckets=2 if zero.get("overlap_comm") and technique.zero_stage < 3 else 1,
         prefetch=fsdp.prefetch if not zero else _number(zero, "stage3_prefetch_bucket_size", ahead),
         persist=_number(zero, "stage3_param_persistence_threshold", _PERSIST),
-        reuse=_number(zero, "stage3_max_reuse_distance", _REUSE),
+        # After an evaluation, the one before the first step too, it keeps none: seen of DeepSpeed 0.19.8, not read.
+        reuse=0 if evaluates(job) else _number(zero, "stage3_max_reuse_distance", _REUSE),
         sub_group=_number(zero, "sub_group_size", _SUB_GROUP),
         offload=("optimizer", "parameters")
         if fsdp.offload and gpus

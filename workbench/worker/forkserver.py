@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base import entries
+from workbench.base.allocator import keep_from_children
 from workbench.base.clock import CLOCK_MARK
 from workbench.base.process import POD_MARK, become_subreaper, marks, peer, status, world
 from workbench.worker.agent.warm_link import QUIET
@@ -49,6 +50,7 @@ def main() -> None:
     listener.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.environ.update(QUIET)
+    keep_from_children()
     born = dict(os.environ)
     import_third_party()
     _take_over_output([os.open(os.devnull, os.O_WRONLY) for _ in range(2)])  # it was the log of the first to ask

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from workbench.base import entries
+from workbench.base.allocator import keep_from_children
 
 MODULES = (
     "torch",
@@ -84,6 +85,7 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
 
 def train() -> None:
     """Train in a process that has imported nothing yet."""
+    keep_from_children()
     import_for_forks(("torch", "transformers.trainer", entries.TRAINER_MODULE))
     importlib.import_module(entries.TRAINER_MODULE).main()
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base import entries
+from workbench.base.allocator import keep_from_children
 from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.imports import chosen_modules, import_for_forks, is_ours
@@ -35,6 +36,7 @@ def main() -> None:
     """Import, then fork until the agent closes the line. In a forked rank: become it, and end with it."""
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
+    keep_from_children()
     _import_all(link)
     while data := link.recv(_MESSAGE_BYTES):
         request = json.loads(data)

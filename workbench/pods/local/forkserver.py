@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from workbench.base import entries
+from workbench.base.allocator import preloaded
 from workbench.base.process import peer, world
 from workbench.base.versions import installed_versions
 from workbench.pods.guest.process import private
@@ -62,7 +63,7 @@ class ForkServer:
                     time.sleep(0.01)
                     continue
                 listener.listen(_BACKLOG)
-                self._start_importer(listener, {**shared, mark: _LONGEST_PATH * "-"}, log)
+                self._start_importer(listener, {**preloaded(), **shared, mark: _LONGEST_PATH * "-"}, log)
 
     def _start_importer(self, listener: socket.socket, env: Mapping[str, str], log: BinaryIO) -> None:
         self._started.append(

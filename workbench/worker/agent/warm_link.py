@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base import entries
+from workbench.base.allocator import preloaded
 from workbench.base.process import POD_MARK, Process, die_with_parent, look_up
 
 FORK_SERVER = "WORKBENCH_FORK_SERVER"
@@ -94,7 +95,7 @@ class WarmLink:
                 die_with_parent(agent)
                 os.set_inheritable(theirs.fileno(), True)
                 argv = [sys.executable, "-P", "-m", entries.WARM_SERVER, str(theirs.fileno())]
-                os.execve(sys.executable, argv, self._env)
+                os.execve(sys.executable, argv, {**preloaded(), **self._env})
             finally:
                 os._exit(127)
         theirs.close()

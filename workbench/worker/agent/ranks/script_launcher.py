@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.allocator import preloaded
 from workbench.base.process import look_up
 from workbench.worker.agent.ranks.helper import Helpers
 from workbench.worker.agent.ranks.job import PodRun
@@ -89,7 +90,8 @@ class RankLauncher:
     def _launch_cold(self, launch: _Launch) -> None:
         run, rank = launch.run, launch.rank
         try:
-            pid = start_cold(run.request.argv, launch.env, run.request.cwd or str(run.folder), rank.folder)
+            env = launch.env if run.request.kind == "script" else {**preloaded(), **launch.env}
+            pid = start_cold(run.request.argv, env, run.request.cwd or str(run.folder), rank.folder)
         except OSError as error:
             _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, run.request.run, error)
             rank.end(_CANNOT_EXECUTE, cannot_start=f"{run.root.name} cannot start a process: {error}")
