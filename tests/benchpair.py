@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -48,8 +49,8 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        ours, plain = self.medians
-        return ours / plain if self.pair.more_is_better else plain / ours
+        ours, plain = self.medians if self.pair.more_is_better else self.medians[::-1]
+        return ours / plain if plain else math.inf
 
     @property
     def met(self) -> str:

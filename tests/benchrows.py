@@ -13,7 +13,7 @@ from workbench.display.benchmark.outcome_cell import MARKS
 from workbench.display.benchmark.sheet import Sheet
 from workbench.rundir.paths import RunPaths
 
-_SORT = Path(display.__file__).parent / "templates" / "sort.js"
+_SORT = Path(display.__file__).parent / "templates" / "assets" / "sort.js"
 SORT = f"<script>{_SORT.read_text().rstrip()}</script>"
 """The one script that a page of ours may hold."""
 SAMPLE = Path(__file__).resolve().parent / "samples" / "flops_profile.txt"

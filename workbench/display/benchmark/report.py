@@ -62,7 +62,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def report_html(report: Report) -> str:
     sheet = sheet_of(report.groups)
-    return to_page(Doc(blocks=_blocks(report, sheet, [Raw(html=sheet_html(sheet))])), report.title, "report.css")
+    return to_page(Doc(blocks=_blocks(report, sheet, [Raw(html=sheet_html(sheet))])), report.title, "assets/report.css")
 
 
 def report_markdown(report: Report) -> str:

@@ -135,7 +135,7 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
 def to_page(doc: Doc, title: str, *styles: str) -> str:
     """Draw a document as a whole page that loads nothing, and runs nothing but its plots, by their checksums."""
     body = blocks_html(doc.blocks, asked=True)
-    scripts = [Markup(plotly_js()), render("plots.js")] if "<div data-plot=" in body else []
+    scripts = [Markup(plotly_js()), render("assets/plots.js")] if "<div data-plot=" in body else []
     checksums = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
     return str(render("page.html", title=title, body=body, styles=styles, scripts=scripts, checksums=checksums))
 

@@ -1,6 +1,6 @@
 """HTML by templates, which escape whatever they are given but `Markup`, and drop what a terminal would obey.
 
-The style sheet `sheet.css` confines every rule to `.wb`; colours are JupyterLab's if they are there.
+The style sheet `assets/sheet.css` confines every rule to `.wb`; colours are JupyterLab's if they are there.
 """
 
 from __future__ import annotations

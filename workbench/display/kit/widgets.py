@@ -9,11 +9,11 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def make_widget(name: str, **values: object) -> Any:
-    """Make the widget of a script in `templates/`, with its style sheet; its library is loaded only here."""
+    """Make the widget of a script in `templates/assets`, with its style sheet; its library is loaded only here."""
     import anywidget
     import traitlets
 
-    templates = files("workbench.display").joinpath("templates")
+    templates = files("workbench.display").joinpath("templates/assets")
     style = templates.joinpath(f"{name}.css")
     parts: dict[str, object] = {name: traitlets.Any(value).tag(sync=True) for name, value in values.items()}
     parts["_esm"] = templates.joinpath(f"{name}.js").read_text(encoding="utf-8")
