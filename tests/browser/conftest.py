@@ -29,6 +29,11 @@ SETTINGS = {
 }
 
 
+def sync_api() -> Any:
+    """Playwright, or a skip where it is not installed."""
+    return pytest.importorskip("playwright.sync_api")
+
+
 def notebook(*cells: str) -> dict[str, Any]:
     """Give a notebook of these cells."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
@@ -56,7 +61,12 @@ class Book:
         # A workspace of its own: JupyterLab would open again what an earlier test had open.
         page.goto(f"{lab.url}lab/workspaces/{secrets.token_hex(4)}/tree/{name}?token={lab.token}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-        self.wait_idle(60)
+        try:
+            self.wait_idle(30)
+        except sync_api().TimeoutError:  # seen once: JupyterLab, just started, never said what the kernel does
+            page.reload()
+            page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+            self.wait_idle(60)
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
 
     def _command(self, name: str, **args: object) -> None:
@@ -166,12 +176,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A window of Debian's Chromium, headless, that all pages share."""
-    sync_api = pytest.importorskip("playwright.sync_api")
+    playwright_api = sync_api()
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("needs chromium: sudo apt-get install chromium")
     ARTIFACTS.mkdir(exist_ok=True)
-    with sync_api.sync_playwright() as playwright:
+    with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         # One for all pages: what JupyterLab consists of is read and compiled once.
         context = browser.new_context(viewport={"width": 1280, "height": 800})
