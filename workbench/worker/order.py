@@ -7,6 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch.utils.data import Sampler
 
+_STEPS = 8
+"""Global batches whose rows are dealt out together."""
+
+_PARTS = 4
+"""Lengths of what is learned in a global batch: fewer leave less padding, and steps that are less alike."""
+
 
 class GlobalBatchSampler(Sampler[list[int]]):
     """Deal out shuffled rows, of like `lengths` if given, so that a global batch is the same for any ranks."""
@@ -38,12 +44,22 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.lengths is None:
             yield from order.view(-1, self.world_size, self.micro_batch)[:, self.rank].tolist()
             return
-        # By what is read alone: rows that are alike in what is learned teach less of all the others.
-        steps = _sorted(order, self.lengths[:, 0]).view(-1, self.global_batch)
+        blocks = _sorted(order, self.lengths[:, 0]).split(_STEPS * self.global_batch)
+        steps = torch.cat([self._dealt(block) for block in blocks])
         for step in torch.randperm(len(steps), generator=generator):
             for rows in _sorted(steps[step], self.lengths[:, 1]).view(-1, at_once):
                 order = self.lengths[rows].sum(1).argsort(stable=True)
                 yield rows[order][self.rank :: self.world_size].tolist()
+
+    def _dealt(self, block: torch.Tensor) -> torch.Tensor:
+        """Give each step of a block, whose rows are alike in what is read, rows of every length of what is learned.
+
+        Steps whose rows were all alike in that, too, would teach less of all the others.
+        """
+        rows, steps = _sorted(block, self.lengths[:, 1]), len(block) // self.global_batch
+        shares = [self.global_batch * (part + 1) // _PARTS - self.global_batch * part // _PARTS for part in range(_PARTS)]
+        parts = rows.split([steps * share for share in shares])
+        return torch.cat([part.view(steps, share) for part, share in zip(parts, shares, strict=True)], dim=1)
 
 
 def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
