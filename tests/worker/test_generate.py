@@ -1,39 +1,49 @@
+"""Rows whose answers end late go on without those that have ended, and say what they say alone."""
+
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections import Counter
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
-from workbench.rundir.answers import Answer, judge, share, write_answers
+import torch  # transformers first: without it there is nothing to test
 
+from workbench.jobs.data.rows import Example
+from workbench.jobs.finetune import FineTune
+from workbench.worker.answer.generate import answers
+from workbench.worker.model import load as model
+from workbench.worker.model.encode import Encoder
 
-@pytest.mark.parametrize(
-    ("expected", "predicted", "same"),
-    [
-        ("SELECT a FROM table", "SELECT a FROM table", True),
-        ("SELECT a FROM table", "  SELECT  a\nFROM table ", True),
-        ("SELECT a FROM table", "SELECT A FROM table", False),
-        ("SELECT a FROM table", "SELECT a FROM tabl", False),
-        ("SELECT a FROM table", "", False),
-    ],
-)
-def test_an_answer_counts_when_only_white_space_differs(expected: str, predicted: str, same: bool) -> None:
-    assert judge("q", expected, predicted).exact_match is same
+pytestmark = pytest.mark.slow
+
+ASKED = "How many heads of departments are older than "
+EXAMPLES = [Example(source=f"{ASKED * (n % 3)}{n} ?", target="SELECT") for n in range(48)]
 
 
-def test_the_share_of_exact_answers() -> None:
-    answers = [judge("q", "a", text).exact_match for text in ("a", "b", "a", "c")]
-    assert share(answers) == 0.5
-    assert share([]) is None
+@pytest.mark.parametrize("name", ["tiny-t5", "tiny-llama"])
+def test_answers_that_end_late_are_what_they_are_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = model.load(name, EXAMPLES, seed=1)
+    # Weights by which a model without training says many kinds of tokens.
+    generator = torch.Generator().manual_seed(1)
+    for weights in (each for each in loaded.model.parameters() if each.dim() > 1):
+        torch.nn.init.normal_(weights, std=4 * weights.std().item(), generator=generator)
+    encoder = Encoder(loaded, FineTune(model=name, max_target_length=24))
+    rows = encoder.questions(EXAMPLES)
+    made = loaded.model.generate
+    loaded.model.generation_config.eos_token_id = sorted(range(0, loaded.model.config.vocab_size, 4))
+    sizes: list[int] = []
 
+    def counted(**options: Any) -> Any:
+        sizes.append(len(options["input_ids"]))
+        return made(**options)
 
-def test_predictions_are_one_object_a_line(tmp_path: Path) -> None:
-    answers = [Answer(source="Wo?\n", expected="é", predicted="東", exact_match=False, table_id="t-1")] * 2
-    write_answers(tmp_path / "predictions.jsonl", answers)
-    lines = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"source": "Wo?\n", "expected": "é", "predicted": "東", "exact_match": False, "table_id": "t-1"}
-    ] * 2
+    monkeypatch.setattr(loaded.model, "generate", counted)
+    together = answers(loaded.model, encoder, rows, device=loaded.model.device, at_once=48)
+    calls = Counter(sizes)
+    assert sizes[0] == 48 and len(calls) > 2 and sizes == sorted(sizes, reverse=True)
+    alone = {n: answers(loaded.model, encoder, [row], device=loaded.model.device)[0] for n, row in enumerate(rows)}
+    assert together == alone
+    assert len({len(encoder.tokenizer(text).input_ids) for text in together.values()}) > 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch.utils.data import Sampler
@@ -44,7 +45,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.lengths is None:
             yield from order.view(-1, self.world_size, self.micro_batch)[:, self.rank].tolist()
             return
-        blocks = _sorted(order, self.lengths[:, 0]).split(_STEPS * self.global_batch)
+        order, size = _sorted(order, self.lengths[:, 0]), _STEPS * self.global_batch
+        blocks = (_sorted(order[n : n + size], self.lengths[:, 1]) for n in range(0, len(order), size))
         steps = torch.cat([self._dealt(block) for block in blocks])
         for step in torch.randperm(len(steps), generator=generator):
             for rows in _sorted(steps[step], self.lengths[:, 1]).view(-1, at_once):
@@ -54,12 +56,12 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def _dealt(self, block: torch.Tensor) -> torch.Tensor:
         """Give each step of a block, whose rows are alike in what is read, rows of every length of what is learned.
 
-        Steps whose rows were all alike in that, too, would teach less of all the others.
+        The block is sorted by it. Steps whose rows were all alike in that, too, would teach less of all the others.
         """
-        rows, steps = _sorted(block, self.lengths[:, 1]), len(block) // self.global_batch
-        shares = [self.global_batch * (part + 1) // _PARTS - self.global_batch * part // _PARTS for part in range(_PARTS)]
-        parts = rows.split([steps * share for share in shares])
-        return torch.cat([part.view(steps, share) for part, share in zip(parts, shares, strict=True)], dim=1)
+        steps = len(block) // self.global_batch
+        bounds = [self.global_batch * part // _PARTS for part in range(_PARTS + 1)]
+        parts = [block[steps * a : steps * b].view(steps, b - a) for a, b in pairwise(bounds)]
+        return torch.cat(parts, dim=1)
 
 
 def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.answers import judge
 from workbench.rundir.paths import RunPaths
 
-_AT_ONCE = 64  # rows in a request: an interrupt waits for no more than these
+_AT_ONCE, _MOST = 64, 256  # rows in the first request and in a later one
+_REQUEST_S = 2.0  # an interrupt waits for no more, but for `_AT_ONCE` rows of a slow model
 
 
 class _Run(Protocol):
@@ -95,11 +96,13 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
     load_s = answer_s = 0.0
     for _, run, before in models:
         texts: dict[int, str] = {}
-        for first in range(0, len(order), _AT_ONCE):
-            numbers = order[first : first + _AT_ONCE]
+        at_once = _AT_ONCE
+        while len(texts) < len(order):
+            numbers = order[len(texts) : len(texts) + at_once]
             reply = server_of(run.paths).answer([questions[n] for n in numbers], before=before)
             texts.update(zip(numbers, reply.texts, strict=True))
             load_s, answer_s = load_s + reply.load_s, answer_s + reply.answer_s
+            at_once = max(_AT_ONCE, min(_MOST, int(len(numbers) * _REQUEST_S / max(reply.answer_s, 1e-3))))
         answers = (
             judge(q.text, q.expected, texts[n], table=tables.get(q.table_id or ""), table_id=q.table_id)
             for n, q in enumerate(questions)

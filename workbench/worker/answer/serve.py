@@ -33,6 +33,8 @@ from workbench.worker.model.encode import Encoder
 _IDLE_S = 600.0
 _LOOK_S = 1.0
 _SMALL = 20_000_000  # parameters
+_MANY = 16  # rows
+_AT_ONCE = 2_000_000_000  # parameters times rows, which fill some 400 MiB with what was read and written
 _FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
 
 
@@ -73,10 +75,6 @@ class Answerer:
     def _model(self, which: str) -> model.Loaded:
         if which not in self._loaded:
             loaded = self._trained() if which == "after" else self._initial(self._model("after").tokenizer)
-            # On a busy machine threads would wait for each other longer than they work, 11 times; those of a small
-            # model do so anywhere.
-            idle = len(os.sched_getaffinity(0)) - round(os.getloadavg()[0])
-            torch.set_num_threads(1 if model.parameter_count(loaded.model) < _SMALL else max(1, idle))
             self._loaded[which] = loaded
         return self._loaded[which]
 
@@ -100,7 +98,13 @@ class Answerer:
     def _batched(self, loaded: model.Loaded, examples: Sequence[Example], on_text: _OnText) -> list[str]:
         encoder = Encoder(loaded, self._job)
         rows = encoder.questions(examples)
-        texts = answers(loaded.model, encoder, rows, device=loaded.model.device, on_text=on_text)
+        parameters = model.parameter_count(loaded.model)
+        # On a busy machine threads would wait for each other longer than they work, 11 times; those of a small model
+        # and a few rows do so anywhere.
+        is_little = parameters < _SMALL and len(rows) < _MANY
+        torch.set_num_threads(1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running()))
+        at_once = max(self._job.per_device_eval_batch_size, _AT_ONCE // parameters)
+        texts = answers(loaded.model, encoder, rows, device=loaded.model.device, at_once=at_once, on_text=on_text)
         return [texts[n] for n in range(len(examples))]
 
 
@@ -113,6 +117,11 @@ def placement(place: str, free: Sequence[int]) -> dict[str, object]:
 
 def _free() -> list[int]:
     return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
+
+
+def _running() -> int:
+    """Count the threads that this machine runs now, with our own; its load average would count those of a while ago."""
+    return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
 
 
 def _example(question: Mapping[str, Any]) -> Example:
