@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,11 +45,17 @@ class Training:
     """Evaluation rows."""
     bound: str
     turns: int
+    precision: str = "fp32"
 
+
+_SMALL = Training(model="t5-small", learned=20, steps=10, padded_steps=3, evaluated=256, bound=">= 5.5 x", turns=2)
+_HAS_AMX = "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="ascii").split()
+"""Whether this CPU multiplies matrices of bf16 faster than of FP32."""
 
 TRAININGS = (
-    Training(model="tiny-t5", learned=150, steps=40, padded_steps=10, evaluated=512, bound=">= 4 x", turns=2),
-    Training(model="t5-small", learned=20, steps=10, padded_steps=3, evaluated=256, bound=">= 5.5 x", turns=1),
+    Training(model="tiny-t5", learned=150, steps=40, padded_steps=10, evaluated=512, bound=">= 4 x", turns=3),
+    _SMALL,
+    *([replace(_SMALL, precision="bf16")] if _HAS_AMX else []),
 )
 
 
@@ -60,17 +66,17 @@ def training(root: Path) -> Iterator[Sequence[Pair]]:
     masked counts nowhere.
     """
     for each in TRAININGS if ROWS.exists() else ():
-        folder = root / each.model
+        folder = root / f"{each.model}-{each.precision}"
         write_model(folder, each.model, evaluated=each.evaluated)
-        with Cluster(LocalPods(), PodSpec(cpus=2), path=root / f"{each.model}-cluster") as cluster:
+        with Cluster(LocalPods(), PodSpec(cpus=2), path=root / f"{folder.name}-cluster") as cluster:
             yield _rows_of(each, cluster, folder)
 
 
 def _rows_of(each: Training, cluster: Cluster, folder: Path) -> Sequence[Pair]:
     job = FineTune(
         model=str(folder / "model"), dataset=str(folder), technique="single", max_steps=each.learned, profile_step=0,
-        per_device_train_batch_size=8, gradient_accumulation_steps=4, learning_rate=1e-3, max_source_length=96,
-        max_target_length=96, predict_rows=0, precision="fp32",
+        per_device_train_batch_size=16, gradient_accumulation_steps=2, learning_rate=1e-3, max_source_length=96,
+        max_target_length=96, predict_rows=0, precision=each.precision,
     )  # fmt: skip
     learned = cluster.submit(job).wait(progress=False).raise_for_status()
     losses = _padded(cluster, "learn", folder, each.learned)
@@ -93,22 +99,23 @@ def _rows_of(each: Training, cluster: Cluster, folder: Path) -> Sequence[Pair]:
     def plain() -> float:
         return _padded(cluster, "train", folder, each.padded_steps)["samples_per_s"]
 
-    both = {"plain_is": "plain Trainer, padded to 96 + 96", "turns": each.turns}
+    both = {"plain_is": "plain Trainer, FP32, padded to 96 + 96", "turns": each.turns}
+    model = f"{each.model} in {each.precision}"
     return (
         Pair(
-            what=f"samples/s, {each.model}, one pod, FP32, {AT_ONCE} rows, {each.steps} steps", ours=ours, plain=plain,
+            what=f"samples/s, {model}, one pod, {AT_ONCE} rows, {each.steps} steps", ours=ours, plain=plain,
             bound=each.bound, more_is_better=True, **both,
         ),
         Pair(
-            what=f"samples/s, {each.model}, all watched, after the first step", ours=lambda: watched[-1], plain=bare,
+            what=f"samples/s, {model}, all watched, after the first step", ours=lambda: watched[-1], plain=bare,
             plain_is="the same script, bare", bound=">= 0.98 x", more_is_better=True, turns=each.turns,
         ),
         Pair(
-            what=f"useful of all tokens, {each.model}, {each.learned} steps", ours=partial(_useful, learned),
+            what=f"useful of all tokens, {model}, {each.learned} steps", ours=partial(_useful, learned),
             plain=partial(losses.__getitem__, "useful"), bound=">= 0.9", more_is_better=True, **both,
         ),
         Pair(
-            what=f"masked evaluation loss after {AT_ONCE * each.learned} samples, {each.model}",
+            what=f"masked evaluation loss after {AT_ONCE * each.learned} samples, {model}",
             ours=lambda: learned.eval_loss or 0.0, plain=partial(losses.__getitem__, "eval_loss"),
             bound="<= 1.02 of plain", **both,
         ),
