@@ -19,7 +19,7 @@ TECHNIQUES = {"none": ("ddp", "zero1", "zero2", "zero3", "fsdp", "local-sgd"), "
 """By which weights are trained."""
 CASES = ((1, 3), (4, 2))
 """Micro-batches a step, and pods."""
-STEPS = int(os.environ.get("BENCH_STEPS", "12"))
+STEPS = int(os.environ.get("BENCH_STEPS", "24"))
 MODEL = os.environ.get("BENCH_MODEL", "tiny-t5")
 
 

@@ -49,8 +49,7 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        ours, plain = self.medians if self.pair.more_is_better else self.medians[::-1]
-        return ours / plain if plain else math.inf
+        return _over(*(self.medians if self.pair.more_is_better else self.medians[::-1]))
 
     @property
     def met(self) -> str:
@@ -59,7 +58,7 @@ class Measured:
             return ""
         ours, plain = self.medians
         sign, number, unit = f"{self.pair.bound} -".split()[:3]
-        value = {"x": self.ratio, "of": ours / plain}.get(unit, ours)
+        value = {"x": self.ratio, "of": _over(ours, plain)}.get(unit, ours)
         return "yes" if (value <= float(number) if sign == "<=" else value >= float(number)) else "no"
 
     @property
@@ -96,3 +95,7 @@ def measure(pairs: Sequence[Pair], turns: int, laps: Laps) -> list[Measured]:
     for row in rows:
         print(f"  {' | '.join(row.cells)}", file=sys.stderr, flush=True)
     return rows
+
+
+def _over(figure: float, other: float) -> float:
+    return figure / other if other else math.inf

@@ -44,6 +44,12 @@ def test_a_bound_is_of_our_figure_or_of_the_ratio(bound: str, more: bool, met: s
     assert Measured(pair, [2.0, 1.0, 9.0], [4.0]).met == met
 
 
+@pytest.mark.parametrize("more", [True, False])
+def test_a_row_one_of_whose_figures_is_nought_is_printed(more: bool) -> None:
+    pair = Pair(what="w", ours=float, plain=float, plain_is="p", bound="<= 10 MiB", more_is_better=more)
+    assert "inf x" in Measured(pair, [2.0] if more else [0.0], [0.0] if more else [2.0]).cells
+
+
 def test_a_group_that_fails_keeps_the_rows_before(tmp_path: Path) -> None:
     ended: list[bool] = []
 

@@ -202,7 +202,7 @@ def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
     assert [size for size, _ in exchange.sizes] == sorted(size for size, _ in exchange.sizes)
     assert exchange.bandwidth_gb_per_s is not None
     assert [among for among, _ in exchange.slowdowns] == [2]
-    assert exchange.meeting_s is not None
+    assert exchange.meeting_s is not None and exchange.waited_s is not None
     until(lambda: {p.pid for p in on_pods(launched.pods)} <= before)
 
 

@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from workbench.base.errors import RunError  # transformers first: without it there is nothing to test
+import torch  # transformers first: without it there is nothing to test
+
+from workbench.base.errors import RunError
 from workbench.worker.train.callbacks import EventCallback, StepClock, StopCallback
 from workbench.worker.train.measure.meter import StepMeter
 
@@ -41,17 +43,31 @@ def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(passes: C
 def test_a_step_s_time_is_the_median_and_of_ranks_that_train_apart_that_of_whole_periods(
     passes: Callable[[float], None],
 ) -> None:
+    batch = {"attention_mask": torch.ones(4, 8), "labels": torch.ones(4, 8)}
     for period, steps, step_s in ((1, (9.0, 1.0, 1.0, 1.0, 30.0), 1.0), (2, (9.0, 1.0, 3.0, 1.0, 3.0, 50.0), 2.0)):
         meter = StepMeter(causal=True, period=period)
         meter.resume()
         for took_s in steps:
             for _ in range(2):  # the last one has the optimizer step in it
+                meter.see(batch, profiled=False)
                 passes(took_s / 2)
                 meter.computed(took_s / 4)
             meter.step(10, profiled=False)
         meter.pause()
         totals = meter.totals()
         assert (totals["step_s"], totals["micro_batch_s"]) == (step_s, pytest.approx(0.25 if period == 1 else 0.75))
+
+
+def test_a_step_s_time_is_of_one_of_mean_length(passes: Callable[[float], None]) -> None:
+    meter = StepMeter(causal=True)
+    meter.resume()
+    for tokens, took_s in ((90, 7.0), (10, 1.0), (10, 1.0), (10, 1.5), (50, 5.0), (50, 9.0)):
+        meter.see(dict.fromkeys(("attention_mask", "labels"), torch.ones(1, tokens)), profiled=False)
+        passes(took_s)
+        meter.computed(took_s / 2)
+        meter.step(1, profiled=False)
+    totals = meter.totals()
+    assert (totals["step_s"], totals["micro_batch_s"]) == (pytest.approx(26 * 0.1), pytest.approx(26 * 0.05))
 
 
 def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:

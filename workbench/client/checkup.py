@@ -18,7 +18,7 @@ from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
-from workbench.planner.forecast import Pace
+from workbench.planner.forecast import Pace, Scaling
 from workbench.planner.plan import as_planned, plan, predict
 from workbench.planner.prediction import FIX, judge
 from workbench.planner.table import Fit, PlanTable
@@ -34,6 +34,8 @@ from workbench.rundir.spec import ClusterSpec
 
 _TIMED_STEPS = 16
 _TIMED_S = 60.0
+_ACCUMULATION = 2
+_SHARED = 1.05  # times longer that pods compute beside each other, from which on they may share a processor
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 
@@ -108,7 +110,9 @@ def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **op
             result.raise_for_status()
             raise RunError(f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}")
         rows, step_s, micro_batch_s = job.per_device_train_batch_size, result.step_s, result.micro_batch_s
-        paces[technique] = Pace.of(rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=2)
+        paces[technique] = Pace.of(rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION)
+    if exchange:
+        exchange = replace(exchange, slowdowns=_slowdowns(cluster, job, exchange, paces[Technique.SINGLE]))
     return plan(job, paces=paces, exchange=exchange, **options)
 
 
@@ -124,8 +128,27 @@ def more_pods(spec: ClusterSpec) -> str:
     return "; ".join(part for part in (more, table.note) if part)
 
 
-def _run_timed(cluster: Submission, job: FineTune) -> RunResult:
-    run = cluster.submit(job, pods=1, path=cluster.path / "timed" / f"{job.technique}-{secrets.token_hex(3)}")
+def _slowdowns(cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace) -> tuple[tuple[int, float], ...]:
+    """Return the doctor's, and where pods share a processor those of two and of all by the job's own steps."""
+    if exchange.slowdown(exchange.pods) < _SHARED:
+        return exchange.slowdowns
+    try:
+        apart = _timed(job, Technique.LOCAL_SGD).replace(local_sgd={"sync_steps": 10 * _TIMED_STEPS})
+    except ConfigError:  # QLoRA
+        return exchange.slowdowns
+    alone_s = Scaling().step_s(alone, rows=alone.rows, accumulation=_ACCUMULATION)
+    found = dict(exchange.slowdowns)
+    for pods in dict.fromkeys((2, exchange.pods)):
+        result = _run_timed(cluster, apart, pods)
+        if result.step_s is None:
+            result.raise_for_status()
+            return exchange.slowdowns
+        found[pods] = result.step_s / alone_s
+    return tuple(sorted(found.items()))
+
+
+def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
+    run = cluster.submit(job, pods=pods, path=cluster.path / "timed" / f"{job.technique}-{secrets.token_hex(3)}")
     try:
         return run.wait(_TIMED_S, progress=False)
     except TimeoutError:
@@ -136,7 +159,7 @@ def _run_timed(cluster: Submission, job: FineTune) -> RunResult:
 def _timed(job: FineTune, technique: Technique) -> FineTune:
     """Return a few steps of a job on one pod, without all that is not a step."""
     return as_planned(job, technique).replace(
-        max_steps=_TIMED_STEPS, gradient_accumulation_steps=2, eval_strategy="no", eval_steps=None, metrics=(),
-        load_best_model_at_end=False, metric_for_best_model=None, early_stopping_patience=None, save_steps=None,
-        resume=None, report_to=(), predict_rows=0, profile_step=0,
+        max_steps=_TIMED_STEPS, gradient_accumulation_steps=_ACCUMULATION, eval_strategy="no", eval_steps=None,
+        metrics=(), load_best_model_at_end=False, metric_for_best_model=None, early_stopping_patience=None,
+        save_steps=None, resume=None, report_to=(), predict_rows=0, profile_step=0,
     )  # fmt: skip

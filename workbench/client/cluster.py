@@ -225,9 +225,9 @@ class Cluster(ShownLive, Submission):
     def plan(self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None) -> PlanTable:
         """Predict what a job will need here under every technique, and how fast several pods will be against one.
 
-        Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods. Steps
-        of a technique are given up after a minute. On Kubernetes the table says how many more such pods could be
-        scheduled now.
+        Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods; where
+        pods share a processor, 16 steps on two pods and on all as well. Steps of a technique are given up after a
+        minute. On Kubernetes the table says how many more such pods could be scheduled now.
 
         Args:
             job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.

@@ -93,18 +93,18 @@ def scaling_of(setting: Setting, trace: Trace, *, accumulation: int, exchange: E
 
 def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange) -> float:
     technique, ranks = setting.technique, setting.ranks
-    latency_s = exchange.meet_s(ranks // setting.on_pod)
+    latency_s, wait_s = exchange.meet_s(ranks // setting.on_pod), exchange.wait_s(ranks // setting.on_pod)
     reduced_s = exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks)
     gathered_s = exchange.all_reduce_s(setting.compute_bytes * trace.trained, ranks) / 2
     match technique:
         case Technique.DDP:
-            return reduced_s
+            return wait_s + reduced_s
         case Technique.LOCAL_SGD:
-            return reduced_s / setting.sync_steps
+            return (wait_s + reduced_s) / setting.sync_steps
         case Technique.ZERO1:
-            return reduced_s + gathered_s
+            return wait_s + reduced_s + gathered_s
         case Technique.ZERO2:
-            return accumulation * reduced_s + gathered_s
+            return accumulation * (wait_s + reduced_s) + gathered_s
     if setting.shards < ranks:  # within a pod, and a replica on each
         return accumulation * exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks // setting.on_pod)
     # Each layer by itself: gathered before its forward pass and, unless it was kept, its backward pass; then scattered,

@@ -132,11 +132,13 @@ class Measurements(TolerantRecord):
     padded_tokens_per_s: Number | None = None
     """The same with the padding."""
     step_s: Number | None = None
-    """Median seconds of an optimizer step; the first one, the profiled one and evaluations left out. Under `local-sgd`
-    it is that of the mean step from one synchronisation to the next."""
+    """Seconds of an optimizer step of mean length: the median seconds of a token, padding counted in, times the mean
+    tokens of a step. The first step, the profiled one and evaluations are left out. Under `local-sgd` the median is of
+    the means from one synchronisation to the next."""
     micro_batch_s: Number | None = None
-    """Median seconds of a micro-batch's forward and backward pass in these steps, all ranks. Of several a step the last
-    is left out, in which techniques send; where there is but one, DeepSpeed's has the optimizer step in it."""
+    """Seconds of a micro-batch's forward and backward pass in these steps, made out alike, mean of all ranks. Of
+    several a step the last is left out, in which techniques send; where there is but one, DeepSpeed's has the optimizer
+    step in it."""
     sent_bytes_per_step: Number | None = None
     """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
     checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""

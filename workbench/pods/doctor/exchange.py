@@ -37,6 +37,8 @@ class Exchange:
     meeting_s: float | None = None
     """Mean seconds of an all-reduce of four bytes between computations of some milliseconds, which end unevenly where
     pods share a processor."""
+    waited_s: float | None = None
+    """The same after computations of some 40 milliseconds."""
     problem: str = ""
 
     def slowdown(self, pods: int) -> float:
@@ -58,9 +60,21 @@ class Exchange:
             >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), meeting_s=0.005).meet_s(2)
             0.003
         """
-        idle_s, most = self.latency_s or 0.0, self.slowdown(self.pods) - 1
-        share = (self.slowdown(pods) - 1) / most if most else 1.0
-        return idle_s + max(0.0, (self.meeting_s or 0.0) - idle_s) * share
+        idle_s = self.latency_s or 0.0
+        return idle_s + max(0.0, (self.meeting_s or 0.0) - idle_s) * self._unevenness(pods)
+
+    def wait_s(self, pods: int) -> float:
+        """Return the seconds that a rank waits for the others at the end of a step: none where they do not slow down.
+
+        Example:
+            >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), waited_s=0.005).wait_s(2)
+            0.002
+        """
+        return max(0.0, (self.waited_s or 0.0) - (self.latency_s or 0.0)) * self._unevenness(pods)
+
+    def _unevenness(self, pods: int) -> float:
+        most = self.slowdown(self.pods) - 1
+        return (self.slowdown(pods) - 1) / most if most else 1.0
 
     def all_reduce_s(self, size: float, ranks: int) -> float:
         """Return the seconds of an all-reduce of so many bytes among so many ranks, by what was measured.
@@ -167,7 +181,7 @@ def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
         elif "slowdown" in line:
             slowdowns.append((line["computing"], line["slowdown"]))
         elif "meeting_s" in line:
-            fields["meeting_s"] = line["meeting_s"]
+            fields |= {"meeting_s": line["meeting_s"], "waited_s": line["waited_s"]}
         elif "problem" in line:
             fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):

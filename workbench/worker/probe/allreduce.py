@@ -53,12 +53,12 @@ def main() -> None:
         if longest_s > _LONG_S:
             break
     chunks = _chunks(device)
-    alone_s = _round_s(device, 1, chunks, _ROUNDS)
+    alone_s, _ = _computed_and_waited_s(device, 1, chunks, _ROUNDS)
     for among in _crowds(request["world_size"]):
-        slowdown = _round_s(device, among, chunks, _ROUNDS) / alone_s
-        _say(request, {"computing": among, "slowdown": slowdown})
-    meeting_s = _round_s(device, request["world_size"], 1, _MEETINGS) - alone_s / chunks * slowdown
-    _say(request, {"meeting_s": max(0.0, meeting_s)})
+        computed_s, waited_s = _computed_and_waited_s(device, among, chunks, _ROUNDS)
+        _say(request, {"computing": among, "slowdown": computed_s / alone_s})
+    _, meeting_s = _computed_and_waited_s(device, request["world_size"], 1, _MEETINGS)
+    _say(request, {"meeting_s": meeting_s, "waited_s": waited_s})
     _say(request, {"over": True})
     dist.destroy_process_group()
 
@@ -97,19 +97,28 @@ def _chunks(device: torch.device) -> int:
     return max(1, round(float(rounds) / 4))
 
 
-def _round_s(device: torch.device, among: int, chunks: int, rounds: int) -> float:
-    """Return the mean seconds until the first ranks have done so many small computations each, and met all others."""
+def _computed_and_waited_s(device: torch.device, among: int, chunks: int, rounds: int) -> tuple[float, float]:
+    """Return the mean seconds in which the first ranks do so many small computations each, and then meet all others."""
     import torch
     import torch.distributed as dist
 
-    one = torch.zeros(1, device=device)
+    one, took_s = torch.zeros(1, device=device), torch.zeros(2, device=device)
     dist.all_reduce(one)
-    began = time.perf_counter()
-    for _ in range(rounds):
-        for _ in range(chunks if dist.get_rank() < among else 0):
-            _compute(device)
-        dist.all_reduce(one)
-    return (time.perf_counter() - began) / rounds
+    if dist.get_rank() < among:
+        for _ in range(rounds):
+            began = time.perf_counter()
+            for _ in range(chunks):
+                _compute(device)
+            computed = time.perf_counter()
+            dist.all_reduce(one)
+            float(one)  # on a GPU the call returns before the end
+            took_s += torch.tensor([computed - began, time.perf_counter() - computed], device=device)
+    else:
+        for _ in range(rounds):
+            dist.all_reduce(one)
+    dist.all_reduce(took_s)
+    computed_s, waited_s = (took_s / rounds / among).tolist()
+    return computed_s, waited_s
 
 
 def _compute(device: torch.device) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from array import array
 from collections.abc import Mapping
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,14 @@ def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Te
     return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
 
 
+class _Step(NamedTuple):
+    took_s: float
+    tokens: int
+    micro_batches: int
+    computing_s: float
+    """For a token in forward and backward passes."""
+
+
 class StepMeter(StepClock):
     """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
 
@@ -41,8 +48,9 @@ class StepMeter(StepClock):
         self._fair_useful: Any = 0
         self._fair_padded = 0
         self._steps = 0
+        self._tokens: list[int] = []
         self._took_s: list[float] = []
-        self._warm_s, self._computing_s = array("d"), array("d")
+        self._warm: list[_Step] = []
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
         self._peers = _everyone() if ranks.connected() else frozenset()
@@ -54,6 +62,7 @@ class StepMeter(StepClock):
         """Count a micro-batch that is about to be trained on."""
         useful, padded = tokens_of(batch, self._causal)
         self._useful, self._padded = self._useful + useful, self._padded + padded
+        self._tokens.append(padded)
         if profiled:
             self.profiled_tokens = padded
 
@@ -66,10 +75,11 @@ class StepMeter(StepClock):
         super().step(samples, profiled=profiled)
         if self._steps and self._took_s and not profiled:  # the first one warms up
             # The last one of several may have the optimizer step in it, and what is sent for it.
-            took_s = self._took_s[:-1] or self._took_s
-            self._warm_s.append(self.runtime_s - before)
-            self._computing_s.append(fmean(took_s))
-        self._steps, self._took_s = self._steps + 1, []
+            took_s, tokens = self._took_s[:-1] or self._took_s, self._tokens
+            computing_s = sum(took_s) / sum(tokens[: len(took_s)])
+            step = _Step(self.runtime_s - before, sum(tokens), len(tokens), computing_s)
+            self._warm.append(step)
+        self._steps, self._took_s, self._tokens = self._steps + 1, [], []
         if not profiled:
             self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
         self._useful, self._padded = 0, 0
@@ -87,22 +97,29 @@ class StepMeter(StepClock):
     def totals(self) -> dict[str, float | int | None]:
         """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
         self._traffic.tell(self._unseen)
-        computing_s = median(self._computing_s or [0.0])
-        own = [float(self._fair_useful), float(self._fair_padded), computing_s]
+        own = [float(self._fair_useful), float(self._fair_padded), self._micro_batch_s()]
         useful, padded, computing_s = ranks.sums(own)
         return {
             "step_s": self._step_s(),
-            "micro_batch_s": computing_s / ranks.world_size() if self._computing_s else None,
+            "micro_batch_s": computing_s / ranks.world_size() if self._warm else None,
             "useful_tokens_per_s": self.per_s(useful),
             "padded_tokens_per_s": self.per_s(padded),
             "profiled_tokens": self.profiled_tokens,
         }
 
+    # Steps may be of rows of any length, so a few must not stand for all: medians are of the seconds of a token.
     def _step_s(self) -> float | None:
-        """Return the median of the means of whole periods: what disturbs a few steps does not count."""
-        whole = len(self._warm_s) // self._period * self._period
-        starts = range(0, whole or min(1, len(self._warm_s)), self._period)
-        return median(fmean(self._warm_s[at : at + self._period]) for at in starts) if starts else None
+        """Return the seconds of a step of mean length; what disturbs a few whole periods does not count."""
+        whole = len(self._warm) // self._period * self._period or len(self._warm)
+        periods = [self._warm[at : at + self._period] for at in range(0, whole, self._period)]
+        token_s = [sum(step.took_s for step in steps) / sum(step.tokens for step in steps) for steps in periods]
+        return median(token_s) * fmean(step.tokens for step in self._warm) if token_s else None
+
+    def _micro_batch_s(self) -> float:
+        if not self._warm:
+            return 0.0
+        tokens, micro_batches = sum(step.tokens for step in self._warm), sum(step.micro_batches for step in self._warm)
+        return median(step.computing_s for step in self._warm) * tokens / micro_batches
 
     def _sent(self) -> Sent | None:
         return read_sent(self._peers, alone=os.environ.get("LOCAL_WORLD_SIZE", "1") == "1")
