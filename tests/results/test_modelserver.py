@@ -209,8 +209,8 @@ def test_an_interrupt_leaves_the_child_fit(runs: tuple[RunPaths, RunPaths]) -> N
     assert main is not None
     threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        server.answer([Question(source="What is the question?")] * 400)
+        server.answer([Question(source="What is the question?")] * 4000)
     pid = server.pid
     assert pid is not None
-    assert server.answer(A).texts == expected  # not the late answer to the 400
+    assert server.answer(A).texts == expected  # not the late answer to the 4000
     assert server.pid == pid

@@ -17,7 +17,7 @@ from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.answers import judge
 from workbench.rundir.paths import RunPaths
 
-_AT_ONCE, _MOST = 64, 256  # rows in the first request and in a later one
+_AT_ONCE, _MOST = 64, 1024  # rows in the first request and in a later one
 _REQUEST_S = 2.0  # an interrupt waits for no more, but for `_AT_ONCE` rows of a slow model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,17 +59,32 @@ def answers(
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
     mine = order[rank::world_size]
     texts: dict[int, str] = {}
+    late: dict[int, dict[int, list[int]]] = {}
+
+    def call(numbers: Sequence[int], begun: Mapping[int, list[int]], **options: Any) -> None:
+        said = _written(model, encoder, [(rows[n], begun.get(n, [])) for n in numbers], device, **options)
+        for n, (tokens, is_whole) in zip(numbers, said, strict=True):
+            if is_whole:
+                texts[n] = encoder.texts([tokens])[0]
+            else:
+                late.setdefault(len(tokens), {})[n] = tokens.tolist()
+
     # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
     # of no use where it has run out of its own.
-    for call in follow(range(-(-len(rows) // (world_size * size)))):
-        numbers = mine[call * size : (call + 1) * size]
-        batch = [rows[n] for n in numbers] or [rows[order[0]]]
-        texts.update(zip(numbers, _answer(model, encoder, batch, device, synced_gpus, on_text), strict=False))
-    return texts
+    for number in follow(range(-(-len(rows) // (world_size * size)))):
+        numbers = mine[number * size : (number + 1) * size]
+        call(numbers or order[:1], {}, synced_gpus=synced_gpus, on_text=on_text)
+    while late:
+        begun = late.pop(min(late))
+        for first in range(0, len(begun), size):
+            call(list(begun)[first : first + size], begun)
+    return {n: texts[n] for n in mine}
 
 
 _FEW = 8
 """Rows of which none is left out of a call: a step of fewer takes as long."""
+_LOOK = 16
+"""Tokens after which, and after twice as many and so on, rows that have ended may be left out."""
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no types
@@ -84,61 +99,56 @@ class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no 
             self._on_text(text)
 
 
-class _Half(StoppingCriteria):  # type: ignore[misc]  # transformers publishes no types
-    """Ends a call once half of its rows have ended, so that the others go on without them."""
+class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes no types
+    """Ends a call where half of its rows have ended, so that the others go on with those of other calls."""
 
-    def __init__(self, has_ended: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._has_ended, self.reached = has_ended, False
+    def __init__(self, begin: int, has_ended: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._begin, self._has_ended = begin, has_ended
 
     def __call__(self, tokens: torch.Tensor, _scores: object, **_: object) -> torch.Tensor:
-        ended = self._has_ended(tokens)
-        self.reached = 2 * int(ended.sum()) >= len(ended)
-        return torch.full_like(ended, self.reached)
+        times, rest = divmod(tokens.shape[1] - self._begin, _LOOK)
+        looks = times > 0 and not rest and not times & (times - 1)
+        half = looks and 2 * int(self._has_ended(tokens).sum()) >= len(tokens)
+        return torch.full_like(tokens[:, 0], half, dtype=torch.bool)
 
 
-def _answer(
+@torch.no_grad()
+def _written(
     model: Any,
     encoder: Encoder,
-    rows: Sequence[Row],
+    rows: Sequence[tuple[Row, list[int]]],
     device: torch.device,
-    synced_gpus: bool,
-    on_text: Callable[[str], None] | None,
-) -> list[str]:
-    batch = encoder.asking(rows)
+    *,
+    synced_gpus: bool = False,
+    on_text: Callable[[str], None] | None = None,
+) -> list[tuple[torch.Tensor, bool]]:
+    """Go on with what each row has said, equally much, and return all that it then has, and whether that is whole."""
+    said = torch.tensor([tokens for _, tokens in rows], dtype=torch.long, device=device)
+    batch = encoder.asking([row for row, _ in rows])
     given = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
     begin, most = given["input_ids"].shape[1] if encoder.causal else 1, encoder.job.max_target_length
+    if encoder.causal:
+        mask = torch.cat([given["attention_mask"], torch.ones_like(said)], 1)
+        given = {"input_ids": torch.cat([given["input_ids"], said], 1), "attention_mask": mask}
+    elif said.numel():
+        start = torch.full_like(said[:, :1], model.config.decoder_start_token_id)
+        given["decoder_input_ids"] = torch.cat([start, said], 1)
     ends = torch.tensor(model.generation_config.eos_token_id or [], device=device)
 
     def has_ended(tokens: torch.Tensor) -> torch.Tensor:
         return torch.isin(tokens[:, begin:], ends).any(1)
 
     model.eval()
-    texts: dict[int, str] = {}
-    left, written = list(range(len(rows))), 0
-    while left:
-        half = _Half(has_ended)
-        with torch.no_grad():
-            tokens = model.generate(
-                **given,
-                max_new_tokens=most - written,
-                do_sample=False,
-                num_beams=1,
-                use_cache=True,
-                pad_token_id=encoder.tokenizer.pad_token_id,
-                synced_gpus=synced_gpus,
-                stopping_criteria=[half] if len(left) > _FEW and not synced_gpus else None,
-                streamer=_Pieces(encoder.tokenizer, on_text) if on_text is not None and len(rows) == 1 else None,
-            )
-        written = tokens.shape[1] - begin
-        goes_on = ~has_ended(tokens) if half.reached and written < most else torch.zeros_like(tokens[:, 0] > 0)
-        said = iter(encoder.texts(tokens[~goes_on, begin if encoder.causal else 0 :]))
-        texts |= {row: next(said) for row, more in zip(left, goes_on.tolist(), strict=True) if not more}
-        left = [row for row in left if row not in texts]
-        given = {name: values[goes_on] for name, values in given.items()}
-        if encoder.causal:
-            mask = given["attention_mask"]
-            more = mask.new_ones(len(left), tokens.shape[1] - mask.shape[1])
-            given = {"input_ids": tokens[goes_on], "attention_mask": torch.cat([mask, more], dim=1)}
-        else:
-            given["decoder_input_ids"] = tokens[goes_on]
-    return [texts[row] for row in range(len(rows))]
+    tokens = model.generate(
+        **given,
+        max_new_tokens=most - said.shape[1],
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        pad_token_id=encoder.tokenizer.pad_token_id,
+        synced_gpus=synced_gpus,
+        stopping_criteria=[_Late(begin, has_ended)] if len(rows) > _FEW and not synced_gpus else None,
+        streamer=_Pieces(encoder.tokenizer, on_text) if on_text is not None and len(rows) == 1 else None,
+    )
+    is_whole = has_ended(tokens) | (tokens.shape[1] - begin >= most)
+    return list(zip(tokens[:, begin:], is_whole.tolist(), strict=True))

@@ -35,6 +35,8 @@ _LOOK_S = 1.0
 _SMALL = 20_000_000  # parameters
 _MANY = 16  # rows
 _AT_ONCE = 2_000_000_000  # parameters times rows, which fill some 400 MiB with what was read and written
+_MOST = 256  # rows: of more, sources are too unlike in length
+_LOOKS = 5
 _FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
 
 
@@ -103,7 +105,7 @@ class Answerer:
         # and a few rows do so anywhere.
         is_little = parameters < _SMALL and len(rows) < _MANY
         torch.set_num_threads(1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running()))
-        at_once = max(self._job.per_device_eval_batch_size, _AT_ONCE // parameters)
+        at_once = max(self._job.per_device_eval_batch_size, min(_MOST, _AT_ONCE // parameters))
         texts = answers(loaded.model, encoder, rows, device=loaded.model.device, at_once=at_once, on_text=on_text)
         return [texts[n] for n in range(len(examples))]
 
@@ -120,8 +122,12 @@ def _free() -> list[int]:
 
 
 def _running() -> int:
-    """Count the threads that this machine runs now, with our own; its load average would count those of a while ago."""
-    return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
+    """Count the threads that this machine runs all the time, with our own; its load average would be of a while ago."""
+    counts = []
+    for _ in range(_LOOKS):
+        counts.append(int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0]))
+        time.sleep(0.002)  # in which those end that only handed the question on
+    return min(counts)
 
 
 def _example(question: Mapping[str, Any]) -> Example:
