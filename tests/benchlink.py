@@ -22,6 +22,7 @@ from pods.sshhosts import SSHHost
 from poll import until
 
 from workbench import Cluster, FineTune, PodSpec, SSHPods
+from workbench.planner.plan import plan
 from workbench.pods.ssh.identity import Identity
 
 __all__ = ["link"]
@@ -60,8 +61,9 @@ def link(root: Path) -> Iterator[Sequence[Pair]]:
         return
     with _pods(root / "link") as measured:
         planned = measured.recommended()
-        others = [way for way in WAYS if way[1:2] + way[3:] != planned[1:2] + planned[3:]]
-        for what, pods, bound, options in (planned, *others):
+        done = [(pods, options) for _, pods, _, options in planned]
+        others = [way for way in WAYS if (way[1], way[3]) not in done]
+        for what, pods, bound, options in (*planned, *others):
             steps = f"{MICRO_BATCHES // pods} micro-batches a step, R = {measured.ratio:.1f}"
             yield [
                 Pair(
@@ -94,13 +96,20 @@ class _Link:
         assert result.step_s is not None
         return job.global_batch(pods) / result.step_s
 
-    def recommended(self) -> tuple[str, int, str, dict[str, object]]:
-        """Return the way that `cluster.plan` marks as the fastest on three pods."""
-        table = self._cluster.plan(_JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 3))
-        print(table, table.exchange, file=sys.stderr, flush=True)
-        assert table.fastest is not None
-        technique = table.fastest.technique
-        return f"{technique}, as planned ({table.fastest.speed_up:.2f})", 3, ">= 2 x", {"technique": technique}
+    def recommended(self) -> list[tuple[str, int, str, dict[str, object]]]:
+        """Return the ways that `cluster.plan` marks as the fastest on three pods, and `plan` then on two."""
+        three = self._cluster.plan(_JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 3))
+        two = _JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 2)
+        ways: list[tuple[str, int, str, dict[str, object]]] = []
+        for table, bound in (
+            (three, ">= 2 x"),
+            (plan(two, pods=2, paces=three.paces, exchange=three.exchange), ">= 1.5 x"),
+        ):
+            print(table, table.exchange, file=sys.stderr, flush=True)
+            assert table.fastest is not None
+            technique, speed_up = table.fastest.technique, table.fastest.speed_up
+            ways.append((f"{technique}, as planned ({speed_up:.2f})", table.pods, bound, {"technique": technique}))
+        return ways
 
     def _calibrate(self) -> None:
         rows = _JOB.per_device_train_batch_size
