@@ -116,7 +116,7 @@ doctests: setup
 collect: setup
 	@collected=$$($(PYTEST) --collect-only -qq -m 'not images') || { echo "$$collected"; exit 1; }
 
-bench: setup ## Measure our pieces beside the plain way, as ratios (over 25 minutes of two quiet cores; ONLY="answers reading")
+bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python tests/bench.py $(ONLY)
 
 chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1)
