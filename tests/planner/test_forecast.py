@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
+from workbench.client.checkup import slowdowns
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
 from workbench.jobs.choices import Technique
@@ -161,6 +162,30 @@ def test_a_pod_count_is_extrapolated_between_those_that_computed_at_once() -> No
     assert [EXCHANGE.slowdown(pods) for pods in (1, 2, 3, 9)] == [1.0, 1.0, 1.5, 4.5]  # nine on two cores
 
 
+@pytest.mark.parametrize(
+    ("doctor", "expected"),
+    [
+        (((2, 1.0), (3, 1.5)), ((2, 1.25), (3, 2.0))),
+        (((2, 1.0), (3, 1.01)), ((2, 1.0), (3, 1.01))),
+        (((2, 1.4),), ((2, 1.25),)),
+    ],
+    ids=["two and all by their steps", "no sharing", "all are two"],
+)
+def test_where_pods_share_a_processor_the_job_s_own_steps_tell_how_much(
+    doctor: tuple[tuple[int, float], ...], expected: tuple[tuple[int, float], ...]
+) -> None:
+    class Pods:
+        path = Path("cluster")
+
+        def submit(self, _job: FineTune, *, pods: int, path: Path) -> SimpleNamespace:
+            step_s = 1.3 * {2: 1.25, 3: 2.0}[pods]  # one pod's of two micro-batches is 1.3 s
+            return SimpleNamespace(path=path, wait=lambda *_, **__: SimpleNamespace(step_s=step_s))
+
+    exchange = Exchange(pods=doctor[-1][0], slowdowns=doctor)
+    found = slowdowns(Pods(), FineTune(), exchange, PACE)  # type: ignore[arg-type]
+    assert found == tuple((pods, pytest.approx(times)) for pods, times in expected)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None:
@@ -172,8 +197,7 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
         timed = [folder.name.rpartition("-")[0] for folder in (cluster.path / "timed").iterdir()]
     assert set(table.paces) == {"single", "zero1", "zero3", "fsdp"} and table.paces["single"].rows == 8
     assert table.exchange is not None and [pods for pods, _ in table.exchange.slowdowns] == [2, 3]
-    # Three pods of a machine with two cores slow each other down, which their own steps tell best.
-    assert timed.count("local-sgd") == 2 or (os.cpu_count() or 1) > 2
+    assert timed.count("local-sgd") in (0, 2)  # none where the doctor saw no sharing, as with other load or more cores
     assert {row.technique for row in table.rows if row.speed_up} == {str(name) for name in Technique}
     assert table.row("single").speed_up == pytest.approx(1.0)
     assert table.fastest is not None and "Speeds are predicted from steps timed on one pod" in str(table)

@@ -112,7 +112,7 @@ def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **op
         rows, step_s, micro_batch_s = job.per_device_train_batch_size, result.step_s, result.micro_batch_s
         paces[technique] = Pace.of(rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION)
     if exchange:
-        exchange = replace(exchange, slowdowns=_slowdowns(cluster, job, exchange, paces[Technique.SINGLE]))
+        exchange = replace(exchange, slowdowns=slowdowns(cluster, job, exchange, paces[Technique.SINGLE]))
     return plan(job, paces=paces, exchange=exchange, **options)
 
 
@@ -128,7 +128,7 @@ def more_pods(spec: ClusterSpec) -> str:
     return "; ".join(part for part in (more, table.note) if part)
 
 
-def _slowdowns(cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace) -> tuple[tuple[int, float], ...]:
+def slowdowns(cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace) -> tuple[tuple[int, float], ...]:
     """Return the doctor's, and where pods share a processor those of two and of all by the job's own steps."""
     if exchange.slowdown(exchange.pods) < _SHARED:
         return exchange.slowdowns
