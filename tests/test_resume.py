@@ -51,12 +51,10 @@ def whole(cluster: Cluster) -> Run:
 def killed(cluster: Cluster) -> Run:
     """A run one of whose ranks was killed while it wrote a checkpoint."""
     run = submit(cluster, save_steps=1, checkpoints="bring")
-    until(lambda: checkpoints_of(run))
     folder = Path(cluster.pods[1].root) / "runs" / run.id
-    pid = pid_of(folder / "rank-1")
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: list(run.paths.checkpoints.glob("step-*")))
+    halt_at(run, folder / "rank-1", 1)
     assert not run.state.is_terminal, "checkpoints are carried here while it trains"
+    pid = pid_of(folder / "rank-1")
     until(lambda: stopped_while_writing(pid, folder / "checkpoints") and checkpoints_of(run)[1:], every_s=0.005)
     os.kill(pid, signal.SIGKILL)
     result = run.wait(60, progress=False)
@@ -71,19 +69,19 @@ def submit(cluster: Cluster, **options: object) -> Run:
     return cluster.submit(FineTune(**{**JOB, **options}))  # type: ignore[arg-type]
 
 
-def pid_of(rank: Path) -> int:
-    """Find a rank by where its output goes, once it does; one that a warm server forked has that one's environment."""
+def pids_of(rank: Path) -> list[int]:
+    """Find a rank by where its output goes; one that a warm server forked has that one's environment."""
     pids: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "fd" / "1").readlink().parent == rank:
+                pids.append(int(folder.name))
+    return pids
 
-    def look() -> bool:
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if (folder / "fd" / "1").readlink().parent == rank:
-                    pids.append(int(folder.name))
-        return bool(pids)
 
-    until(look, why=lambda: f"nobody writes into {rank}")
-    return pids[0]
+def pid_of(rank: Path) -> int:
+    until(lambda: pids_of(rank), why=lambda: f"nobody writes into {rank}")
+    return pids_of(rank)[0]
 
 
 def stopped_while_writing(pid: int, checkpoints: Path) -> bool:
@@ -337,6 +335,15 @@ def test_epochs_workers_and_a_trace_are_told(whole: Run) -> None:
 
 
 def halt_at(run: Run, rank: Path, step: int) -> None:
-    """Stop a rank once a checkpoint of this step, or a later one, has come here."""
-    until(lambda: any(kept_step >= step for kept_step in kept(run)), every_s=0.005, why=lambda: run.message)
-    os.kill(pid_of(rank), signal.SIGSTOP)
+    """Stop a rank once a checkpoint of this step, or a later one, has come here; by turns, lest it end before."""
+
+    def has_come() -> bool:
+        pids = pids_of(rank)
+        for sign in (signal.SIGCONT, signal.SIGSTOP):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # what starts a rank is soon gone
+                    os.kill(pid, sign)
+            time.sleep(0.02)
+        return bool(pids) and any(kept_step >= step for kept_step in kept(run))
+
+    until(has_come, why=lambda: run.message)
