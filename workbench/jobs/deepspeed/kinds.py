@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import number
@@ -16,12 +17,6 @@ class Kind:
     auto: bool = False
     """Whether it may be 'auto': the Trainer, or DeepSpeed's default, fills it in."""
     null: bool = False
-
-    def or_auto(self) -> Kind:
-        return replace(self, auto=True)
-
-    def or_null(self) -> Kind:
-        return replace(self, null=True)
 
     def takes(self, value: object) -> bool:
         return (self.auto and value == "auto") or (self.null and value is None) or self.fits(value)
@@ -38,18 +33,42 @@ class Whole(dict[str, "Kind | Table"]):
     """A table of all keys of a section: DeepSpeed refuses others, where it ignores them elsewhere."""
 
 
-def words(*allowed: str) -> Kind:
-    """Return the kind that is one of some words.
+def table_of(text: str) -> Whole:
+    """Read a table from words: `[section.part]` or `[section]!` for a whole one, then `kind:` and the keys of it.
 
     Example:
-        >>> str(words("cpu", "none"))
-        "one of 'cpu', 'none'"
+        >>> {key: str(kind) for key, kind in table_of("count: a b [part] none/cpu,null: c")["part"].items()}
+        {'c': "one of 'none', 'cpu', or null"}
     """
+    top = Whole()
+    sections: list[dict[str, Kind | Table]] = [top]
+    kind = KINDS["object"]
+    for word in text.split():
+        if word.startswith("["):
+            sections = [
+                _opened(top, path, Whole() if word.endswith("!") else {}) for path in word.strip("[]!").split(",")
+            ]
+        elif word.endswith(":"):
+            name, *more = word.removesuffix(":").split(",")
+            kind = replace(KINDS.get(name) or _one_of(name), auto="auto" in more, null="null" in more)
+        else:
+            for section in sections:
+                section[word] = kind
+    return top
+
+
+def _opened(top: Whole, path: str, section: dict[str, Kind | Table]) -> dict[str, Kind | Table]:
+    *within, name = path.split(".")
+    table: dict[str, Any] = top
+    for key in within:
+        table = table.setdefault(key, {})
+    table[name] = section
+    return section
+
+
+def _one_of(words: str) -> Kind:
+    allowed = words.split("/")
     return Kind("one of " + ", ".join(map(repr, allowed)), lambda value: _is_text(value) and value in allowed)
-
-
-def is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
@@ -67,7 +86,7 @@ def check_kinds(config: Mapping[str, object], table: Table, source: str, where: 
                     case None if (where, key) in _MAY_BE_NULL:
                         pass
                     case _:
-                        raise _refusal(source, f"{where}{key}", value, OBJECT.words)
+                        raise _refusal(source, f"{where}{key}", value, "an object")
 
 
 _SHOWN = 100  # letters of a key that is refused
@@ -100,14 +119,17 @@ def _is_list(value: object, fits: Callable[[object], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(fits, value))
 
 
-FLAG = Kind("true or false", lambda value: value is True or value is False)
-WHOLE = Kind("a whole number", _is_whole)
-COUNT = Kind("a whole number, 0 or more", lambda value: _is_whole(value) and _at_least(0, value))
-SIZE = Kind("a whole number, 1 or more", lambda value: _is_whole(value) and _at_least(1, value))
-NUMBER = Kind("a number", lambda value: number(value) is not None)
-POSITIVE = Kind("a number, 0 or more", lambda value: _at_least(0, value))
-SHARE = Kind("a number from 0 to 1", lambda value: _at_least(0, value) and not _at_least(1.0000001, value))
-TEXT = Kind("text", _is_text)
-TEXTS = Kind("a list of texts", lambda value: _is_list(value, _is_text))
-NUMBERS = Kind("a list of numbers", lambda value: _is_list(value, lambda each: number(each) is not None))
-OBJECT = Kind("an object", is_object)
+KINDS = {
+    "flag": Kind("true or false", lambda value: value is True or value is False),
+    "whole": Kind("a whole number", _is_whole),
+    "count": Kind("a whole number, 0 or more", lambda value: _is_whole(value) and _at_least(0, value)),
+    "size": Kind("a whole number, 1 or more", lambda value: _is_whole(value) and _at_least(1, value)),
+    "number": Kind("a number", lambda value: number(value) is not None),
+    "positive": Kind("a number, 0 or more", lambda value: _at_least(0, value)),
+    "share": Kind("a number from 0 to 1", lambda value: _at_least(0, value) and not _at_least(1.0000001, value)),
+    "text": Kind("text", _is_text),
+    "texts": Kind("a list of texts", lambda value: _is_list(value, _is_text)),
+    "numbers": Kind("a list of numbers", lambda value: _is_list(value, lambda each: number(each) is not None)),
+    "object": Kind("an object", lambda value: isinstance(value, Mapping)),
+}
+"""By the words of a table."""
