@@ -13,85 +13,59 @@ ALLOWED = frozenset((
 ))  # fmt: skip
 """What is handed on as it is."""
 
-_LOSS = "the loss is the mean over all tokens of the global batch, the same for any number of ranks; leave it out"
-_PRECISION = "use `precision`"
-_EVALUATION = "evaluation is the project's own; see eval_strategy, metrics and per_device_eval_batch_size"
-_ROWS = "rows are made into tokens before the first step and dealt out alike for any number of ranks; leave it out"
-_OUT = "what a run writes is in its run directory"
-_CHECKPOINTS = "use save_steps and `checkpoints`, which are alike under every technique"
-_HUB = "a run uploads nothing; take the model from its run directory"
-_LOGS = "use logging_steps; every rank's output is in `run.logs`"
-_ANSWERS = "use predict_rows; a run's model is asked by `run.predict`"
-_BACKEND = "the process group is gloo on CPUs and NCCL on GPUs"
-
-OTHERWISE: Mapping[str, str] = {
-    "accelerator_config": "use `technique`",
-    "activation_checkpointing": "use gradient_checkpointing",
-    "auto_find_batch_size": "ask `plan(job)` for the largest micro-batch that fits",
-    "average_tokens_across_devices": _LOSS,
-    "bf16": _PRECISION,
-    "bf16_full_eval": _EVALUATION,
-    "data_seed": "use `seed`",
-    "ddp_backend": _BACKEND,
-    "debug": "a loss that is not finite ends the run with its step; `run.stacks` shows where ranks are",
-    "disable_tqdm": "the panel shows progress",
-    "enable_jit_checkpoint": _CHECKPOINTS,
-    "fp16": _PRECISION,
-    "fp16_full_eval": _EVALUATION,
-    "fsdp_config": "use technique 'fsdp' and `fsdp`",
-    "generation_config": _ANSWERS,
-    "generation_max_length": _ANSWERS,
-    "generation_num_beams": _ANSWERS,
-    "gradient_checkpointing_kwargs": "use activation_checkpointing_kwargs, its new name",
-    "ignore_data_skip": _CHECKPOINTS,
-    "include_num_input_tokens_seen": "tokens are counted anyway; see useful_tokens_per_s of the result",
-    "liger_kernel_config": _LOSS,
-    "local_rank": "ranks are started by `launcher`",
-    "log_on_each_node": _LOGS,
-    "num_train_epochs": "use `epochs`",
-    "optim": "use `optimizer`",
-    "optim_args": "none of the update rules of `optimizer` takes any",
-    "optim_target_modules": "use `optimizer` and `lora`",
-    "output_dir": _OUT,
-    "parallelism_config": "use `technique`",
-    "project": "use report_to, with the tracker's own variables in `env`",
-    "remove_unused_columns": _ROWS,
-    "restore_callback_states_from_checkpoint": _CHECKPOINTS,
-    "resume_from_checkpoint": "use `resume`",
-    "run_name": "a run is named after its folder: submit(job, path=…)",
-    "skip_memory_metrics": "memory is measured anyway; see peak_memory_gib of the result",
-    "tf32": _PRECISION,
-    "use_cache": "it serves answers, not training",
-    "use_cpu": "pods train on their GPUs where they have some: PodSpec(gpus=…)",
-    "use_liger_kernel": _LOSS,
-    **dict.fromkeys(("do_eval", "do_predict", "do_train"), "use max_steps, eval_steps and predict_rows"),
-    **dict.fromkeys(("logging_first_step", "logging_nan_inf_filter", "logging_strategy"), _LOGS),
-    **dict.fromkeys(("predict_with_generate", "sortish_sampler"), _ANSWERS),
-    **dict.fromkeys(("label_names", "length_column_name"), _ROWS),
-    **dict.fromkeys((f"trackio_{what}_id" for what in ("bucket", "space", "static_space")), "use report_to"),
-    **dict.fromkeys((f"save_{what}" for what in ("on_each_node", "only_model", "strategy")), _CHECKPOINTS),
-    **dict.fromkeys(
-        (f"hub_{what}" for what in ("always_push", "model_id", "private_repo", "revision", "strategy", "token")), _HUB
+_INSTEAD = {
+    "a loss that is not finite ends the run with its step; `run.stacks` shows where ranks are": "debug",
+    "a run is named after its folder: submit(job, path=…)": "run_name",
+    "a run uploads nothing; take the model from its run directory": (
+        "hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token push_to_hub"
     ),
-    "push_to_hub": _HUB,
-    **dict.fromkeys(
-        (
-            *("eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start"),
-            *("batch_eval_metrics", "eval_use_gather_object", "include_for_metrics", "prediction_loss_only"),
-        ),
-        _EVALUATION,
+    "ask `plan(job)` for the largest micro-batch that fits": "auto_find_batch_size",
+    "evaluation is the project's own; see eval_strategy, metrics and per_device_eval_batch_size": (
+        "bf16_full_eval fp16_full_eval eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start "
+        "batch_eval_metrics eval_use_gather_object include_for_metrics prediction_loss_only"
     ),
-    **dict.fromkeys(
-        (
-            f"dataloader_{what}"
-            for what in (
-                *("drop_last", "in_order", "multiprocessing_context", "num_workers", "persistent_workers"),
-                *("pin_memory", "prefetch_factor"),
-            )
-        ),
-        _ROWS,
+    "it serves answers, not training": "use_cache",
+    "memory is measured anyway; see peak_memory_gib of the result": "skip_memory_metrics",
+    "none of the update rules of `optimizer` takes any": "optim_args",
+    "pods train on their GPUs where they have some: PodSpec(gpus=…)": "use_cpu",
+    "ranks are started by `launcher`": "local_rank",
+    "rows are made into tokens before the first step and dealt out alike for any number of ranks; leave it out": (
+        "remove_unused_columns label_names length_column_name dataloader_drop_last dataloader_in_order "
+        "dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers "
+        "dataloader_pin_memory dataloader_prefetch_factor"
     ),
+    "the loss is the mean over all tokens of the global batch, the same for any number of ranks; leave it out": (
+        "average_tokens_across_devices liger_kernel_config use_liger_kernel"
+    ),
+    "the panel shows progress": "disable_tqdm",
+    "the process group is gloo on CPUs and NCCL on GPUs": "ddp_backend",
+    "tokens are counted anyway; see useful_tokens_per_s of the result": "include_num_input_tokens_seen",
+    "use `epochs`": "num_train_epochs",
+    "use `optimizer`": "optim",
+    "use `optimizer` and `lora`": "optim_target_modules",
+    "use `precision`": "bf16 fp16 tf32",
+    "use `resume`": "resume_from_checkpoint",
+    "use `seed`": "data_seed",
+    "use `technique`": "accelerator_config parallelism_config",
+    "use activation_checkpointing_kwargs, its new name": "gradient_checkpointing_kwargs",
+    "use gradient_checkpointing": "activation_checkpointing",
+    "use logging_steps; every rank's output is in `run.logs`": (
+        "log_on_each_node logging_first_step logging_nan_inf_filter logging_strategy"
+    ),
+    "use max_steps, eval_steps and predict_rows": "do_eval do_predict do_train",
+    "use predict_rows; a run's model is asked by `run.predict`": (
+        "generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler"
+    ),
+    "use report_to": "trackio_bucket_id trackio_space_id trackio_static_space_id",
+    "use report_to, with the tracker's own variables in `env`": "project",
+    "use save_steps and `checkpoints`, which are alike under every technique": (
+        "enable_jit_checkpoint ignore_data_skip restore_callback_states_from_checkpoint save_on_each_node "
+        "save_only_model save_strategy"
+    ),
+    "use technique 'fsdp' and `fsdp`": "fsdp_config",
+    "what a run writes is in its run directory": "output_dir",
 }
+OTHERWISE = {name: instead for instead, names in _INSTEAD.items() for name in names.split()}
 """What a job may not set, since it would break a promise or do nothing, and what to use instead."""
 
 

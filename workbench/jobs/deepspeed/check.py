@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from workbench.base.errors import ConfigError, shortened
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
 from workbench.base.redact import mask_secrets
 from workbench.jobs.choices import Communication, Optimizer, Precision, Schedule, Technique
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
@@ -20,7 +21,19 @@ SCHEDULES = {
     "WarmupCosineLR": Schedule.COSINE,
 }
 """DeepSpeed's schedules by the names of the nearest of transformers'."""
-_MISSING = object()
+FIELDS: Mapping[str, str] = {
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.total_num_steps": "max_steps",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "flops_profiler.profile_step": "profile_step",
+}
+"""A job's options that a configuration names too, by its keys; the profiler's counts where it is enabled."""
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 _PLUS_PLUS = ("zero_hpz_partition_size", *_QUANTIZED)
 _SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
@@ -32,15 +45,15 @@ def check(
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     check_form(config, source)
     _check_secrets(config, source)
-    zero = section(config, "zero_optimization", source)
+    zero = part(config, "zero_optimization")
     _check_zero(zero, Technique(job.technique), source)
     _check_stage_3(zero, world_size, source)
     if not gpus:
-        _check_no_gpus(zero, section(config, "aio", source), source)
+        _check_no_gpus(config, source)
     _check_precision(config, job, source)
     _check_optimizer(config, job, source)
     _check_scheduler(config, job, source)
-    _check_numbers(config, job, source, world_size)
+    _check_equal(config, job, source, world_size)
 
 
 def check_form(config: Mapping[str, object], source: str) -> None:
@@ -49,17 +62,20 @@ def check_form(config: Mapping[str, object], source: str) -> None:
     check_kinds(config, TOP_LEVEL, source)
 
 
-def section(config: Mapping[str, object], key: str, source: str) -> Mapping[str, object]:
-    """Return an object of the configuration, an empty one where the key is missing."""
-    match config.get(key, {}):
-        case Mapping() as value:
-            return value
-        case value:
-            raise ConfigError(f"{source}: {key} is {shortened(value)}; it must be an object")
+def value_at(config: Mapping[str, object], key: str) -> object:
+    """Return what a configuration has at `section.key`; None for nothing."""
+    *sections, name = key.split(".")
+    for section in sections:
+        config = part(config, section)
+    return config.get(name)
+
+
+def offloads(zero: Mapping[str, object], key: str) -> bool:
+    return part(zero, key).get("device", "none") != "none"
 
 
 def _check_removed(config: Mapping[str, object], source: str) -> None:
-    zero = section(config, "zero_optimization", source)
+    zero = part(config, "zero_optimization")
     for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
         for key in keys:
             if key in removed:
@@ -87,14 +103,13 @@ def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -
     for old in ("cpu_offload", "cpu_offload_param"):
         if zero.get(old):
             raise ConfigError(f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param")
-    offloads = [key for key in ("offload_optimizer", "offload_param") if _is_offload(zero.get(key))]
-    if technique is Technique.ZERO3_OFFLOAD and "offload_optimizer" not in offloads:
+    if technique is Technique.ZERO3_OFFLOAD and not offloads(zero, "offload_optimizer"):
         raise ConfigError(
             f"{source}: technique '{technique}' needs zero_optimization.offload_optimizer with a device; "
             "add it, or choose technique 'zero3'"
         )
     allowed = {Technique.ZERO3_OFFLOAD: 2, Technique.ZERO3: 0}.get(technique, 1)  # of what stands there, in order
-    if wrong := [key for key in offloads if key not in ("offload_optimizer", "offload_param")[:allowed]]:
+    if wrong := [key for key in ("offload_optimizer", "offload_param")[allowed:] if offloads(zero, key)]:
         what = "optimizer states alone" if allowed else "nothing"
         raise ConfigError(
             f"{source}: zero_optimization.{wrong[0]} is set, and technique '{technique}' offloads {what}; "
@@ -111,8 +126,8 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
     """Refuse what stage 3 alone knows (NVMe, ZeRO++) under another, and what it would stumble on later."""
     third = zero.get("stage") == 3
     for key in ("offload_optimizer", "offload_param"):
-        part = section({key: zero.get(key) or {}}, key, source)
-        if part.get("device") == "nvme" and not (third and str(part.get("nvme_path")).startswith("/")):
+        offload = part(zero, key)
+        if offload.get("device") == "nvme" and not (third and str(offload.get("nvme_path")).startswith("/")):
             what = (
                 "give a folder of each pod as nvme_path, from / on"
                 if third
@@ -131,19 +146,14 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
         )
 
 
-def _check_no_gpus(zero: Mapping[str, object], aio: Mapping[str, object], source: str) -> None:
-    switches = {f"zero_optimization.{key}": zero.get(key) for key in _QUANTIZED} | {"aio.use_gds": aio.get("use_gds")}
-    for key, value in switches.items():
-        if value is True:
+def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
+    for key in (*(f"zero_optimization.{key}" for key in _QUANTIZED), "aio.use_gds"):
+        if value_at(config, key) is True:
             raise ConfigError(f"{source}: {key} needs GPUs, DeepSpeed has nothing of it for CPUs; remove it")
 
 
-def _is_offload(value: object) -> bool:
-    return section({"offload": value or {}}, "offload", "").get("device", "none") not in ("none", None)
-
-
 def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -> None:
-    half = section(config, "fp16", source).get("enabled")
+    half = value_at(config, "fp16.enabled")
     if half is True and model_family(job.model) is Family.ENCODER_DECODER:
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
     if half in (True, False) and half != (job.precision == Precision.FP16):
@@ -151,7 +161,7 @@ def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -
             f"{source}: fp16.enabled is {str(half).lower()}, and the job's precision is '{job.precision}'"
         )
     for key in ("bf16", "bfloat16", "torch_autocast"):
-        enabled = section(config, key, source).get("enabled")
+        enabled = value_at(config, f"{key}.enabled")
         if enabled is True and job.precision != Precision.BF16:
             raise ConfigError(f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'")
         if enabled is False and key != "torch_autocast" and job.precision == Precision.BF16:
@@ -166,7 +176,7 @@ def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -
 def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -> None:
     if "optimizer" not in config:
         return
-    block = section(config, "optimizer", source)
+    block = part(config, "optimizer")
     kind = str(block.get("type", "")).lower()
     if kind in REMOVED_OPTIMIZERS:
         raise ConfigError(f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'")
@@ -176,50 +186,30 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
             f"{source}: optimizer.type is {block.get('type')!r}, and the job's optimizer is '{job.optimizer}'; "
             "change one of them"
         )
-    params = section(block, "params", source)
-    if kind == "adam" and params.get("adam_w_mode") is False:
+    if kind == "adam" and value_at(block, "params.adam_w_mode") is False:
         raise ConfigError(f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'")
-    fields = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
-    _check_equal(params, job, source, fields, "optimizer.params.")
-    betas = [job.adam_beta1, job.adam_beta2]
-    _equal(source, "optimizer.params.betas", params.get("betas", _MISSING), "adam_beta1 and adam_beta2", betas)
 
 
 def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -> None:
-    params = section(section(config, "scheduler", source), "params", source)
-    kind = SCHEDULES.get(str(section(config, "scheduler", source).get("type")))
+    kind = SCHEDULES.get(str(value_at(config, "scheduler.type")))
     if kind is not None and kind != job.lr_scheduler_type:
         raise ConfigError(
             f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), and the job's "
             f"lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
         )
-    fields = {"warmup_max_lr": "learning_rate", "total_num_steps": "max_steps", "warmup_num_steps": "warmup_steps"}
-    _check_equal(params, job, source, fields, "scheduler.params.")
 
 
-def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
-    fields = {
-        "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
-        "gradient_accumulation_steps": "gradient_accumulation_steps",
-        "gradient_clipping": "max_grad_norm",
-    }
-    _check_equal(config, job, source, fields)
+def _check_equal(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
+    """Refuse keys that say something else than the job's options."""
+    wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}
+    wanted["optimizer.params.betas"] = ("adam_beta1 and adam_beta2", [job.adam_beta1, job.adam_beta2])
     if world_size is not None:
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
-        _equal(source, "train_batch_size", config.get("train_batch_size", _MISSING), name, job.global_batch(world_size))
-    profiler = section(config, "flops_profiler", source)
-    if profiler.get("enabled") is True:
-        _check_equal(profiler, job, source, {"profile_step": "profile_step"}, "flops_profiler.")
-
-
-def _check_equal(
-    values: Mapping[str, object], job: FineTune, source: str, fields: Mapping[str, str], at: str = ""
-) -> None:
-    """Refuse keys of a section that say something else than the job's option of the name beside them."""
-    for key, field in fields.items():
-        _equal(source, f"{at}{key}", values.get(key, _MISSING), field, getattr(job, field))
-
-
-def _equal(source: str, key: str, got: object, field: str, want: object) -> None:
-    if got is not _MISSING and got not in ("auto", want):
-        raise ConfigError(f"{source}: {key} is {got!r}, and the job's {field} is {want!r}; write 'auto', or change one")
+        wanted["train_batch_size"] = (name, job.global_batch(world_size))
+    if value_at(config, "flops_profiler.enabled") is not True:
+        del wanted["flops_profiler.profile_step"]
+    for key, (name, want) in wanted.items():
+        if (got := value_at(config, key)) not in (None, "auto", want):
+            raise ConfigError(
+                f"{source}: {key} is {got!r}, and the job's {name} is {want!r}; write 'auto', or change one"
+            )

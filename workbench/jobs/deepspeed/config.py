@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.base.json_values import part
 from workbench.jobs.choices import Optimizer, Precision, Technique
-from workbench.jobs.deepspeed.check import check
+from workbench.jobs.deepspeed.check import check, offloads
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
@@ -74,12 +74,11 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
 
 
 def _fill_optimizer(config: dict[str, Any], job: FineTune, *, gpus: int) -> None:
-    offload = part(config["zero_optimization"], "offload_optimizer").get("device", "none") != "none"
     if job.optimizer != Optimizer.ADAMW:
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False
         return
-    if offload and "optimizer" not in config:
+    if offloads(config["zero_optimization"], "offload_optimizer") and "optimizer" not in config:
         auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
         config["optimizer"] = {"type": "AdamW", "params": auto}
     if not gpus and "optimizer" in config:

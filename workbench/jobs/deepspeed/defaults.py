@@ -9,7 +9,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.jobs.choices import Communication, Optimizer, Peft, Precision, Technique
 from workbench.jobs.continued import on_base
-from workbench.jobs.deepspeed.check import SCHEDULES, check_form
+from workbench.jobs.deepspeed.check import FIELDS, SCHEDULES, check_form, offloads, value_at
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import TINY_LLAMA, TINY_T5, Family, family_by_name, model_family
@@ -71,32 +71,24 @@ def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:
 
 def _values(config: Mapping[str, Any], job: FineTune, world_size: int | None) -> Iterator[tuple[str, object]]:
     """Return what a user's JSON says, by the job's names."""
-    optimizer, scheduler = (part(config, name) for name in ("optimizer", "scheduler"))
-    params, schedule = part(optimizer, "params"), part(scheduler, "params")
-    betas = params.get("betas")
+    betas = value_at(config, "optimizer.params.betas")
     beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
-    profiler = part(config, "flops_profiler")
-    values: Mapping[str, object] = {
+    communication = config.get("communication_data_type")
+    values: dict[str, object] = {
         "technique": _technique(part(config, "zero_optimization")),
         "precision": _number_format(config),
-        "communication": next((c for c in Communication if c == config.get("communication_data_type")), None),
-        "per_device_train_batch_size": config.get("train_micro_batch_size_per_gpu"),
-        "gradient_accumulation_steps": config.get("gradient_accumulation_steps"),
-        "max_grad_norm": config.get("gradient_clipping"),
-        "optimizer": _OPTIMIZERS.get(str(optimizer.get("type")).lower()),
-        "learning_rate": _first(params.get("lr"), schedule.get("warmup_max_lr")),
+        "communication": communication if communication in [*Communication] else None,
+        "optimizer": _OPTIMIZERS.get(str(value_at(config, "optimizer.type")).lower()),
         **{"adam_beta1": beta1, "adam_beta2": beta2},
-        "adam_epsilon": params.get("eps"),
-        "weight_decay": params.get("weight_decay"),
-        "lr_scheduler_type": SCHEDULES.get(str(scheduler.get("type"))),
-        "warmup_steps": schedule.get("warmup_num_steps"),
-        "max_steps": schedule.get("total_num_steps"),
-        "profile_step": profiler.get("profile_step") if profiler.get("enabled") is True else None,
+        "lr_scheduler_type": SCHEDULES.get(str(value_at(config, "scheduler.type"))),
     }
+    for key, name in FIELDS.items():
+        if name != "profile_step" or value_at(config, "flops_profiler.enabled") is True:
+            values[name] = _first(values.get(name), value_at(config, key))
     yield from ((name, value) for name, value in values.items() if value not in (None, "auto"))
     whole, rows = config.get("train_batch_size"), values["per_device_train_batch_size"]
     steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)
-    if world_size and rows in (None, "auto") and isinstance(whole, int) and isinstance(steps, int):
+    if world_size and rows is None and isinstance(whole, int) and isinstance(steps, int):
         micro, left = divmod(whole, steps * world_size)
         if micro and not left:
             yield "per_device_train_batch_size", micro
@@ -107,13 +99,13 @@ def _first(*values: object) -> object:
 
 
 def _technique(zero: Mapping[str, Any]) -> Technique | None:
-    offloads = part(zero, "offload_optimizer").get("device") not in (None, "none")
     technique = _STAGES.get(zero.get("stage", 0))
-    return Technique.ZERO3_OFFLOAD if technique is Technique.ZERO3 and offloads else technique
+    is_offloaded = technique is Technique.ZERO3 and offloads(zero, "offload_optimizer")
+    return Technique.ZERO3_OFFLOAD if is_offloaded else technique
 
 
 def _number_format(config: Mapping[str, object]) -> Precision | None:
-    enabled = {name: part(config, name).get("enabled") for name in ("bf16", "bfloat16", "torch_autocast", "fp16")}
+    enabled = {name: value_at(config, f"{name}.enabled") for name in ("bf16", "bfloat16", "torch_autocast", "fp16")}
     formats = {**dict.fromkeys(enabled, Precision.BF16), "fp16": Precision.FP16}
     if on := next((name for name, value in enabled.items() if value is True), None):
         return formats[on]
