@@ -78,18 +78,21 @@ def test_evil_archives_are_refused_and_leave_nothing(tmp_path: Path, shape: str)
     assert not Path("/tmp/canary").exists()
 
 
-def test_too_many_members(tmp_path: Path) -> None:
+def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.jobs.data.sources.archive.MAX_MEMBERS", 49)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"{i}") for i in range(50)))
     with pytest.raises(ConfigError, match="more than 49 members"):
-        unpack(path, tmp_path / "out", WANTED, max_members=49)
-    assert unpack(path, tmp_path / "out", WANTED, max_members=50) == {}
+        unpack(path, tmp_path / "out", WANTED)
+    monkeypatch.setattr("workbench.jobs.data.sources.archive.MAX_MEMBERS", 50)
+    assert unpack(path, tmp_path / "out", WANTED) == {}
 
 
-def test_a_bomb_is_stopped_by_what_comes_out_of_it(tmp_path: Path) -> None:
+def test_a_bomb_is_stopped_by_what_comes_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.jobs.data.sources.archive.MAX_BYTES", 4 * 2**20)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"x{i}", bytes(2**20)) for i in range(8)))
     assert path.stat().st_size < 2000
     with pytest.raises(ConfigError, match="more than 4194304 bytes once decompressed"):
-        unpack(path, tmp_path / "out", WANTED, max_bytes=4 * 2**20)
+        unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()
 
 

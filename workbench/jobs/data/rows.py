@@ -139,13 +139,14 @@ def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str
     return {field: row.data[column] for field, column in columns.items()}
 
 
-def check_columns(columns: Mapping[str, str]) -> None:
-    """Refuse fields that no row has, or that make no row together."""
+def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the columns of fields; refuse fields that no row has, or that make no row together."""
     for field in columns:
         if field not in _FIELDS:
             raise one_of("dataset columns: the field", field, _FIELDS)
     if columns and _form_of(columns) is None and not {_ALONE, CHAT} & columns.keys():
         raise ConfigError(f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}")
+    return columns
 
 
 def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTable:

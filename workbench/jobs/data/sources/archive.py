@@ -20,23 +20,18 @@ MAX_BYTES = 2 * 2**30
 """Bytes of an archive once decompressed; WikiSQL's release has some 300 MB."""
 
 
-def unpack(
-    archive: Path, folder: Path, wanted: Collection[str], *, max_members: int = MAX_MEMBERS, max_bytes: int = MAX_BYTES
-) -> dict[str, Path]:
+def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, Path]:
     folder.mkdir(mode=0o700)
     try:
-        return _unpack(archive, folder, wanted, max_members, max_bytes)
-    except ConfigError:
+        return _unpack(archive, folder, wanted)
+    except BaseException as error:
         shutil.rmtree(folder)
-        raise
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        shutil.rmtree(folder)
-        raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
-    except BaseException:
-        shutil.rmtree(folder)
+        if isinstance(error, _BROKEN) and not isinstance(error, ConfigError):
+            raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
         raise
 
 
+_BROKEN = (tarfile.TarError, OSError, EOFError, ValueError)
 _MAX_HEADER_BYTES = 64 * 2**10
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, *_LONG_NAMES)
@@ -56,27 +51,27 @@ class _Member(tarfile.TarInfo):
 class _Capped:
     """A stream that ends in an error where more comes out of it than may."""
 
-    def __init__(self, stream: IO[bytes], archive: Path, max_bytes: int):
-        self._stream, self._archive, self._max, self._left = stream, archive, max_bytes, max_bytes
+    def __init__(self, stream: IO[bytes], archive: Path):
+        self._stream, self._archive, self._left = stream, archive, MAX_BYTES
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise ConfigError(f"{self._archive} holds more than {self._max} bytes once decompressed; it is refused")
+            raise ConfigError(f"{self._archive} holds more than {MAX_BYTES} bytes once decompressed; it is refused")
         return data
 
 
-def _unpack(archive: Path, folder: Path, wanted: Collection[str], max_members: int, max_bytes: int) -> dict[str, Path]:
+def _unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, Path]:
     written: dict[str, Path] = {}
     with bz2.open(archive) as plain:
-        capped = cast("IO[bytes]", _Capped(cast("IO[bytes]", plain), archive, max_bytes))
+        capped = cast("IO[bytes]", _Capped(cast("IO[bytes]", plain), archive))
         # "r|" reads forward only, so no header can send the reader back.
         with tarfile.open(fileobj=capped, mode="r|", tarinfo=_Member) as members:
             for number, member in enumerate(members, start=1):
-                if number > max_members:
-                    raise ConfigError(f"{archive} has more than {max_members} members; it is refused")
-                _check(member, archive, max_bytes)
+                if number > MAX_MEMBERS:
+                    raise ConfigError(f"{archive} has more than {MAX_MEMBERS} members; it is refused")
+                _check(member, archive)
                 name = PurePosixPath(member.name).name
                 if not member.isreg() or name not in wanted:
                     continue
@@ -86,7 +81,7 @@ def _unpack(archive: Path, folder: Path, wanted: Collection[str], max_members: i
     return written
 
 
-def _check(member: tarfile.TarInfo, archive: Path, max_bytes: int) -> None:
+def _check(member: tarfile.TarInfo, archive: Path) -> None:
     path = PurePosixPath(member.name)
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.sparse is not None:
         raise ConfigError(
@@ -94,7 +89,7 @@ def _check(member: tarfile.TarInfo, archive: Path, max_bytes: int) -> None:
         )
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
         raise ConfigError(f"{archive} has the member {member.name!r}, which leads out of its folder; it is refused")
-    if not 0 <= member.size <= max_bytes:
+    if not 0 <= member.size <= MAX_BYTES:
         raise ConfigError(f"{archive} has the member {member.name!r} of {member.size} bytes; it is refused")
 
 

@@ -14,23 +14,19 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Record, Size, Text
 from workbench.jobs.data.rows import Refusal, check_columns
-from workbench.jobs.data.sources.convert import write_files
+from workbench.jobs.data.sources.convert import Split, write_files
 from workbench.jobs.data.sources.read import FORMATS, is_saved
-from workbench.jobs.data.split import Split
 
 _DEFAULT_SHARE = 0.05
 _EVALUATION = ("eval", "dev", "validation")
 _GLOB = re.compile(r"[*?\[]")
 
 
-def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
-    check_columns(columns)
-    return columns
-
-
 Paths = Annotated[Text | Sequence[Text], Allowed("text (a path or a glob), or a list of them")]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Columns = Annotated[Mapping[str, Text], AfterValidator(_checked), Allowed("an object of a row's fields and columns")]
+Columns = Annotated[
+    Mapping[str, Text], AfterValidator(check_columns), Allowed("an object of a row's fields and columns")
+]
 
 
 class RowFiles(Record):

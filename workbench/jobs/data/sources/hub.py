@@ -13,10 +13,9 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Size, Text
 from workbench.jobs.data.rows import Example, Refusal, any_row
-from workbench.jobs.data.sources.convert import read_row, write_parts
+from workbench.jobs.data.sources.convert import Split, read_row, write_parts
 from workbench.jobs.data.sources.files import Columns, Share
 from workbench.jobs.data.sources.read import child_rows
-from workbench.jobs.data.split import Split
 
 _REMOTE_S, _LOCAL_S = 30.0, 300.0
 

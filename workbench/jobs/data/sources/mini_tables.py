@@ -8,14 +8,13 @@ from __future__ import annotations
 MINI_TABLES = """
 players | name, team, position, goals#, age#
 Alma Reyes, Harbor City, forward, 21, 24; Boris Hahn, Harbor City, keeper, 0, 31;
-Chloe Martin, North Park, defender, 4, 27;
-Dario Conti, North Park, forward, 17, 22; Emma Larsen, Green Valley, midfielder, 9, 29;
-Farid Nasser, Green Valley, forward, 14, 26
+Chloe Martin, North Park, defender, 4, 27; Dario Conti, North Park, forward, 17, 22;
+Emma Larsen, Green Valley, midfielder, 9, 29; Farid Nasser, Green Valley, forward, 14, 26
 
 teams | team, city, stadium, titles#, founded#
 Harbor City, Lisbon, Dock Arena, 7, 1921; North Park, Oslo, Pine Field, 3, 1934;
-Green Valley, Vienna, River Ground, 5, 1908;
-Red Hill, Madrid, Sun Park, 11, 1899; Blue Lake, Geneva, Water Dome, 2, 1956; Old Town, Prague, Castle Field, 4, 1912
+Green Valley, Vienna, River Ground, 5, 1908; Red Hill, Madrid, Sun Park, 11, 1899;
+Blue Lake, Geneva, Water Dome, 2, 1956; Old Town, Prague, Castle Field, 4, 1912
 
 rivers | river, country, mouth, length#
 Amber, Norway, North Sea, 320; Bramble, Spain, Silver Bay, 145; Cinder, Austria, Long Lake, 210;
@@ -23,9 +22,8 @@ Dorn, Norway, Silver Bay, 480; Elder, Portugal, West Ocean, 95; Fenn, Spain, Wes
 
 mountains | mountain, country, range, height#, first climbed#
 White Tooth, Norway, Frost Range, 2410, 1876; Black Horn, Austria, Iron Range, 3120, 1865;
-Eagle Top, Austria, Iron Range, 2890, 1902;
-Old Man, Spain, Sun Range, 1980, 1840; Lone Peak, Chile, Fire Range, 5230, 1934;
-Twin Peak, Chile, Fire Range, 4870, 1951
+Eagle Top, Austria, Iron Range, 2890, 1902; Old Man, Spain, Sun Range, 1980, 1840;
+Lone Peak, Chile, Fire Range, 5230, 1934; Twin Peak, Chile, Fire Range, 4870, 1951
 
 cities | city, country, mayor, population#, area#
 Lisbon, Portugal, Ines Costa, 545, 100; Oslo, Norway, Nils Berg, 700, 454; Vienna, Austria, Karl Mayer, 1900, 415;
@@ -33,33 +31,28 @@ Madrid, Spain, Lucia Vega, 3300, 604; Geneva, Switzerland, Paul Roche, 203, 16; 
 
 books | title, author, genre, pages#, year#
 The Quiet Sea, Ines Costa, novel, 312, 1998; Night Train, Karl Mayer, mystery, 264, 2005;
-Paper Moon, Emma Larsen, poetry, 96, 2012;
-Cold Harbor, Karl Mayer, mystery, 288, 2009; Bread and Salt, Lucia Vega, cooking, 180, 2016;
-The Glass Hill, Emma Larsen, novel, 405, 2001
+Paper Moon, Emma Larsen, poetry, 96, 2012; Cold Harbor, Karl Mayer, mystery, 288, 2009;
+Bread and Salt, Lucia Vega, cooking, 180, 2016; The Glass Hill, Emma Larsen, novel, 405, 2001
 
 films | title, director, genre, minutes#, year#
 Silver Rain, Paul Roche, drama, 118, 1987; Last Ticket, Jana Novak, comedy, 94, 1995;
-The Lighthouse Keeper, Paul Roche, drama, 131, 2003;
-Red Desert Road, Omar Haddad, western, 107, 1978; Two Left Shoes, Jana Novak, comedy, 89, 2010;
-Deep Signal, Mia Tanaka, mystery, 125, 2018
+The Lighthouse Keeper, Paul Roche, drama, 131, 2003; Red Desert Road, Omar Haddad, western, 107, 1978;
+Two Left Shoes, Jana Novak, comedy, 89, 2010; Deep Signal, Mia Tanaka, mystery, 125, 2018
 
 songs | song, singer, album, seconds#, chart position#
 Blue Window, Mia Tanaka, Morning Light, 214, 3; Slow River, Omar Haddad, Long Road, 187, 12;
-Dance Again, Mia Tanaka, Morning Light, 201, 1;
-Empty Street, Rosa Klein, City Nights, 240, 25; Golden Hour, Rosa Klein, City Nights, 195, 7;
-Homeward, Omar Haddad, Long Road, 263, 18
+Dance Again, Mia Tanaka, Morning Light, 201, 1; Empty Street, Rosa Klein, City Nights, 240, 25;
+Golden Hour, Rosa Klein, City Nights, 195, 7; Homeward, Omar Haddad, Long Road, 263, 18
 
 albums | album, singer, label, tracks#, year#
 Morning Light, Mia Tanaka, Star Records, 12, 2014; Long Road, Omar Haddad, River Music, 10, 2008;
-City Nights, Rosa Klein, Star Records, 14, 2017;
-Old Letters, Leo Fontana, River Music, 9, 1999; Winter Songs, Rosa Klein, Moon Sound, 11, 2019;
-First Steps, Leo Fontana, Moon Sound, 8, 1996
+City Nights, Rosa Klein, Star Records, 14, 2017; Old Letters, Leo Fontana, River Music, 9, 1999;
+Winter Songs, Rosa Klein, Moon Sound, 11, 2019; First Steps, Leo Fontana, Moon Sound, 8, 1996
 
 paintings | title, painter, museum, year#, price#
 Yellow Field, Leo Fontana, City Museum, 1887, 40; Woman with Fan, Anna Weiss, Royal Gallery, 1902, 75;
-Storm at Sea, Hugo Brandt, City Museum, 1854, 62;
-The Red Chair, Anna Weiss, Modern House, 1911, 88; Winter Market, Hugo Brandt, Royal Gallery, 1849, 55;
-Blue Bottle, Leo Fontana, Modern House, 1893, 30
+Storm at Sea, Hugo Brandt, City Museum, 1854, 62; The Red Chair, Anna Weiss, Modern House, 1911, 88;
+Winter Market, Hugo Brandt, Royal Gallery, 1849, 55; Blue Bottle, Leo Fontana, Modern House, 1893, 30
 
 museums | museum, city, opened#, visitors#, rooms#
 City Museum, Vienna, 1891, 640, 52; Royal Gallery, Madrid, 1819, 980, 120; Modern House, Oslo, 1963, 310, 28;
@@ -70,16 +63,13 @@ Nils Berg, sales, Oslo, 52, 6; Jana Novak, research, Prague, 61, 9; Omar Haddad,
 Rosa Klein, finance, Vienna, 57, 11; Hugo Brandt, research, Vienna, 66, 14; Alma Reyes, support, Madrid, 39, 2
 
 students | name, school, subject, grade#, age#
-Tim Baker, Hill School, history, 7, 13; Sara Lind, Hill School, physics, 9, 14;
-Yuki Mori, Lake School, biology, 10, 15;
-Ben Carter, Lake School, history, 6, 14; Nora Blum, West School, music, 8, 16;
-Ivan Petrov, West School, physics, 9, 15
+Tim Baker, Hill School, history, 7, 13; Sara Lind, Hill School, physics, 9, 14; Yuki Mori, Lake School, biology, 10, 15;
+Ben Carter, Lake School, history, 6, 14; Nora Blum, West School, music, 8, 16; Ivan Petrov, West School, physics, 9, 15
 
 schools | school, town, principal, pupils#, teachers#
 Hill School, Ashford, Ruth Adams, 420, 31; Lake School, Milton, Peter Stone, 650, 44;
-West School, Dunmore, Clara Wood, 380, 27;
-Park School, Ashford, Simon Reed, 510, 36; Mill School, Kelso, Helen Ford, 240, 18;
-East School, Milton, David Marsh, 730, 52
+West School, Dunmore, Clara Wood, 380, 27; Park School, Ashford, Simon Reed, 510, 36;
+Mill School, Kelso, Helen Ford, 240, 18; East School, Milton, David Marsh, 730, 52
 
 courses | course, teacher, room, hours#, places#
 Drawing, Anna Weiss, A1, 24, 15; Spanish, Lucia Vega, B2, 60, 20; Cooking, Paul Roche, C3, 18, 12;
@@ -114,8 +104,8 @@ Blue Arrow, Vienna, Prague, 3, 240; Night Star, Madrid, Lisbon, 7, 600; Mountain
 Coast Runner, Lisbon, Porto, 4, 170; River Line, Prague, Brno, 2, 150; North Light, Oslo, Bergen, 5, 400
 
 airports | airport, city, code, runways#, gates#
-North Field, Oslo, NFO, 2, 60; Sun Coast, Lisbon, SCL, 1, 47; Central, Madrid, CMA, 4, 110;
-Danube, Vienna, DVI, 2, 95; Lakeside, Geneva, LGE, 1, 38; Golden Hill, Prague, GHP, 3, 54
+North Field, Oslo, NFO, 2, 60; Sun Coast, Lisbon, SCL, 1, 47; Central, Madrid, CMA, 4, 110; Danube, Vienna, DVI, 2, 95;
+Lakeside, Geneva, LGE, 1, 38; Golden Hill, Prague, GHP, 3, 54
 
 ships | ship, home port, type, length#, crew#
 Sea Rose, Lisbon, ferry, 120, 45; Ice Queen, Bergen, icebreaker, 98, 60; Old Anchor, Porto, tug, 32, 8;
@@ -127,9 +117,8 @@ Kings Bridge, Bramble, arch, 140, 1805; New Bridge, Dorn, cable, 610, 2007; Mill
 
 towers | tower, city, architect, floors#, height#
 Glass Needle, Oslo, Ingrid Solberg, 48, 190; Sun Tower, Madrid, Pablo Ortiz, 60, 245;
-Twin Court, Vienna, Eva Lang, 35, 138;
-Clock House, Prague, Milan Dvorak, 12, 70; Harbor One, Lisbon, Pablo Ortiz, 41, 160;
-Lake View, Geneva, Eva Lang, 29, 112
+Twin Court, Vienna, Eva Lang, 35, 138; Clock House, Prague, Milan Dvorak, 12, 70;
+Harbor One, Lisbon, Pablo Ortiz, 41, 160; Lake View, Geneva, Eva Lang, 29, 112
 
 planets | planet, star, discoverer, moons#, mass#
 Arda, Helion, Ingrid Solberg, 2, 14; Belos, Helion, Milan Dvorak, 0, 3; Cyra, Tavor, Eva Lang, 5, 90;
@@ -137,8 +126,7 @@ Doria, Tavor, Ingrid Solberg, 1, 8; Evenor, Mirage, Pablo Ortiz, 12, 310; Fara, 
 
 missions | mission, agency, rocket, year#, crew#
 Pioneer, North Agency, Titan, 1972, 3; Voyager, North Agency, Titan, 1979, 0; Skylark, Ocean Agency, Condor, 1985, 5;
-Beacon, Ocean Agency, Condor, 1991, 2; Horizon, Union Agency, Phoenix, 2004, 6;
-Lantern, Union Agency, Phoenix, 2011, 4
+Beacon, Ocean Agency, Condor, 1991, 2; Horizon, Union Agency, Phoenix, 2004, 6; Lantern, Union Agency, Phoenix, 2011, 4
 
 animals | animal, home, food, weight#, lifespan#
 brown bear, forest, berries, 300, 25; polar bear, ice, seals, 450, 28; red fox, forest, mice, 8, 5;
@@ -154,19 +142,17 @@ Max, husky, Ivan Petrov, 27, 6; Daisy, beagle, Clara Wood, 11, 10; Rocky, shephe
 
 elections | district, winner, party, votes#, year#
 Ashford, Ruth Adams, Green Party, 5120, 2012; Milton, David Marsh, Workers Party, 8400, 2012;
-Dunmore, Clara Wood, Green Party, 4310, 2016;
-Kelso, Simon Reed, Liberal Party, 2750, 2016; Ashford North, Helen Ford, Workers Party, 6090, 2020;
-Milton South, Peter Stone, Liberal Party, 7330, 2020
+Dunmore, Clara Wood, Green Party, 4310, 2016; Kelso, Simon Reed, Liberal Party, 2750, 2016;
+Ashford North, Helen Ford, Workers Party, 6090, 2020; Milton South, Peter Stone, Liberal Party, 7330, 2020
 
 kings | king, house, capital, reign start#, years#
-Alaric, Storm, Varn, 812, 21; Benno, Storm, Varn, 833, 9; Conrad, Lion, Tessel, 842, 34;
-Dagmar, Lion, Tessel, 876, 17; Edwin, Oak, Corin, 893, 40; Falk, Oak, Corin, 933, 6
+Alaric, Storm, Varn, 812, 21; Benno, Storm, Varn, 833, 9; Conrad, Lion, Tessel, 842, 34; Dagmar, Lion, Tessel, 876, 17;
+Edwin, Oak, Corin, 893, 40; Falk, Oak, Corin, 933, 6
 
 races | race, winner, country, laps#, distance#
 Coast Prize, Nico Ferri, Portugal, 60, 290; Forest Prize, Jack Moore, Austria, 44, 310;
-Desert Prize, Nico Ferri, Morocco, 57, 305;
-Snow Prize, Lars Holm, Norway, 38, 220; City Prize, Jack Moore, Spain, 78, 260;
-Lake Prize, Lars Holm, Switzerland, 52, 280
+Desert Prize, Nico Ferri, Morocco, 57, 305; Snow Prize, Lars Holm, Norway, 38, 220;
+City Prize, Jack Moore, Spain, 78, 260; Lake Prize, Lars Holm, Switzerland, 52, 280
 
 swimmers | swimmer, country, style, medals#, best time#
 Julia Ross, Norway, butterfly, 4, 58; Tom Hale, Spain, freestyle, 7, 49; Ada Young, Austria, backstroke, 2, 61;
@@ -174,9 +160,8 @@ Kim Soto, Chile, freestyle, 5, 51; Max Frey, Switzerland, breaststroke, 3, 63; L
 
 games | game, studio, platform, players#, score#
 Star Miner, Pixel Forge, console, 4, 86; Dragon Farm, Pixel Forge, mobile, 1, 72;
-Night Racer, Loop Games, console, 8, 79;
-Word Maze, Loop Games, mobile, 2, 65; Castle Siege, Iron Mouse, computer, 16, 91;
-Deep Cave, Iron Mouse, computer, 1, 83
+Night Racer, Loop Games, console, 8, 79; Word Maze, Loop Games, mobile, 2, 65;
+Castle Siege, Iron Mouse, computer, 16, 91; Deep Cave, Iron Mouse, computer, 1, 83
 
 programs | program, language, license, lines#, users#
 Mailbird, Python, open, 4200, 900; Gridview, Java, closed, 15800, 2500; Notepad Pro, Rust, open, 7600, 1300;
@@ -184,9 +169,8 @@ Backupper, Python, closed, 2900, 450; Mapmaker, Java, open, 21000, 3100; Soundla
 
 hotels | hotel, city, owner, rooms#, price#
 Grand Palace, Vienna, Karl Mayer, 210, 160; Sea View, Lisbon, Ines Costa, 85, 95;
-Alpine Lodge, Geneva, Max Frey, 40, 130;
-City Inn, Prague, Milan Dvorak, 120, 70; Royal Garden, Madrid, Lucia Vega, 175, 140;
-Fjord House, Oslo, Nils Berg, 60, 115
+Alpine Lodge, Geneva, Max Frey, 40, 130; City Inn, Prague, Milan Dvorak, 120, 70;
+Royal Garden, Madrid, Lucia Vega, 175, 140; Fjord House, Oslo, Nils Berg, 60, 115
 
 farms | farm, village, crop, hectares#, workers#
 Sunny Field, Kelso, wheat, 140, 9; Stone Creek, Dunmore, apples, 35, 14; Long Meadow, Kelso, barley, 210, 11;
