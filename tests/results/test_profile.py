@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.results.profile.compare import compare
-from workbench.results.profile.parse import parse_profile, read_profile
-from workbench.results.profile.tree import ModuleProfile
+from workbench.results.profile.parse import ModuleProfile, parse_profile, read_profile
 
 # deepspeed 0.19.8 on a T5 of two layers, 8 rows of 24 and 16 tokens, one CPU core.
 SAMPLE = Path(__file__).resolve().parent.parent / "samples" / "flops_profile.txt"

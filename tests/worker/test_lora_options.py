@@ -15,8 +15,8 @@ from forkedruns import LENGTH, Plan, Ran
 from safetensors.torch import load_file
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.continued import on_base
 from workbench.jobs.data.rows import Example
+from workbench.jobs.deepspeed.defaults import on_base
 from workbench.jobs.finetune import FineTune
 from workbench.worker.answer.serve import Answerer
 from workbench.worker.model import load as model

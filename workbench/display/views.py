@@ -56,8 +56,7 @@ from workbench.pods.kubernetes.nodes import NodeTable
 from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.export.folder import Export
-from workbench.results.export.model_card import ModelCard
-from workbench.results.export.push import Pushed
+from workbench.results.export.push import ModelCard, Pushed
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile

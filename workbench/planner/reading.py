@@ -14,10 +14,10 @@ from workbench.base.child import replies
 from workbench.base.errors import ConfigError, WorkbenchError, suggests
 from workbench.base.shown import Shown
 from workbench.jobs.checked_rows import checked_rows
-from workbench.jobs.continued import on_base
 from workbench.jobs.data.sources.convert import chosen
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.data.sources.hub import Hub
+from workbench.jobs.deepspeed.defaults import on_base
 from workbench.jobs.finetune import FineTune
 
 _SAMPLE = 400  # rows whose tokens are counted

@@ -8,8 +8,7 @@ from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count, number, percent, scaled
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Note, Table
 from workbench.results.export.folder import Export
-from workbench.results.export.model_card import ModelCard
-from workbench.results.export.push import Pushed
+from workbench.results.export.push import ModelCard, Pushed
 from workbench.results.kubeflow.manifest import Manifest
 
 

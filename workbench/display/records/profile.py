@@ -7,8 +7,7 @@ from workbench.base.words import count, duration, percent, scaled
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.templates import render
 from workbench.results.profile.compare import ProfileComparison
-from workbench.results.profile.parse import Profile
-from workbench.results.profile.tree import ModuleProfile
+from workbench.results.profile.parse import ModuleProfile, Profile
 
 _OPEN = 2  # levels that are unfolded, and shown as text
 _DEEPEST = 20  # levels

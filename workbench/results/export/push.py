@@ -1,26 +1,31 @@
-"""Upload a run's model to the model hub by `huggingface_hub`; rights are checked before the model is loaded."""
+"""Upload a run's model and its card to the model hub by `huggingface_hub`; rights are checked before it is loaded."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.redact import mask_secrets
-from workbench.base.shown import Shown
+from workbench.base.shown import Shown, as_markdown
 from workbench.base.words import scaled
-from workbench.results.export.folder import SHARD, check_export, export, start_lines
-from workbench.results.export.model_card import write_model_card
+from workbench.jobs.choices import Peft
+from workbench.jobs.data.sources.dataset import dataset_from
+from workbench.jobs.data.sources.hub import Hub
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.model import Family, ModelKind, model_kind
+from workbench.results.export.folder import SHARD, Export, check_export, export, job_of, start_lines
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+_TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-generation"}
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
 _GET_TOKEN = "make a token with the right to write, and give it as token= or in HF_TOKEN, or run `hf auth login`"
 
@@ -46,6 +51,21 @@ class Pushed(Shown):
         return f"Pushed({self.url}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """What stands beside a pushed model: what the hub reads of it, and what the run card states."""
+
+    repo_id: str
+    result: ResultRecord
+    job: FineTune
+    dtype: str
+    base: str
+    """The model it was trained from, where others can have it."""
+    dataset: str
+    """The dataset of the hub that it was trained on; empty where it was another."""
+    start_lines: Mapping[str, str]
+
+
 def push(
     result: ResultRecord, repo_id: str, *, private: bool, token: str | None, dtype: str | None, merged: bool
 ) -> Pushed:
@@ -57,7 +77,7 @@ def push(
     name = _repository(api, repo_id, private)
     with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
         made = export(paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD)
-        card = write_model_card(result, name, made)
+        card = _write_card(result, name, made)
         with _explained(api, name):
             message = f"Upload the model of run {paths.root.name}"
             # Weights of an earlier push under other names would be loaded in place of these.
@@ -122,3 +142,44 @@ def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         why = " ".join(dict.fromkeys(str(each) for each in (error, error.__cause__) if each))
         raise RunError(mask_secrets(f"{repo_id} cannot be uploaded to {api.endpoint}: {why}")) from error
+
+
+def _write_card(result: ResultRecord, repo_id: str, export: Export) -> Path:
+    from huggingface_hub import ModelCardData
+
+    job = job_of(RunPaths(result.path))
+    base, dataset = _hub_id(job.model), _hub_dataset(job)
+    adapters = [] if job.peft == Peft.NONE else [job.peft]
+    metadata = ModelCardData(
+        base_model=base or None,
+        library_name="peft" if export.base else "transformers",
+        datasets=[dataset] if dataset else None,
+        pipeline_tag=_TASKS[export.family],
+        tags=["deepspeed-workbench", job.technique, *adapters],
+    )
+    card = ModelCard(
+        repo_id=repo_id,
+        result=result,
+        job=job,
+        dtype=export.dtype,
+        base=base,
+        dataset=dataset,
+        start_lines=start_lines(repo_id, export.family, export.base),
+    )
+    path = export.folder / "README.md"
+    path.write_text(f"---\n{metadata.to_yaml()}\n---\n\n{as_markdown(card)}", encoding="utf-8")
+    return path
+
+
+def _hub_id(name: str) -> str:
+    with suppress(WorkbenchError):
+        return name if model_kind(name) is ModelKind.HUB else ""
+    return ""
+
+
+def _hub_dataset(job: FineTune) -> str:
+    with suppress(WorkbenchError):
+        match dataset_from(job.dataset):
+            case Hub(name=name):
+                return _hub_id(name)  # it may be a folder
+    return ""

@@ -9,8 +9,7 @@ from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.shown import Shown
 from workbench.base.table import Grid, Key
 from workbench.base.words import count, duration, number, ratio, scaled
-from workbench.results.profile.parse import Profile
-from workbench.results.profile.tree import FIGURES, ModuleProfile
+from workbench.results.profile.parse import FIGURES, ModuleProfile, Profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

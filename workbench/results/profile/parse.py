@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +13,51 @@ from workbench.base.files import read_text
 from workbench.base.shown import Shown
 from workbench.base.table import Grid, data_frame, facts
 from workbench.base.words import count, duration, number, percent, scaled
-from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 _AGREES = 0.1  # of the trainer's samples/s
+FIGURES = ("params", "macs", "latency")
+"""What modules can be sorted by: parameters, operations, time in the forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleProfile:
+    """One module of the model and all within it, as measured in the forward pass."""
+
+    name: str
+    """Its name within its parent, list names in front: `block.0`; the root's is its class."""
+    module: str
+    """Its class."""
+    params: float
+    macs: float
+    latency_s: float
+    params_share: float
+    """Its part of the model's parameters, 0 to 1. Shared weights count wherever they are used."""
+    macs_share: float
+    latency_share: float
+    children: tuple[ModuleProfile, ...] = ()
+
+    def walk(self, depth: int) -> Iterator[tuple[int, ModuleProfile]]:
+        """Return this module and those within, down to so many levels, each with its level."""
+        pending = [(0, self)]
+        while pending:
+            level, module = pending.pop()
+            yield level, module
+            if level < depth:
+                pending += [(level + 1, child) for child in reversed(module.children)]
+
+    def at(self, depth: int, within: str = "") -> Iterator[tuple[str, ModuleProfile]]:
+        """Return the modules so many levels below this one, each with its path from here."""
+        if depth == 0 or not self.children:
+            yield within or self.name, self
+            return
+        for child in self.children:
+            yield from child.at(depth - 1, f"{within}.{child.name}" if within else child.name)
+
+    def figure(self, name: str) -> float:
+        return {"params": self.params, "macs": self.macs, "latency": self.latency_s}[name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +174,7 @@ def parse_profile(text: str, source: str = "the text") -> Profile:
         step=_whole(figures.pop("step")),
         world_size=_whole(figures.pop("world_size")),
         micro_batch_size=_whole(figures.pop("micro_batch_size")),
-        root=parse_modules(detail.splitlines()),
+        root=_modules(detail.splitlines()),
         **figures,
     )
 
@@ -150,28 +189,88 @@ def _rows(module: ModuleProfile, path: str, level: int = 0) -> Iterator[Mapping[
         yield from _rows(child, f"{path}.{child.name}" if level else child.name, level + 1)
 
 
+_NUMBER = r"([\d.]+(?:e[+-]?\d+)?) ?([TGBMKmun]?)"
+"""A number of the report and its metric prefix; it writes B for G where it counts parameters."""
 _HEADER = {
-    "step": rf"Profile Summary at step {NUMBER}:",
-    "world_size": rf"^world size: +{NUMBER} *$",
-    "micro_batch_size": rf"^batch size per GPU: +{NUMBER} *$",
-    "params": rf"^params of model.*?: +{NUMBER} *$",
-    "macs": rf"^fwd MACs per GPU: +{NUMBER}MACs",
-    "flops": rf"^fwd flops per GPU: +{NUMBER} *$",
-    "fwd_latency_s": rf"^fwd latency: +{NUMBER}s",
-    "fwd_flops_per_s": rf"^fwd FLOPS per GPU = .*?: +{NUMBER}FLOPS",
-    "bwd_latency_s": rf"^bwd latency: +{NUMBER}s",
-    "bwd_flops_per_s": rf"^bwd FLOPS per GPU = .*?: +{NUMBER}FLOPS",
-    "step_latency_s": rf"^step latency: +{NUMBER}s",
-    "iter_latency_s": rf"^iter latency: +{NUMBER}s",
-    "flops_per_s": rf"^FLOPS per GPU = .*?: +{NUMBER}FLOPS",
-    "samples_per_s": rf"^samples/second: +{NUMBER} *$",
+    "step": rf"Profile Summary at step {_NUMBER}:",
+    "world_size": rf"^world size: +{_NUMBER} *$",
+    "micro_batch_size": rf"^batch size per GPU: +{_NUMBER} *$",
+    "params": rf"^params of model.*?: +{_NUMBER} *$",
+    "macs": rf"^fwd MACs per GPU: +{_NUMBER}MACs",
+    "flops": rf"^fwd flops per GPU: +{_NUMBER} *$",
+    "fwd_latency_s": rf"^fwd latency: +{_NUMBER}s",
+    "fwd_flops_per_s": rf"^fwd FLOPS per GPU = .*?: +{_NUMBER}FLOPS",
+    "bwd_latency_s": rf"^bwd latency: +{_NUMBER}s",
+    "bwd_flops_per_s": rf"^bwd FLOPS per GPU = .*?: +{_NUMBER}FLOPS",
+    "step_latency_s": rf"^step latency: +{_NUMBER}s",
+    "iter_latency_s": rf"^iter latency: +{_NUMBER}s",
+    "flops_per_s": rf"^FLOPS per GPU = .*?: +{_NUMBER}FLOPS",
+    "samples_per_s": rf"^samples/second: +{_NUMBER} *$",
 }
 
 
 def _figure(pattern: str, text: str) -> float | None:
     match = re.search(pattern, text, re.MULTILINE)
-    return scaled_number(match[1], match[2]) if match else None
+    return _scaled(match[1], match[2]) if match else None
 
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
+
+
+def _scaled(number: str, prefix: str) -> float:
+    return float(number) * _SCALES[prefix]
+
+
+def _modules(lines: Sequence[str]) -> ModuleProfile | None:
+    """Read the modules; a level is two blanks, and a module's figures stand before its children."""
+    root = _Open(-1, "", "")
+    stack = [root]
+    for line in lines:
+        match = _OPENS.fullmatch(line)
+        if match is None:
+            figures = _MODULE.search(line)
+            if figures and stack[-1].figures is None:
+                stack[-1].figures = figures
+            continue
+        indent = len(match[1])
+        while stack[-1].indent >= indent:
+            _close(stack)
+        stack.append(_Open(indent, match[2] or match[3], match[3]))
+        stack[-1].figures = _MODULE.search(match[4])
+    while len(stack) > 1:
+        _close(stack)
+    return root.children[0] if root.children else None
+
+
+_SCALES = {"T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3, "m": 1e-3, "u": 1e-6, "n": 1e-9, "": 1.0}
+_MODULE = re.compile(
+    rf"{_NUMBER} = ([\d.e+-]+)% Params, {_NUMBER}MACs = ([\d.e+-]+)% MACs, {_NUMBER}s = ([\d.e+-]+)% latency"
+)
+_OPENS = re.compile(r"( *)(?:\((.+?)\): (?:\d+ x )?)?([\w.]+)\((.*)")
+
+
+class _Open:
+    """A module whose end has not been read yet."""
+
+    def __init__(self, indent: int, name: str, module: str) -> None:
+        self.indent, self.name, self.module = indent, name, module
+        self.figures: re.Match[str] | None = None
+        self.children: list[ModuleProfile] = []
+
+    def closed(self) -> Sequence[ModuleProfile]:
+        """Return the module; a list of modules, which has no figures of its own, gives its members under its name."""
+        if self.figures is None:
+            return [replace(child, name=f"{self.name}.{child.name}") for child in self.children]
+        f = self.figures.groups()
+        module = ModuleProfile(
+            name=self.name, module=self.module, params=_scaled(f[0], f[1]), params_share=float(f[2]) / 100,
+            macs=_scaled(f[3], f[4]), macs_share=float(f[5]) / 100, latency_s=_scaled(f[6], f[7]),
+            latency_share=float(f[8]) / 100, children=tuple(self.children),
+        )  # fmt: skip
+        return [module]
+
+
+def _close(stack: list[_Open]) -> None:
+    done = stack.pop()
+    stack[-1].children += done.closed()
