@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
@@ -315,5 +315,5 @@ Job = FineTune | Script
 
 def job_from_dict(data: Mapping[str, object]) -> Job:
     """Read the JSON form of a job."""
-    kinds: Sequence[type[FineTune] | type[Script]] = (FineTune, Script)
-    return read_kind("job", data, kinds, default=FineTune.kind)
+    job: Job = read_kind("job", data, get_args(Job), default=FineTune.kind)
+    return job

@@ -73,15 +73,12 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     cluster = part(raw, "cluster")
     job = job_from_dict(part(raw, "job"))
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
-    options = _options(cluster, given)
+    backend = part(cluster, "backend")
+    options = HandoverOptions.from_dict({**(backend if backend.get("kind") == HandoverOptions.kind else {}), **given})
     pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
     _check(kind, job, options, part(read_json(paths.job), "deepspeed"))
-    match job:
-        case FineTune():
-            single, resumes = job.technique == Technique.SINGLE, job.save_steps is not None
-        case _:
-            single = resumes = False
+    single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
     count = raw.get("pods") or cluster.get("count") or 1
     nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
@@ -92,7 +89,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         pod=pod.replace(gpus=min(pod.gpus, 1)) if single else pod,
         nodes=nodes,
         files=config_files(paths, job, options, pod, nodes),
-        resumes=resumes,
+        resumes=isinstance(job, FineTune) and job.save_steps is not None,
         carries_script=job.kind == Script.kind and not options.inputs,
     )
     return Manifest(
@@ -105,12 +102,6 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         objects=objects_of(plan),
         notes=_notes(plan, run_id),
     )
-
-
-def _options(cluster: Json, given: Mapping[str, object]) -> HandoverOptions:
-    backend = part(cluster, "backend")
-    own = backend if backend.get("kind") == HandoverOptions.kind else {}
-    return HandoverOptions.from_dict({**own, **given})
 
 
 def _check(kind: str, job: Job, options: HandoverOptions, config: Json) -> None:

@@ -21,7 +21,7 @@ from workbench.pods.kubernetes.manifests.podspec import (
     volume_mounts,
     volumes,
 )
-from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
+from workbench.pods.kubernetes.manifests.volumes import made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.options import HandoverOptions
 
@@ -60,15 +60,8 @@ class KubeflowPlan:
 
     def command(self, *launcher: str) -> list[str]:
         """Return the command that starts one rank, or through a launcher a node's ranks."""
-        return [
-            self.options.python,
-            "-u",
-            *launcher,
-            "-m",
-            entries.UNATTENDED,
-            f"{SPEC}/spec.json",
-            f"{RESULTS}/{self.name}",
-        ]
+        rank = ("-m", entries.UNATTENDED, f"{SPEC}/spec.json", f"{RESULTS}/{self.name}")
+        return [self.options.python, "-u", *launcher, *rank]
 
     def torchrun(self, *flags: str) -> list[str]:
         return self.command("-m", "torch.distributed.run", *flags)
@@ -76,40 +69,27 @@ class KubeflowPlan:
 
 def objects_of(plan: KubeflowPlan) -> list[Object]:
     """Return the objects of a run, the job last."""
-    claims = [_made(plan, volume) for volume in made_claims(plan.options.volumes)]
-    claims += [] if plan.options.pvc else [_claim(plan)]
-    job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[plan.kind](plan)
-    account = [_account(plan)] if plan.kind == "trainjob" and not plan.options.service_account else []
-    return [_config_map(plan), *claims, *account, job]
+    several = plan.nodes > 1 or plan.options.elastic is not None or plan.kind == "mpijob"
+    claims = {volume.claim: volume.claim_spec(2 if several else 1) for volume in made_claims(plan.options.volumes)}
+    if not plan.options.pvc:
+        claims[plan.claim] = {
+            # Every node writes its ranks' output there.
+            "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
+            "resources": {"requests": {"storage": f"{round(plan.options.storage_gib * 1024)}Mi"}},
+        }
+    objects = [_config_map(plan)]
+    objects += [{**_head("v1", "PersistentVolumeClaim", plan, name), "spec": spec} for name, spec in claims.items()]
+    if plan.kind == "trainjob" and not plan.options.service_account:
+        # A TrainJob cannot say that its pods get no token; the account that they run as can.
+        objects.append({**_head("v1", "ServiceAccount", plan, plan.name), "automountServiceAccountToken": False})
+    job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[plan.kind]
+    return [*objects, job(plan)]
 
 
 def _config_map(plan: KubeflowPlan) -> Object:
     texts = {name: data.decode() for name, data in plan.files.items() if not name.endswith(".zip")}
     packed = {name: base64.b64encode(data).decode() for name, data in plan.files.items() if name not in texts}
     return {**_head("v1", "ConfigMap", plan, plan.name), "immutable": True, "data": texts, "binaryData": packed}
-
-
-def _account(plan: KubeflowPlan) -> Object:
-    # A TrainJob cannot say that its pods get no token; the account that they run as can.
-    return {**_head("v1", "ServiceAccount", plan, plan.name), "automountServiceAccountToken": False}
-
-
-def _made(plan: KubeflowPlan, volume: Volume) -> Object:
-    spec = volume.claim_spec(2 if _several(plan) else 1)
-    return {**_head("v1", "PersistentVolumeClaim", plan, volume.claim), "spec": spec}
-
-
-def _several(plan: KubeflowPlan) -> bool:
-    return plan.nodes > 1 or plan.options.elastic is not None or plan.kind == "mpijob"
-
-
-def _claim(plan: KubeflowPlan) -> Object:
-    spec = {
-        # Every node writes its ranks' output there.
-        "accessModes": ["ReadWriteMany" if _several(plan) else "ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{round(plan.options.storage_gib * 1024)}Mi"}},
-    }
-    return {**_head("v1", "PersistentVolumeClaim", plan, plan.claim), "spec": spec}
 
 
 def _trainjob(plan: KubeflowPlan) -> Object:
@@ -127,17 +107,9 @@ def _trainjob(plan: KubeflowPlan) -> Object:
     node = {"name": "node", "volumeMounts": _mounts(plan), "securityContext": container_security(plan.options)}
     patch = {"volumes": _volumes(plan), "securityContext": pod_security(plan.options), **placed, "containers": [node]}
     template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": patch}}}}]}}
-    spec: Object = {
-        "runtimeRef": {
-            "apiGroup": "trainer.kubeflow.org",
-            "kind": "ClusterTrainingRuntime",
-            "name": plan.options.runtime,
-        },
-        "trainer": trainer,
-        "runtimePatches": [
-            {"manager": "deepspeed-workbench.io/notebook", "trainingRuntimeSpec": {"template": template}}
-        ],
-    }
+    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": plan.options.runtime}
+    ours = {"manager": "deepspeed-workbench.io/notebook", "trainingRuntimeSpec": {"template": template}}
+    spec: Object = {"runtimeRef": runtime, "trainer": trainer, "runtimePatches": [ours]}
     return {**_head("trainer.kubeflow.org/v1alpha1", "TrainJob", plan, plan.name, queued=True), "spec": spec}
 
 
@@ -148,15 +120,9 @@ def _pytorchjob(plan: KubeflowPlan) -> Object:
         least, most = plan.options.elastic
         # Rendezvous and the number of nodes come as PET_ variables, from the policy.
         container = _container(plan, "pytorch", plan.torchrun(f"--nproc-per-node={slots}"))
-        spec |= {
-            "elasticPolicy": {
-                "minReplicas": least,
-                "maxReplicas": most,
-                "maxRestarts": _RESTARTS,
-                "rdzvBackend": "c10d",
-            },
-            "pytorchReplicaSpecs": {"Worker": _replica(plan, most, container)},
-        }
+        replicas = {"Worker": _replica(plan, most, container)}
+        policy = {"minReplicas": least, "maxReplicas": most, "maxRestarts": _RESTARTS, "rdzvBackend": "c10d"}
+        spec["elasticPolicy"] = policy
     else:
         # Kubernetes fills in what stands in $(…) from the variables that the operator gives the container.
         place = ["--node-rank=$(RANK)", "--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
@@ -165,7 +131,7 @@ def _pytorchjob(plan: KubeflowPlan) -> Object:
         replicas = {"Master": _replica(plan, 1, container)}
         if plan.nodes > 1:
             replicas["Worker"] = _replica(plan, plan.nodes - 1, container)
-        spec["pytorchReplicaSpecs"] = replicas
+    spec["pytorchReplicaSpecs"] = replicas
     return {**_head("kubeflow.org/v1", "PyTorchJob", plan, plan.name, queued=True), "spec": spec}
 
 

@@ -8,7 +8,6 @@ other listeners.
 from __future__ import annotations
 
 import argparse
-import atexit
 import fcntl
 import hashlib
 import hmac
@@ -102,9 +101,9 @@ class BoardServer:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, number)
             while self.is_alive and time.monotonic() < deadline:
-                _reap(self.pid)
+                _reap()
                 time.sleep(0.02)
-        _reap(self.pid)
+        _reap()
 
 
 def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) -> BoardServer:
@@ -143,7 +142,7 @@ def is_free(port: int) -> bool:
 
 
 # Ours to reap: a child that ended stays a zombie until its parent looks.
-_children: dict[int, subprocess.Popen[bytes]] = {}
+_children: list[subprocess.Popen[bytes]] = []
 
 
 def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> BoardServer:
@@ -153,9 +152,7 @@ def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> Bo
     argv += [] if port is None else ["--port", str(port)]
     with log.open("wb") as out:
         child = start(*argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    if not _children:
-        atexit.register(_stop_children, os.getpid())
-    _children[child.pid] = child
+    _children.append(child)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and child.poll() is None:
         server = _read(record)
@@ -164,21 +161,13 @@ def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> Bo
         time.sleep(_LOOK_S)
     why = f"ended with {child.returncode}" if child.returncode is not None else f"did not answer in {timeout_s:.0f} s"
     child.kill()
-    _reap(child.pid)
+    _reap()
     words = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
     raise BackendError(f"TensorBoard for {folder} {why}; its last words are in {log}:\n{words}")
 
 
-def _stop_children(owner: int) -> None:
-    if os.getpid() == owner:  # a forked child inherits the hook, not the servers
-        for child in _children.values():
-            child.terminate()
-
-
-def _reap(pid: int) -> None:
-    child = _children.get(pid)
-    if child is not None and child.poll() is not None:
-        del _children[pid]
+def _reap() -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
 
 
 def _title(nonce: str) -> str:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -126,9 +126,6 @@ class Mix(Record):
 
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
-_KINDS: Sequence[type[Mini] | type[RowFiles] | type[Release] | type[Hub] | type[Mix]] = (
-    Mini, RowFiles, Release, Hub, Mix,
-)  # fmt: skip
 _BEFORE = {"jsonl": RowFiles.kind}  # words of earlier versions
 # The hub's own `wikisql` is a script, which `datasets` 4 and later refuse; the parquet of it stands here.
 _NAMES: Mapping[str, Mapping[str, object]] = {
@@ -171,7 +168,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         case Mapping():
             kind = value.get("kind")
             new = {"kind": _BEFORE[kind]} if isinstance(kind, str) and kind in _BEFORE else {}
-            dataset = read_kind("dataset", {**value, **new}, _KINDS)
+            dataset: Dataset = read_kind("dataset", {**value, **new}, get_args(Dataset))
             if isinstance(dataset, RowFiles | Release | Mix):
                 dataset.check()
             return dataset
