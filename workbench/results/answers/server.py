@@ -30,6 +30,7 @@ _END_S = 2.0
 _DYING_S = 15.0  # Python goes on for a while after its last word
 _KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
 _TAIL_LINES = 15
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,9 @@ class ModelServer:
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         self._words, self._pending = tempfile.TemporaryFile(), b""  # noqa: SIM115 - closed in close()
         pipe = subprocess.PIPE
-        self._process = start(*command, *options, env=_environment(), stdin=pipe, stdout=pipe, stderr=self._words)
+        # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
+        env = {name: value for name, value in child_environment().items() if name not in _OF_RANKS}
+        self._process = start(*command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words)
 
     def answer(
         self, questions: Sequence[Question], *, before: bool = False, on_text: Callable[[str], None] | None = None
@@ -121,19 +124,13 @@ class ModelServer:
         self, request: Mapping[str, object], deadline: float, on_text: Callable[[str], None] | None
     ) -> dict[str, Any]:
         self.start()
-        self._number += 1
-        self._send({**request, "id": self._number})
-        return self._reply(deadline, on_text)
-
-    def _send(self, request: Mapping[str, object]) -> None:
         assert self._process is not None and self._process.stdin is not None
+        self._number += 1
         try:
-            self._process.stdin.write(to_line(request))
+            self._process.stdin.write(to_line({**request, "id": self._number}))
             self._process.stdin.flush()
         except OSError as error:
             raise self._ended() from error
-
-    def _reply(self, deadline: float, on_text: Callable[[str], None] | None) -> dict[str, Any]:
         while True:
             reply: dict[str, Any] = from_line(self._line(deadline))
             if reply.get("id") == self._number and "piece" not in reply:
@@ -212,10 +209,3 @@ def check_model(paths: RunPaths) -> None:
         raise RunError(f"the run in {paths.root} left no model: it has not ended, or failed")
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; it says how the model was trained")
-
-
-def _environment() -> dict[str, str]:
-    # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
-    return {
-        name: value for name, value in child_environment().items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    }

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import is_folder, is_there, user_path
-from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, read_kind
+from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, nested, read_kind
 from workbench.jobs.data.rows import Refusal, any_row
 from workbench.jobs.data.sources.convert import join_files, mix_files, write_mini, write_release
 from workbench.jobs.data.sources.files import RowFiles, files_of, is_rows
@@ -73,13 +73,6 @@ class MixPart(Record):
     all rows of each."""
 
 
-def _read_parts(value: object) -> object:
-    match value:
-        case [*several] if several and all(isinstance(part, Mapping | MixPart) for part in several):
-            return tuple(part if isinstance(part, MixPart) else MixPart.from_dict(part) for part in several)
-    return value
-
-
 class Mix(Record):
     """Several datasets together, their rows dealt evenly."""
 
@@ -87,8 +80,8 @@ class Mix(Record):
     kind: ClassVar[str] = "mix"
 
     parts: Annotated[
-        Sequence[MixPart],
-        BeforeValidator(_read_parts),
+        Sequence[Annotated[MixPart, nested(MixPart.from_dict)]],
+        AfterValidator(tuple),
         Field(min_length=1),
         Allowed('a list of objects: {"dataset": …, "weight": …}'),
     ]
