@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import IO
 
 from workbench.base import entries
 from workbench.base.child import HELPER, child_environment, main_of, start
@@ -77,22 +76,20 @@ class _Child:
             pipe, none = subprocess.PIPE, subprocess.DEVNULL
             words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
             self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
+        given, answers = self._process.stdin, self._process.stdout
+        assert given is not None and answers is not None
         end = threading.Timer(_ANSWER_S, self._process.kill)
         end.daemon = True
         end.start()
         try:
-            return str(self._answer(self._process.stdin, self._process.stdout, {"turns": turns, "tools": tools}))
+            given.write(to_line({**self._model, "turns": turns, "tools": tools}))
+            given.flush()
+            return str(from_line(answers.readline())["refusal"])
         except (OSError, ValueError):  # the pods, which have the model, refuse what it would have refused
             self._is_silent = True
             return ""
         finally:
             end.cancel()
-
-    def _answer(self, to: IO[bytes] | None, of: IO[bytes] | None, row: Json) -> object:
-        assert to is not None and of is not None
-        to.write(to_line({**self._model, **row}))
-        to.flush()
-        return from_line(of.readline())["refusal"]
 
     def close(self) -> None:
         if self._process is not None:

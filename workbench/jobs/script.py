@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -22,6 +22,11 @@ sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", lambda m: os.environ.get(m[1], m[0]), 
 sys.path[0] = os.getcwd()
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+
+
+def references(texts: Iterable[str]) -> list[str]:
+    """Return the variables that texts refer to by `${NAME}`, each once."""
+    return list(dict.fromkeys(name for text in texts for name in _REFERENCE.findall(text)))
 
 
 class Script(Record):
@@ -72,8 +77,8 @@ class Script(Record):
     def program(self, environment: Mapping[str, str]) -> list[str]:
         """Return what follows `python -u` in the script's folder."""
         name = self.path.rpartition("/")[2]
-        named = {name for arg in self.args for name in _REFERENCE.findall(arg)}
-        return [*(["-c", _FILL_IN] if named & environment.keys() else []), name, *self.args]
+        is_filled = any(variable in environment for variable in references(self.args))
+        return [*(["-c", _FILL_IN] if is_filled else []), name, *self.args]
 
     @property
     def word(self) -> str:

@@ -25,7 +25,7 @@ from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.model import Family
-from workbench.jobs.script import Script
+from workbench.jobs.script import Script, references
 from workbench.rundir.make.evaluation import carried_metrics
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
@@ -34,7 +34,6 @@ from workbench.rundir.spec import hide_values, stored
 _MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
 _MOST_ROWS = 512 << 20  # bytes of rows that are looked at
 _MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
-_REFERENCE = re.compile(r"\$\{(\w+)\}")
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?")
 _PINNED = ("torch", "deepspeed", "transformers", "accelerate")
 
@@ -264,8 +263,7 @@ def _environment(paths: RunPaths) -> Sequence[str]:
     if not names:
         return []
     lines = ["# the variables of the run; DeepSpeed passes on to other hosts what ~/.deepspeed_env holds"]
-    wanted = dict.fromkeys(reference for value in names.values() for reference in _REFERENCE.findall(value))
-    lines += [f': "${{{name}:?set it first; its value is not kept}}"' for name in wanted]
+    lines += [f': "${{{name}:?set it first; its value is not kept}}"' for name in references(names.values())]
     lines += [f'export {name}="{value}"' for name, value in names.items()]
     return [*lines, ""]
 

@@ -29,12 +29,8 @@ def choose(
 ) -> FineTune:
     """Return the job with every option decided that its user left open; one that was decided stays as it is.
 
-    Args:
-        job: What was asked.
-        gpus: GPUs of a pod; 0 for CPUs.
-        world_size: The number of ranks, where it is known.
-        looks: Whether files that the job names are opened; those that somebody else's job names must not be.
-        apart: Whether the pods are on hosts of their own, with a network between them.
+    `looks` opens the files that the job names, which must not be done for somebody else's job; `apart` means pods on
+    hosts of their own, with a network between them.
 
     Example:
         >>> choose(FineTune(model="google/flan-t5-small"), gpus=1).learning_rate

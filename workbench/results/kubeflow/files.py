@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.evaluation import metric_text
 from workbench.jobs.finetune import FineTune, Job
-from workbench.jobs.script import Script
+from workbench.jobs.script import Script, references
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions
@@ -29,7 +28,6 @@ from workbench.rundir.spec import stored
 _MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
 _MOST_CARRIED = 512 << 20  # bytes of rows or a script that are looked at
 _LEFT_OUT = ("lab", "display", "results", "benchmark", "client", "keeper", "cli.py", "__main__.py")
-_REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 
 def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSpec, nodes: int) -> Mapping[str, bytes]:
@@ -125,8 +123,8 @@ def _script(paths: RunPaths, job: Script, options: HandoverOptions, inputs: dict
 
 
 def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
-    wanted = dict.fromkeys(variable for value in env.values() for variable in _REFERENCE.findall(value))
-    missing = [variable for variable in wanted if variable not in {*options.sources, *options.env}]
+    given = {*options.sources, *options.env}
+    missing = [variable for variable in references(env.values()) if variable not in given]
     if missing:
         others = ", ".join(f'"{variable}": "secret/key"' for variable in missing if variable != "HF_TOKEN")
         hints = ["token_secret='hub'"] * ("HF_TOKEN" in missing) + [f"secrets={{{others}}}"] * bool(others)

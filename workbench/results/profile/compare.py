@@ -105,17 +105,7 @@ class ProfileComparison(Shown):
 
 
 def compare(one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")) -> ProfileComparison:
-    """Compare two FLOPS profiles.
-
-    Args:
-        one: `result.profile` of a run.
-        other: That of another.
-        names: What to call them.
-
-    Raises:
-        RunError: A run has no profile.
-        ConfigError: The names are the same.
-    """
+    """Compare two FLOPS profiles; an error where a run has none, or both have one name."""
     if one is None or other is None:
         missing = names[0] if one is None else names[1]
         raise RunError(f"run {missing!r} has no FLOPS profile: profile_step was 0, past its last step, or it failed")

@@ -65,12 +65,7 @@ class Route:
 def find_route(
     environ: Mapping[str, str], *, jupyter: str | None, free: Callable[[int], bool] = lambda _port: True
 ) -> Route:
-    """Decide how the browser reaches a server on this machine.
-
-    Args:
-        environ: The environment of the kernel.
-        jupyter: The base URL of the Jupyter server that started it, where that has our extension.
-        free: Whether a port could be listened on.
+    """Decide how the browser reaches a server on this machine; `jupyter` is the URL of one that has our extension.
 
     Example:
         >>> find_route({}, jupyter="/lab/").template

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,8 +16,6 @@ from random import Random
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
 from workbench.jobs.data.rows import Example, Refusal, any_row, renamed, row_from, table_from
-from workbench.jobs.data.sources.archive import unpack
-from workbench.jobs.data.sources.mini import mini_rows, mini_tables
 from workbench.jobs.data.sources.read import read_rows
 from workbench.jobs.data.tables import SqlTable
 
@@ -77,16 +74,6 @@ def read_tables(path: Path, run: Path | None = None) -> Iterator[SqlTable]:
         yield table_from(data, where)
 
 
-def write_mini(folder: Path, *, seed: int, train: int, evaluation: int) -> tuple[int, int]:
-    """Write `wikisql-mini`, with so many rows to train and to evaluate on."""
-    rows = mini_rows(seed, train + evaluation)
-    # Evaluation first: it then stays the same whatever number of rows is trained on.
-    evaluated = _write(folder / "eval.jsonl", (row.to_json() for row in islice(rows, evaluation)))
-    trained = _write(folder / "train.jsonl", (row.to_json() for row in rows))
-    _write(folder / "tables.jsonl", (table.to_json() for table in mini_tables()))
-    return trained, evaluated
-
-
 def write_files(
     folder: Path,
     *,
@@ -113,7 +100,7 @@ def write_files(
     name = ", ".join(str(path) for path in train[:3])
     counts = write_parts(folder, lines(train), lines(evaluation) if evaluation else None, split or Split(), name)
     if kept := tables if kept is None else kept:
-        _write(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
+        write_lines(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
     return counts
 
 
@@ -136,10 +123,10 @@ def write_parts(
 ) -> tuple[int, int]:
     """Write the rows to train and to evaluate on, where the latter have no source a share of the former."""
     if evaluation is not None:
-        trained = _write(folder / "train.jsonl", islice(train, split.limit))
-        return trained, _write(folder / "eval.jsonl", evaluation)
+        trained = write_lines(folder / "train.jsonl", islice(train, split.limit))
+        return trained, write_lines(folder / "eval.jsonl", evaluation)
     every = folder / "every.jsonl"
-    rows = _write(every, islice(train, split.most))
+    rows = write_lines(every, islice(train, split.most))
     held_out = 0
     with every.open("rb") as lines, (folder / "train.jsonl").open("wb") as to, (folder / "eval.jsonl").open("wb") as of:
         for line, held in zip(lines, split.held_out(rows, name), strict=True):
@@ -147,20 +134,6 @@ def write_parts(
             held_out += held
     every.unlink()
     return rows - held_out, held_out
-
-
-def write_release(folder: Path, archive: Path) -> tuple[int, int]:
-    """Unpack and convert the original release of WikiSQL."""
-    names = ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
-    files = unpack(archive, folder / "unpacked", names)
-    for name in names:
-        if name not in files:
-            raise ConfigError(f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}")
-    tables = [files["train.tables.jsonl"], files["dev.tables.jsonl"]]
-    # Only dev's tables go on: those of train are large, and nothing is run on them.
-    return write_files(
-        folder, train=[files["train.jsonl"]], evaluation=[files["dev.jsonl"]], tables=tables, kept=tables[1:]
-    )
 
 
 def mix_files(target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int) -> int:
@@ -177,14 +150,8 @@ def mix_files(target: Path, files: Sequence[Path], rows: Sequence[int], takes: S
     return sum(takes)
 
 
-def join_files(target: Path, files: Sequence[Path]) -> None:
-    """Write one file after the other into one, where there are any."""
-    for file in filter(Path.is_file, files):
-        with file.open("rb") as read, target.open("ab") as to:
-            shutil.copyfileobj(read, to)
-
-
-def _write(target: Path, lines: Iterable[str]) -> int:
+def write_lines(target: Path, lines: Iterable[str]) -> int:
+    """Write lines; return how many."""
     count = 0
     # The newline is fixed so that the same options give the same bytes on every platform.
     with target.open("w", encoding="utf-8", newline="\n") as file:

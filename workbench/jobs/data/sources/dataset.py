@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, get_args
 
@@ -14,10 +16,11 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, nested, read_kind
 from workbench.jobs.data.rows import Refusal, any_row
-from workbench.jobs.data.sources.convert import join_files, mix_files, write_mini, write_release
+from workbench.jobs.data.sources.archive import unpack
+from workbench.jobs.data.sources.convert import mix_files, write_files, write_lines
 from workbench.jobs.data.sources.files import RowFiles, files_of, is_rows
 from workbench.jobs.data.sources.hub import Hub
-from workbench.jobs.data.sources.mini import MAX_ROWS
+from workbench.jobs.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
 from workbench.jobs.data.sources.read import FORMATS
 
 
@@ -42,7 +45,12 @@ class Mini(Record):
 
     def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
         """Write its files; return the rows to train and to evaluate on."""
-        return write_mini(folder, seed=self.seed, train=self.train_rows, evaluation=self.eval_rows)
+        rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
+        # Evaluation first: it then stays the same whatever number of rows is trained on.
+        evaluated = write_lines(folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows)))
+        trained = write_lines(folder / "train.jsonl", (row.to_json() for row in rows))
+        write_lines(folder / "tables.jsonl", (table.to_json() for table in mini_tables()))
+        return trained, evaluated
 
 
 class Release(Record):
@@ -60,7 +68,14 @@ class Release(Record):
 
     def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
         """Unpack and convert it; return the rows to train and to evaluate on."""
-        return write_release(folder, user_path(self.path))
+        archive, names = user_path(self.path), ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
+        files = unpack(archive, folder / "unpacked", names)
+        for name in names:
+            if name not in files:
+                raise ConfigError(f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}")
+        train, its_tables, dev, tables = (files[name] for name in names)
+        # Only dev's tables go on: those of train are large, and nothing is run on them.
+        return write_files(folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables])
 
 
 class MixPart(Record):
@@ -114,7 +129,9 @@ class Mix(Record):
         mixed = mix_files(folder / "train.jsonl", [its / "train.jsonl" for its in folders], trained, takes, self.seed)
         judged = [evaluation for _, evaluation in counts]
         held_out = mix_files(folder / "eval.jsonl", [its / "eval.jsonl" for its in folders], judged, judged, self.seed)
-        join_files(folder / "tables.jsonl", [its / "tables.jsonl" for its in folders])
+        for file in filter(Path.is_file, (its / "tables.jsonl" for its in folders)):
+            with file.open("rb") as read, (folder / "tables.jsonl").open("ab") as to:
+                shutil.copyfileobj(read, to)
         return mixed, held_out
 
 
