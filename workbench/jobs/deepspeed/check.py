@@ -58,7 +58,11 @@ def check(
 
 def check_form(config: Mapping[str, object], source: str) -> None:
     """Refuse keys that DeepSpeed does not know, or no longer, and values that it cannot read."""
-    _check_removed(config, source)
+    zero = part(config, "zero_optimization")
+    for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
+        for key in keys:
+            if key in removed:
+                raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
     check_kinds(config, TOP_LEVEL, source)
 
 
@@ -72,14 +76,6 @@ def value_at(config: Mapping[str, object], key: str) -> object:
 
 def offloads(zero: Mapping[str, object], key: str) -> bool:
     return part(zero, key).get("device", "none") != "none"
-
-
-def _check_removed(config: Mapping[str, object], source: str) -> None:
-    zero = part(config, "zero_optimization")
-    for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
-        for key in keys:
-            if key in removed:
-                raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
 
 
 def _check_secrets(config: Mapping[str, object], source: str) -> None:

@@ -21,8 +21,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class BoardServer:
         finally:
             connection.close()
         title = environment.get("window_title") if isinstance(environment, dict) else None
-        return hmac.compare_digest(str(title), _title(self.nonce))
+        return hmac.compare_digest(str(title), f"Workbench {self.nonce}")
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -109,7 +109,8 @@ class BoardServer:
 def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) -> BoardServer:
     """Return the server of a folder, started now if there is none; with `port` None it listens on its Unix socket."""
     record = _record(folder)
-    with _lock(record.with_suffix(".lock")):
+    with record.with_suffix(".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         server = find(folder)
         if server and server.is_at(port) and server.answers:
             return server
@@ -170,10 +171,6 @@ def _reap() -> None:
     _children[:] = [child for child in _children if child.poll() is None]
 
 
-def _title(nonce: str) -> str:
-    return f"Workbench {nonce}"
-
-
 def private_folder() -> Path:
     """Return the folder of records, sockets and links: this user's alone, and this machine's as the pids in it are."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -205,13 +202,6 @@ def _all() -> list[BoardServer]:
     return [server for record in private_folder().glob("*.json") if (server := _read(record))]
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _main() -> None:
     """Be the server: listen, leave the record, and live as long as the owner."""
     parser = argparse.ArgumentParser()
@@ -227,7 +217,7 @@ def _main() -> None:
     board = program.TensorBoard(default.get_plugins(), server_class=at_socket)
     # The fast loader is a second process, which would outlive this one when it is killed.
     options = {"logdir": args.folder, "host": HOST, "port": args.port or 0, "load_fast": "false"}
-    options |= {"reload_interval": _RELOAD_S, "reload_multifile": "true", "window_title": _title(nonce)}
+    options |= {"reload_interval": _RELOAD_S, "reload_multifile": "true", "window_title": f"Workbench {nonce}"}
     options["path_prefix"] = f"/{token}"
     board.configure(argv=["tensorboard", *(f"--{name}={value}" for name, value in options.items())])
     port, me = urlsplit(board.launch()).port or 0, os.getpid()
