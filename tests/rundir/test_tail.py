@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workbench.rundir.output.tail import EventTail, LogTail, last_of_both
+from workbench.rundir.events import EventTail
+from workbench.rundir.output.tail import LogTail, last_of_both
 from workbench.rundir.paths import RunPaths
 
 
@@ -18,10 +19,10 @@ def times(tail: EventTail) -> list[float]:
 def test_events_are_read_once_and_only_when_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     tail = EventTail(path)
-    assert tail.read() == []
+    assert times(tail) == []
     path.write_text(line(1) + 'broken\n[1]\n{"kind": 1}\n' + line(2) + line(3)[:5])
     assert times(tail) == [1, 2]
-    assert tail.read() == []
+    assert times(tail) == []
     with path.open("a") as out:
         out.write(line(3)[5:] + line(4))
     assert times(tail) == [3, 4]
@@ -41,7 +42,6 @@ def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
     tail = LogTail(path)
     assert tail.refresh()
     assert tail.lines == ["one", "two", " 20%|##", " 40%|###"]
-    assert not tail.cut
     assert not tail.refresh()
 
 
@@ -67,7 +67,6 @@ def test_a_burst_is_skipped_to_its_end_and_memory_stays_small(tmp_path: Path) ->
     tail.refresh()
     assert tail.lines[-1] == "line 999999"
     assert len(tail.lines) == 400
-    assert tail.cut
 
 
 def test_the_end_of_a_huge_log_is_read_without_the_rest(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
-from workbench.base.json_values import number, parse_record, part, text, whole
+from workbench.base.json_values import items, number, parse_record, part, text, whole
 from workbench.base.process import RUN_MARK
 from workbench.base.table import data_frame
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
+_BLOCK_BYTES = 1 << 20
 
 
 class EventKind(StrEnum):
@@ -165,17 +166,29 @@ def parse_event(line: str, *, of_script: bool = False) -> Event | None:
     return None if event is not None and of_script and event.kind in _TRAINERS_OWN else event
 
 
+class EventTail:
+    """Read an `events.jsonl` from where the last look ended."""
+
+    def __init__(self, path: Path, last_bytes: int | None = None):
+        self._path = path
+        self._offset = 0
+        if last_bytes is not None and path.exists():
+            self._offset = max(0, path.stat().st_size - last_bytes)
+
+    def read(self) -> Iterator[Event]:
+        """Yield the events since the last look; broken lines are left out, and one that is still being written."""
+        rest = b""
+        with suppress(OSError), open_record(self._path) as file:  # not there yet, or gone: what was read before stands
+            file.seek(self._offset)
+            while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
+                *lines, rest = (rest + block).split(b"\n")
+                yield from _events(lines)
+            self._offset = file.tell() - len(rest)
+
+
 def read_events(path: Path) -> Iterator[Event]:
     """Read an `events.jsonl`; a last line still being written is left out, a file that cannot be read has no events."""
-    try:
-        file = open_record(path)
-    except OSError:
-        return
-    with file:
-        while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
-            with suppress(ValueError):
-                if event := event_of(parse_record(line)):
-                    yield event
+    return EventTail(path).read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +222,16 @@ def event_of(raw: object) -> Event | None:
             if time_s is not None and its_rank == rank:
                 return Event(time_s=time_s, rank=its_rank, kind=kind, data={str(name): data[name] for name in data})
     return None
+
+
+def _events(lines: Sequence[bytes]) -> list[Event]:
+    lines = [line for line in lines if line.strip()]
+    try:
+        # One call for all is twice as fast as one for each.
+        raws = items(parse_record(b"[" + b",".join(lines) + b"]"))
+    except ValueError:
+        raws = []
+        for line in lines:
+            with suppress(ValueError):
+                raws.append(parse_record(line))
+    return [event for raw in raws if (event := event_of(raw))]

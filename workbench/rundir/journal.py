@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
@@ -15,9 +15,8 @@ from workbench.base.files import read_json, write_bytes, write_json
 from workbench.base.files.kept import KeptFile
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
-from workbench.rundir.events import Event, read_events
+from workbench.rundir.events import MARK, Event, parse_event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
-from workbench.rundir.output.recover import mend_events
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault, result_file
 from workbench.rundir.spec import RunSpec
@@ -27,19 +26,21 @@ from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
+_BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recovered(TolerantRecord):
-    """What the journal of a keeper that died says of its run."""
+class StateRecord(TolerantRecord):
+    """What `state.json` holds, beside the time at which it was written."""
 
     state: RunState = RunState.QUEUED
     message: str = ""
-    started_s: float | None = None
-    """When the run began; None where it had not."""
+    hint: str = ""
+    """A passing remark."""
     wish: str = ""
     """What it was asked: `cancel`, `stop` or nothing."""
-    events: Sequence[Event] = ()
+    started_s: float | None = None
+    """When the run began; None where it had not."""
 
 
 class Journal:
@@ -51,9 +52,7 @@ class Journal:
         self._paths, self._redact = paths, redact or Redactor()
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
-        self._state = RunState.QUEUED
-        self._message = self._hint = self._wish = ""
-        self._started_s: float | None = None
+        self._now = asdict(StateRecord())
         self._warned = False
         for folder in (paths.logs, paths.tensorboard):
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,42 +62,37 @@ class Journal:
         """Keep room on the disk for the result, until `finish`."""
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
-    def recover(self) -> Recovered:
+    def recover(self) -> tuple[StateRecord, Sequence[Event]]:
         """Go on where the journal of a keeper that died ends: every event and every number is there, once."""
-        events = mend_events(self._paths)
+        events = _mend_events(self._paths)
         for curves in self._paths.tensorboard.glob("events.out.tfevents.*"):
             curves.unlink()  # the last seconds of them may not have reached the disk
         for event in events:
             self._scalars.add(event)
-        recovered = Recovered.read(read_json(self._paths.state))
-        self._state, self._message = recovered.state, recovered.message
-        self._wish, self._started_s = recovered.wish, recovered.started_s
-        self._write_state()
-        return replace(recovered, events=events)
+        recovered = StateRecord.read(read_json(self._paths.state))
+        self._change(**{**asdict(recovered), "hint": ""})
+        return recovered, events
 
     def begin(self, started_s: float) -> None:
         """Write down when the run began; another keeper may have to tell how long it took."""
-        self._started_s = started_s
-        self._write_state()
+        self._change(started_s=started_s)
 
     def wish(self, wish: str) -> None:
         """Write down that the run was asked to end, `cancel` or `stop`."""
-        self._wish = wish
-        self._write_state()
+        self._change(wish=wish)
 
     def state(self, state: RunState, message: str = "") -> None:
-        self._state, self._message = state, message
-        self._write_state()
+        self._change(state=state, message=message)
 
     @property
     def standing(self) -> tuple[RunState, str]:
-        return self._state, f"{self._message} ({self._hint})" if self._hint else self._message
+        hint = f" ({self._now['hint']})" if self._now["hint"] else ""
+        return self._now["state"], self._now["message"] + hint
 
     def hint(self, message: str) -> None:
         """Add a passing remark to the state; an empty one takes it away."""
-        if message != self._hint:
-            self._hint = message
-            self._write_state()
+        if message != self._now["hint"]:
+            self._change(hint=message)
 
     def keep(self) -> None:
         """Write the state again where somebody removed or changed its file, or a full disk did not take it."""
@@ -150,8 +144,7 @@ class Journal:
         except OSError as error:
             logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result)
             self._keep_elsewhere(error)
-        self._hint = self._wish = ""
-        self.state(state, message)
+        self._change(state=state, message=message, hint="", wish="")
 
     def _keep_elsewhere(self, error: OSError) -> None:
         why = f"{self._paths.root} could not take the result ({error.strerror or error})"
@@ -183,20 +176,10 @@ class Journal:
         except OSError as error:
             logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
 
-    def _write_state(self) -> None:
+    def _change(self, **changes: object) -> None:
+        self._now |= changes
         try:
-            self._state_file.write(
-                self._redact.json(
-                    {
-                        "state": self._state,
-                        "message": self._message,
-                        "hint": self._hint,
-                        "wish": self._wish,
-                        "started_s": self._started_s,
-                        "time_s": now_s(),
-                    }
-                )
-            )
+            self._state_file.write(self._redact.json({**self._now, "time_s": now_s()}))
         except OSError as error:
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
 
@@ -212,3 +195,55 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
         pods=(),
         world_size=0,
     )
+
+
+def _mend_events(paths: RunPaths) -> list[Event]:
+    """Add the events that ranks printed and the keeper did not come to write; return all."""
+    _end_at_last_line(paths.events)
+    events = list(read_events(paths.events))
+    by_rank = _by_rank(events)
+    missing: list[Event] = []
+    for rank, printed in _by_rank(_printed(paths)).items():
+        written = by_rank.get(rank, [])
+        last = len(written) - 1
+        # What is written is by this machine's clock, what is printed by the pod's.
+        offset_s = printed[last].time_s - written[last].time_s if 0 <= last < len(printed) else 0.0
+        missing += [replace(event, time_s=event.time_s - offset_s) for event in printed[last + 1 :]]
+    missing.sort(key=lambda event: event.time_s)
+    with paths.events.open("a", encoding="utf-8") as out:
+        out.writelines(event.to_json() + "\n" for event in missing)
+    return events + missing
+
+
+def _end_at_last_line(path: Path) -> None:
+    """Cut off the line that its writer did not come to end."""
+    with path.open("a+b") as file:
+        end = size = file.seek(0, 2)
+        while end:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                end = start + at + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
+    ranks: dict[int, list[Event]] = {}
+    for event in events:
+        if event.rank is not None:  # the keeper's own samples are in no log
+            ranks.setdefault(event.rank, []).append(event)
+    return ranks
+
+
+def _printed(paths: RunPaths) -> Iterator[Event]:
+    of_script = paths.script.exists()
+    for log in sorted(paths.logs.glob("rank-*.stdout.log")):
+        with log.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                whole = line.startswith(MARK) and line.endswith("\n")
+                if whole and (event := parse_event(line[:-1], of_script=of_script)):
+                    yield event

@@ -12,11 +12,11 @@ from workbench.base.files import read_json
 from workbench.base.json_values import number, text, whole
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.catalog.store import hosts_in
-from workbench.rundir.events import Event, EventKind
+from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curve import Curve
 from workbench.rundir.figures.memory import HostMemory, MemoryBook
 from workbench.rundir.figures.progress import Progress
-from workbench.rundir.output.tail import EventTail, LogTail
+from workbench.rundir.output.tail import LogTail
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.queue import cluster_of
 from workbench.rundir.result import HostSlots, ResultRecord, result_file
@@ -52,23 +52,6 @@ class BatchSize:
         return f"{micro} x {accumulation} x {self.world_size} = {self.rows}"
 
 
-@dataclass(slots=True)
-class RankLog:
-    """The last lines of what a rank printed, by stream."""
-
-    stdout: LogTail
-    """Its standard output, without event lines."""
-    stderr: LogTail
-
-    @property
-    def lines(self) -> list[str]:
-        return [*self.stdout.lines, *self.stderr.lines]
-
-    @property
-    def cut(self) -> bool:
-        return self.stdout.cut or self.stderr.cut
-
-
 class RunView:
     """What is known of a run by now. Every figure is as of the last `refresh`."""
 
@@ -87,7 +70,7 @@ class RunView:
         self.cluster_phase = ""
         """The phase of its cluster; `closed` where the keeper is gone."""
         self._events = EventTail(self.paths.events)
-        self._logs: dict[int, RankLog] = {}
+        self._logs: dict[int, list[LogTail]] = {}
         self._book = MemoryBook(self._place)
         self._hosts: Sequence[HostSlots] = ()
         self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
@@ -102,7 +85,7 @@ class RunView:
         if self.result is not None and self.state.is_terminal:
             return self._look_at_cluster()
         state, problem = state_or_problem(self.paths)  # before the events: a run seen to be over has written them all
-        events = self._events.read()
+        events = list(self._events.read())
         for event in events:
             self._take(event)
         self._read_state(state, problem)
@@ -178,14 +161,13 @@ class RunView:
         numbers = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
         return sorted({int(number) for number in numbers if number.isdigit()})
 
-    def log(self, rank: int) -> RankLog:
+    def log(self, rank: int) -> list[str]:
+        """Return the last lines of what a rank printed, without event lines: of its standard output, then of stderr."""
         if rank not in self._logs:
-            stdout, stderr = (LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr"))
-            self._logs[rank] = RankLog(stdout=stdout, stderr=stderr)
-        log = self._logs[rank]
-        log.stdout.refresh()
-        log.stderr.refresh()
-        return log
+            self._logs[rank] = [LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr")]
+        for tail in self._logs[rank]:
+            tail.refresh()
+        return [line for tail in self._logs[rank] for line in tail.lines]
 
     def pod_name(self, address: str) -> str:
         """Return the name of the pod at an address, or the address where it is not known."""

@@ -62,7 +62,7 @@ class RunPage:
         self._grids = worker_grids(view.totals.book)
         self._folds = {} if folds is None else folds
         self._is_whole = folds is None or view.state.is_terminal
-        self._folded = fold({rank: view.log(rank).lines[-_FOLDED_LINES:] for rank in view.ranks})
+        self._folded = fold({rank: view.log(rank)[-_FOLDED_LINES:] for rank in view.ranks})
 
     def doc(self) -> Doc:
         html = styled(self._html(), self._view.state, sheet=False)
@@ -119,7 +119,7 @@ class RunPage:
         titles = [(rank, f"log of rank {rank}") for rank in self._view.ranks[:_RANKS]]
         wanted = [(rank, title, self._is_whole or bool(self._folds.get(title))) for rank, title in titles]
         return [
-            (title, [("", line) for line in (self._view.log(rank).lines[-_PAGE_LINES:] if is_wanted else ())])
+            (title, [("", line) for line in (self._view.log(rank)[-_PAGE_LINES:] if is_wanted else ())])
             for rank, title, is_wanted in wanted
         ]
 

@@ -166,12 +166,12 @@ class Runner:
         return True
 
     def _recover(self) -> None:
-        recovered = self._journal.recover()
+        recovered, events = self._journal.recover()
         self._started_s = recovered.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.links}
         addresses = {place.rank: of_pod[place.pod] for place in self._context.places}
-        self._peaks.recall(recovered.events, addresses)
-        totals = RunTotals.of(recovered.events)
+        self._peaks.recall(events, addresses)
+        totals = RunTotals.of(events)
         self._context = replace(self._context, restart=len(totals.restarts))
         self._attempt = self._new_attempt(rejoin=True)
         self._attempt.ledger.totals = totals

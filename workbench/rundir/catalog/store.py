@@ -17,7 +17,7 @@ from workbench.base.json_values import part
 from workbench.base.words import plain
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.catalog.label import read_label
-from workbench.rundir.output.tail import EventTail
+from workbench.rundir.events import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
