@@ -19,8 +19,8 @@ from workbench.benchmark.report import rows_below, write_report
 from workbench.results.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.queue import QueuedRun, write_queue
 from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.status import QueuedRun, write_queue
 from workbench.rundir.view import RunView
 
 pytestmark = pytest.mark.slow  # a minute in all
@@ -68,7 +68,7 @@ def shown(run: Run, folder: Path) -> Iterator[str]:
         lambda: f"{run}{run!r}{run._repr_html_()}{run.message}{run.progress}",
         lambda: f"{run.result}{run.result!r}{run.result._repr_html_()}",
         lambda: "".join(run.logs(rank, stream) for rank in range(3) for stream in ("stdout", "stderr")),
-        lambda: f"{[RunView(run.path).log(rank).lines for rank in range(3)]}{list(run.events())}",
+        lambda: f"{[RunView(run.path).log(rank) for rank in range(3)]}{list(run.events())}",
         lambda: f"{run.spec!r}{run.spec.job.env}",
         lambda: run.result.to_html(folder / "card.html").read_text(),
         lambda: "".join(path.read_text() for path in write_report(rows_below([run.path])[0], folder / "report")),

@@ -33,9 +33,8 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.results.profile.compare import compare
 from workbench.rundir.catalog.index import RunIndex
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import QueuedRun, write_queue
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import cluster_status
+from workbench.rundir.status import QueuedRun, cluster_status, write_queue
 from workbench.rundir.view import RunView
 
 Damage = tuple[str, str, int, object]

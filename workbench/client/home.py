@@ -11,9 +11,8 @@ from workbench.base.errors import RunError
 from workbench.base.wire import ask
 from workbench.client.result import RunResult
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import cluster_of
 from workbench.rundir.state import RunState
-from workbench.rundir.status import id_of
+from workbench.rundir.status import cluster_of, id_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,9 @@ from workbench.rundir.events import Events
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import cluster_of
-from workbench.rundir.result import result_file
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import id_of, message_of, run_at, state_of, state_or_problem
+from workbench.rundir.status import cluster_of, id_of, message_of, result_file, run_at, state_of, state_or_problem
 from workbench.rundir.totals import RunTotals
 
 if TYPE_CHECKING:

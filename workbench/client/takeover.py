@@ -24,11 +24,9 @@ from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import cluster_of, is_listed, read_queue
-from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, cluster_status
+from workbench.rundir.status import ClusterStatus, cluster_of, cluster_status, is_listed, read_queue, result_file
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
@@ -129,7 +127,7 @@ def end_broken_off(cluster: Path) -> str:
 
 def _broken_off(status: ClusterStatus) -> str:
     match status.last_phase:
-        case "starting" if not status.raw_pods:
+        case "starting" if not status.pods:
             return "its keeper died before its pods were there"
         case "closing":
             return "its keeper died while it closed the cluster"

@@ -30,9 +30,8 @@ from workbench.keeper.succession import left_runners, run_context, wanted_pods
 from workbench.keeper.turns import Turns
 from workbench.rundir.checkpoints.choose import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.queue import QueuedRun, write_queue
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, cluster_status
+from workbench.rundir.status import ClusterStatus, QueuedRun, cluster_status, write_queue
 
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0

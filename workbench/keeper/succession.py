@@ -17,11 +17,9 @@ from workbench.keeper.link.context import RunContext, is_single
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import QueuedRun, read_queue
-from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus
+from workbench.rundir.status import ClusterStatus, QueuedRun, read_queue, result_file
 
 logger = logging.getLogger(__name__)
 

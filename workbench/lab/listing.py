@@ -33,9 +33,8 @@ from workbench.results.tensorboard.server import find_by_key
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.catalog.store import RunRecord, find_all, record_of, stamp_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import cluster_of
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_status, is_keeper_alive, run_at
+from workbench.rundir.status import cluster_of, cluster_status, is_keeper_alive, run_at
 from workbench.rundir.view import RunView
 
 logger = logging.getLogger(__name__)

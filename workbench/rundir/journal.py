@@ -18,9 +18,10 @@ from workbench.pods.pod import Pod
 from workbench.rundir.events import MARK, Event, parse_event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, ResultRecord, RunFault, result_file
+from workbench.rundir.result import HostSlots, ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.status import result_file
 from workbench.rundir.tolerant import TolerantRecord
 from workbench.rundir.totals import RunTotals
 

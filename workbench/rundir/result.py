@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -18,21 +18,10 @@ from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
 from workbench.jobs.choices import Peft
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
-from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import is_own
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
+from workbench.rundir.status import result_file
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
-
-
-def result_file(paths: RunPaths) -> Path:
-    """Return where a run's result is, or will be: its own directory, or its cluster's where that could not take it."""
-    if not paths.result.exists():
-        match read_json(paths.info):
-            case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
-                spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
-                if is_own(spare.parent) and read_json(spare).get("of") == str(paths.root):  # no other run can claim it
-                    return spare
-    return paths.result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

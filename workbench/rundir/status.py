@@ -1,30 +1,46 @@
-"""The one answer to: in which state is this run, is its keeper alive, and how does its cluster stand."""
+"""The one answer to: in which state is this run, where its result is, is its keeper alive, how does its cluster stand.
+
+A cluster's queue lists the runs that its keeper was handed, in order: another keeper goes on with them where one died,
+and it says that a cluster knows a run which names it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
 from workbench.base.errors import RunError
-from workbench.base.files import is_there, load_json, read_json, user_path
-from workbench.base.json_values import Json, text
+from workbench.base.files import is_there, load_json, read_bytes, read_json, user_path, write_text
+from workbench.base.json_values import Json, items, text
 from workbench.base.process import Process, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import cluster_of
-from workbench.rundir.result import result_file
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 _POD = TypeAdapter(Pod)
+
+
+def _read_pods(raw: object) -> list[Pod]:
+    """Read pods; what is no pod counts as not there."""
+    pods = []
+    for each in items(raw):
+        with suppress(ValidationError):
+            pods.append(_POD.validate_python(each))
+    return pods
+
+
+_Pods = Annotated[Sequence[Pod], BeforeValidator(_read_pods)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +50,10 @@ class ClusterStatus(TolerantRecord):
     message: str = ""
     idle_end_s: Number | None = None
     """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
-    raw_pods: Sequence[Mapping[str, object]] = ()
-    raw_arrived: Sequence[Mapping[str, object]] = ()
+    pods: _Pods = ()
+    """The pods as the keeper last saw them, in rank order."""
+    arrived: _Pods = ()
+    """The pods that are up while a start waits for the others, and those that say why; none before and after."""
     pid: Whole | None = None
     """The keeper's process; None before there is one."""
     start_time: Whole | None = None
@@ -49,34 +67,14 @@ class ClusterStatus(TolerantRecord):
     """The phase as the file has it, also where the keeper has died since."""
 
     @property
-    def pods(self) -> Sequence[Pod]:
-        """The pods as the keeper last saw them, in rank order; what is no pod counts as not there."""
-        return _pods(self.raw_pods)
-
-    @property
-    def arrived(self) -> Sequence[Pod]:
-        """The pods that are up while a start waits for the others, and those that say why; none before and after."""
-        return _pods(self.raw_arrived)
-
-    @property
     def alive(self) -> bool:
         same_boot = self.boot in ("", boot_id())  # else the machine was started again: its pids are others'
         return self.pid is not None and same_boot and is_alive(self.pid, self.start_time)
 
 
-def _pods(raw: Sequence[Mapping[str, object]]) -> Sequence[Pod]:
-    pods = []
-    for each in raw:
-        with suppress(ValidationError):
-            pods.append(_POD.validate_python(each))
-    return pods
-
-
 def cluster_status(root: Path) -> ClusterStatus:
     raw = read_json(ClusterPaths(root).state)
-    status = ClusterStatus.read(
-        {**raw, "raw_pods": raw.get("pods"), "raw_arrived": raw.get("arrived"), "last_phase": raw.get("phase")}
-    )
+    status = ClusterStatus.read({**raw, "last_phase": raw.get("phase")})
     over = status.phase in ("closed", "failed") or status.pid is None or status.alive
     return status if over else replace(status, phase="lost")
 
@@ -119,6 +117,17 @@ def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
     return _state_in(file, load_json(file))
 
 
+def result_file(paths: RunPaths) -> Path:
+    """Return where a run's result is, or will be: its own directory, or its cluster's where that could not take it."""
+    if not paths.result.exists():
+        match read_json(paths.info):
+            case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
+                spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
+                if is_own(spare.parent) and read_json(spare).get("of") == str(paths.root):  # no other run can claim it
+                    return spare
+    return paths.result
+
+
 def message_of(paths: RunPaths, state: RunState) -> str:
     """Return one line on the state of a run, for people."""
     if state is RunState.LOST:
@@ -145,3 +154,57 @@ def _state_in(file: Path, raw: Json) -> RunState:
         raise RunError(
             f"{file} does not say in which state the run is; put back a whole copy, or remove {file.parent}"
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueuedRun:
+    """One run that was handed over; its own directory says how far it is."""
+
+    id: str
+    path: Path
+
+
+_RUNS = TypeAdapter(list[QueuedRun])
+
+
+def read_queue(path: Path) -> list[QueuedRun]:
+    """Read the runs; none where there is no such file, or a broken one."""
+    try:
+        return _RUNS.validate_json(read_bytes(path))
+    except (OSError, ValidationError):
+        return []
+
+
+def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
+    write_text(path, json.dumps([{"id": run.id, "path": str(run.path)} for run in runs], indent=1) + "\n")
+
+
+def cluster_of(paths: RunPaths) -> Path:
+    """Return the cluster that a run names, if it lies with it or is this user's and knows it; else the run's own."""
+    named = Path(text(read_json(paths.info).get("cluster")) or paths.root)
+    if _is_with(named, paths.root) or (is_own(named) and is_listed(paths, named)):
+        return named
+    return paths.root
+
+
+def is_listed(paths: RunPaths, cluster: Path) -> bool:
+    run_id, root = read_json(paths.info).get("id"), os.path.realpath(paths.root)
+    try:
+        runs = read_queue(ClusterPaths(cluster).queue)
+        return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
+    except ValueError:  # a path that holds a NUL
+        return False
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder is there and this user's."""
+    try:
+        return folder.stat().st_uid == os.getuid()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_with(cluster: Path, run: Path) -> bool:
+    paths = ClusterPaths(Path(os.path.realpath(cluster)))
+    below = run.parent == paths.runs and is_there(paths.config)
+    return below or paths.root in (run, run / "cluster")  # the second is the command line's

@@ -18,11 +18,10 @@ from workbench.rundir.figures.memory import HostMemory, MemoryBook
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import LogTail
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.queue import cluster_of
-from workbench.rundir.result import HostSlots, ResultRecord, result_file
+from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_status, id_of, message_of, run_at, state_or_problem
+from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, result_file, run_at, state_or_problem
 from workbench.rundir.totals import RunTotals
 
 _OF_EVAL = ("eval_loss", "perplexity")
@@ -191,7 +190,7 @@ class RunView:
         before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))
         self.cluster_phase = cluster.phase if cluster.alive else "closed"
         if not any(host.pod for host in self._hosts):
-            self._hosts = hosts_in(self.paths.hostfile, cluster.raw_pods) or self._hosts
+            self._hosts = hosts_in(self.paths.hostfile, cluster.pods) or self._hosts
         return before != self.cluster_phase
 
     def _take(self, event: Event) -> None:

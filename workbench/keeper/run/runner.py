@@ -25,8 +25,9 @@ from workbench.keeper.run.stage import check_hostfile, fetch_logs
 from workbench.keeper.run.verdict import verdict
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
-from workbench.rundir.result import RunFault, result_file
+from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
+from workbench.rundir.status import result_file
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from workbench.base.files import read_json, read_text
 from workbench.base.json_values import part
 from workbench.base.words import plain
 from workbench.pods.hostfile import Hostfile
+from workbench.pods.pod import Pod
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.events import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -134,13 +135,13 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     )
 
 
-def hosts_in(hostfile: Path, pods: Sequence[Mapping[str, object]] = ()) -> list[HostSlots]:
-    """Read a run's hostfile, if it is there yet, with the names that the JSON forms of pods give its addresses."""
+def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
+    """Read a run's hostfile, if it is there yet, with the names that pods give its addresses."""
     try:
         entries = Hostfile.parse(read_text(hostfile), source=str(hostfile)).entries
     except (OSError, ValueError, WorkbenchError):
         return []
-    names = {str(pod.get("address")): str(pod.get("name", "")) for pod in pods}
+    names = {pod.address: pod.name for pod in pods}
     return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]
 
 
