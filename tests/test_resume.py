@@ -17,7 +17,7 @@ from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
-from workbench.rundir.checkpoints.choose import newest_good
+from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 

@@ -23,8 +23,8 @@ from workbench.benchmark.read import skipped_row
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.totals import Progress
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 KERNEL = """

@@ -32,7 +32,7 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import Outcome
 from workbench.results.answers.conversation import Conversation
 from workbench.display.benchmark.live import BenchmarkLive
-from workbench.rundir.figures.progress import Progress
+from workbench.rundir.totals import Progress
 from workbench.rundir.state import RunState
 
 def filled(name):

@@ -18,8 +18,8 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
 from workbench.display.benchmark.sheet import sheet_of
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import Progress
 
 EVIL = "<script>alert(1)</script>"
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from workbench.display.kit.line import ProgressLine, follow_run, progress_text, show_bundle
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import Progress
 
 RUNNING = Progress(state=RunState.RUNNING, step=0, max_steps=200, loss=3.14159, samples_per_s=135.2, eta_s=65)
 

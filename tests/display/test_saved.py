@@ -22,7 +22,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.display.kit.line import ProgressLine
 from workbench.pods.local.pods import LocalPods
-from workbench.rundir.figures.progress import Progress
+from workbench.rundir.totals import Progress
 from workbench.rundir.state import RunState
 """
 SHOWN = """

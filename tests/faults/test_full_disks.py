@@ -17,7 +17,7 @@ from smalljobs import small_job
 
 from workbench import Run
 from workbench.base.process import with_mark
-from workbench.rundir.checkpoints.choose import newest_good
+from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.state import RunState
 
 from .conftest import SCRIPTS

@@ -19,8 +19,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints.collector import Returned, bring_checkpoints_back
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
-from workbench.rundir.checkpoints.choose import CHECKPOINT, newest_good
-from workbench.rundir.checkpoints.manifest import NAME, write_manifest
+from workbench.rundir.checkpoints import CHECKPOINT, NAME, newest_good, write_manifest
 from workbench.rundir.paths import RunPaths
 
 OLD, NEW = 4, 6

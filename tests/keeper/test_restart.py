@@ -18,7 +18,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.keeper.link.context import Wishes
 from workbench.keeper.run.restart import loss_of, restored
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.rundir.checkpoints.manifest import write_manifest
+from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.events import Event, format_event, parse_event, read_events
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run

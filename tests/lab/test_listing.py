@@ -13,7 +13,7 @@ from workbench.base.errors import RunError
 from workbench.lab import listing as lab
 from workbench.lab.listing import Listing
 from workbench.results.tensorboard.board import serve_folders
-from workbench.rundir.catalog.label import write_label
+from workbench.rundir.catalog.store import write_label
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.cli import main
 from workbench.jobs.finetune import FineTune
-from workbench.rundir.checkpoints.manifest import write_manifest
+from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec

@@ -4,7 +4,7 @@ from workbench.keeper.watch.pod import PodReport
 from workbench.keeper.watch.samples import Sampler
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
-from workbench.rundir.figures.memory import MemoryBook
+from workbench.rundir.figures.curves import MemoryBook
 from workbench.rundir.outcome import RankStatus
 
 POD = Pod(name="pod-0", address="127.0.0.2")

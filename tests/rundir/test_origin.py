@@ -11,8 +11,7 @@ from workbench.base.files import read_json
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.make.origin import commit_of, origin_of
-from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.make.prepare import commit_of, origin_of, prepare_run
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
 

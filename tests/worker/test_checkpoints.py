@@ -17,7 +17,7 @@ from forkedruns import Plan, Ran
 from smalldisk import small_disk
 
 from workbench.base.errors import RunError
-from workbench.rundir.checkpoints.manifest import problem_of, write_manifest
+from workbench.rundir.checkpoints import problem_of, write_manifest
 from workbench.worker.checkpoint.tensor_tree import TENSORS, read_tree, write_tree
 from workbench.worker.train.callbacks import StopCallback
 from workbench.worker.train.checkpoints import Checkpoints

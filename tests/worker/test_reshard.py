@@ -12,7 +12,7 @@ import torch  # deepspeed first: without it nothing runs
 from forkedruns import LENGTH, Plan, Ran
 from measured import MEASURED
 
-from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
+from workbench.rundir.checkpoints import problem_of, read_manifest
 from workbench.worker.checkpoint.reshard import span
 
 STEPS, GLOBAL_BATCH = 9, 12

@@ -26,7 +26,7 @@ EXAMINE = "workbench.worker.probe.examine"
 ALLREDUCE = "workbench.worker.probe.allreduce"
 
 KEEPER = "workbench.keeper.keeper"
-MANIFEST = "workbench.rundir.checkpoints.manifest"
+MANIFEST = "workbench.rundir.checkpoints"
 BOARD = "workbench.results.tensorboard.server"
 
 GUARDIAN = "workbench.pods.guest.guardian"

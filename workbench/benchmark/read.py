@@ -21,7 +21,7 @@ from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.rules import advise, gib_of
-from workbench.rundir.catalog.label import read_label
+from workbench.rundir.catalog.store import read_label
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import Measurements, RunFault

@@ -22,9 +22,9 @@ from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.planner.plan import scaling
 from workbench.pods.doctor.exchange import Exchange
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
+from workbench.rundir.totals import Progress
 
 _LOOK_S = 0.2
 _SHARE = 0.05  # of the waiter's time that reading a run's events may take

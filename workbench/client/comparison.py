@@ -19,8 +19,7 @@ from workbench.client.run import Run
 from workbench.results.profile import compare as profiles
 from workbench.results.profile.parse import Profile
 from workbench.results.tensorboard.board import Board, board_folder, show_tensorboard
-from workbench.rundir.catalog.label import read_label
-from workbench.rundir.catalog.store import RunRecord, record_of
+from workbench.rundir.catalog.store import RunRecord, read_label, record_of
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at

@@ -17,15 +17,14 @@ from workbench.client.home import RunHome
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
-from workbench.rundir.catalog.label import read_label, write_label
+from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, id_of, message_of, result_file, run_at, state_of, state_or_problem
-from workbench.rundir.totals import RunTotals
+from workbench.rundir.totals import Progress, RunTotals
 
 if TYPE_CHECKING:
     from workbench.results.kubeflow.manifest import Manifest

@@ -22,7 +22,7 @@ from workbench.keeper.lock import TAKEN
 from workbench.keeper.spawn import spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
-from workbench.rundir.checkpoints.choose import Checkpoint
+from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState

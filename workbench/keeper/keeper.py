@@ -28,7 +28,7 @@ from workbench.keeper.spawn import STAY
 from workbench.keeper.statefile import StateFile
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
 from workbench.keeper.turns import Turns
-from workbench.rundir.checkpoints.choose import CHECKPOINT, newest_good
+from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, QueuedRun, cluster_status, write_queue

@@ -30,8 +30,7 @@ from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
 from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
 from workbench.results.tensorboard.server import find_by_key
-from workbench.rundir.catalog.label import read_label
-from workbench.rundir.catalog.store import RunRecord, find_all, record_of, stamp_of
+from workbench.rundir.catalog.store import RunRecord, find_all, read_label, record_of, stamp_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, cluster_status, is_keeper_alive, run_at

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from workbench.base.json_values import number, numbers_of, whole
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
@@ -24,6 +23,26 @@ _END_FIELDS = (
     *("exact_match", "global_batch_size", "useful_tokens_per_s", "padded_tokens_per_s", "profiled_tokens"),
     *("step_s", "micro_batch_s"),
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is. What is not known yet is None."""
+
+    state: RunState
+    message: str = ""
+    step: int | None = None
+    """Optimizer steps taken."""
+    max_steps: int | None = None
+    epoch: float | None = None
+    """Passes over the rows."""
+    loss: float | None = None
+    """Training loss at the last step."""
+    eval_loss: float | None = None
+    samples_per_s: float | None = None
+    """Rows a second over all training steps so far, all ranks together."""
+    eta_s: float | None = None
+    """Seconds until the last step, at the pace so far."""
 
 
 class RunTotals:

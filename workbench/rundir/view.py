@@ -13,16 +13,14 @@ from workbench.base.json_values import number, text, whole
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
-from workbench.rundir.figures.curve import Curve
-from workbench.rundir.figures.memory import HostMemory, MemoryBook
-from workbench.rundir.figures.progress import Progress
+from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
 from workbench.rundir.output.tail import LogTail
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, result_file, run_at, state_or_problem
-from workbench.rundir.totals import RunTotals
+from workbench.rundir.totals import Progress, RunTotals
 
 _OF_EVAL = ("eval_loss", "perplexity")
 _OF_STEP = ("loss", "learning_rate", "grad_norm", "samples_per_s")

@@ -18,7 +18,7 @@ from workbench.display.kit.live import image_bundle
 from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
 from workbench.display.kit.plots.static import plot_png
 from workbench.display.kit.templates import render, styled
-from workbench.rundir.figures.progress import Progress
+from workbench.rundir.totals import Progress
 
 _INTERVAL_S = 0.25
 _BAR = 20

@@ -14,9 +14,9 @@ from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Doc, to_bundle
 from workbench.display.kit.line import ProgressLine, Screen
 from workbench.display.kit.live import Watched, show_live
-from workbench.rundir.figures.progress import Progress
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
 
 _TICK_S = 1.0

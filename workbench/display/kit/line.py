@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.base.words import count, duration, number, plain
-from workbench.rundir.figures.progress import Progress
+from workbench.rundir.totals import Progress
 
 if TYPE_CHECKING:
     from workbench.client.run import Run

@@ -9,7 +9,7 @@ from workbench.base.words import UNKNOWN, count, counted, duration, gib, number,
 from workbench.client.result import RunResult
 from workbench.display.failure.fault import card_of, fault_doc
 from workbench.display.kit.doc import Doc, Table
-from workbench.rundir.catalog.label import read_label
+from workbench.rundir.catalog.store import read_label
 from workbench.rundir.paths import RunPaths
 
 

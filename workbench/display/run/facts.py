@@ -15,9 +15,9 @@ from workbench.display.kit.downloads import Link, run_links
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.rundir.catalog.label import read_label
-from workbench.rundir.figures.progress import Progress
+from workbench.rundir.catalog.store import read_label
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
 
 _NAMED_PODS = 8

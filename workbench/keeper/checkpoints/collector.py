@@ -16,8 +16,7 @@ from workbench.base.files.disk import disk_full, free_bytes
 from workbench.keeper.checkpoints.on_pods import PodCheckpoints, PodPart, look
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest
-from workbench.rundir.checkpoints.manifest import NAME, problem_of, read_manifest
+from workbench.rundir.checkpoints import NAME, Checkpoint, keep_newest, problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from workbench.base.json_values import part
 from workbench.base.wire import ask
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint, ReadPart, number_in
-from workbench.rundir.checkpoints.manifest import NAME
+from workbench.rundir.checkpoints import CHECKPOINT, NAME, Checkpoint, ReadPart, number_in
 from workbench.rundir.paths import ClusterPaths, RunPaths
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.packages import packages_folder
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
-from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint
+from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths

@@ -1,4 +1,4 @@
-"""Find the runs below a folder and say of each, in one record, what it was and how it went."""
+"""Find the runs below a folder and say of each, in one record, what it was, how it went and what people call it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.errors import WorkbenchError
-from workbench.base.files import read_json, read_text
-from workbench.base.json_values import part
+from workbench.base.errors import ConfigError, RunError, WorkbenchError, shortened
+from workbench.base.files import read_json, read_text, write_json
+from workbench.base.json_values import part, problem_in, text
+from workbench.base.redact import Redactor, mask_secrets
 from workbench.base.words import plain
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
-from workbench.rundir.catalog.label import read_label
 from workbench.rundir.events import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
@@ -29,6 +29,7 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15
+_LONGEST = {"name": 80, "note": 2000}  # letters
 _RUN_FILE = RunPaths(Path()).info.name
 _CLUSTER_FILE = ClusterPaths(Path()).config.name
 # What is large and holds no run: a pod's own files, virtual environments, caches.
@@ -150,3 +151,36 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
     if job.get("kind") == "script":
         return {"model": Path(str(job.get("path", ""))).name, "technique": "script"}
     return {name: job[name] for name in ("model", "technique", "peft", "precision") if name in job}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """What people call a run, and what they remark on it; empty where nobody did."""
+
+    name: str = ""
+    note: str = ""
+
+
+def read_label(paths: RunPaths) -> Label:
+    """Read the label of a run, whatever its file holds."""
+    raw = read_json(paths.label)
+    return Label(**{name: mask_secrets(text(raw.get(name)))[:most] for name, most in _LONGEST.items()})
+
+
+def write_label(paths: RunPaths, **changes: object) -> None:
+    """Change a run's name or note; what looks like a secret, or is one of the job's, is masked."""
+    spec = read_json(paths.spec)
+    env = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
+    redact = Redactor({name: os.environ.get(name, "") for name in env})
+    for name, value in changes.items():
+        match value:
+            case str() if len(value) <= _LONGEST[name] and not problem_in(value):
+                changes[name] = redact(value.strip())
+            case _:
+                raise ConfigError(
+                    f"the {name} of a run is {shortened(value)}; it must be text of at most {_LONGEST[name]} letters"
+                )
+    try:
+        write_json(paths.label, {**asdict(read_label(paths)), **changes}, mode=0o644)
+    except OSError as error:
+        raise RunError(f"{paths.label} cannot be written: {error.strerror or error}") from error

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import is_folder, user_path, write_bytes, write_json
+from workbench.base.files import is_folder, read_json, user_path, write_bytes, write_json
 from workbench.base.files.disk import check_room, full_disk_named
+from workbench.base.package import file_digest
 from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
@@ -20,18 +24,20 @@ from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune, Job, moved_metric
 from workbench.jobs.model import model_family, model_kind
 from workbench.jobs.script import Script
-from workbench.rundir.checkpoints.choose import CHECKPOINT
+from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.function import with_metric_files
-from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
-from workbench.rundir.make.script import check_args, check_outputs, zip_script
+from workbench.rundir.make.script import check_args, check_outputs, left_out, script_files, zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
 _LEFT_OPEN = ("learning_rate", "precision", "communication")
 _ROOM_BYTES = 512 << 10  # what a run writes here in any case: its states and events, and what is kept for its result
+_GIT_S = 5.0
+_LETTERS = 16  # of a fingerprint
+_LEFT_OUT = 100  # names kept of what did not travel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,3 +141,54 @@ def _with_absolute_paths(job: Job) -> Job:
     job = job if metrics == [*job.metrics] else job.replace(metrics=metrics)
     folder = user_path(job.model)
     return job.replace(model=str(folder.absolute())) if is_folder(folder) else job
+
+
+def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
+    return {"commit": commit_of(folder), "data": _data(paths), **_script(job)}
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit that a folder is at, with `+changes` where tracked files differ; empty where git knows none."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return ""
+    # New files do not count: the run directories themselves would be among them.
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    # Looking must not write: it would refresh the index under a git of the user's that is at work. Nor may it run the
+    # program that a repository's own configuration names.
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *words],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+
+
+def _data(paths: RunPaths) -> str:
+    files = [path for path in (paths.inputs / "train.jsonl", paths.inputs / "eval.jsonl") if path.is_file()]
+    named = {path.name: file_digest(path) for path in files} or read_json(paths.job, within=paths.root).get("hub")
+    return _fingerprint(named) if named else ""
+
+
+def _script(job: Job) -> dict[str, object]:
+    match job:
+        case Script(path=path):
+            folder = Path(path).expanduser().parent
+            names = {file.relative_to(folder).as_posix(): file_digest(file) for file in script_files(folder)}
+            return {"script": _fingerprint(names), "left_out": left_out(folder)[:_LEFT_OUT]}
+    return {"script": ""}
+
+
+def _fingerprint(named: object) -> str:
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:_LETTERS]

@@ -16,7 +16,7 @@ from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
-from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint, newest_good, remove_after
+from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
 from workbench.rundir.paths import RunPaths
 
 AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]

@@ -13,8 +13,7 @@ from transformers import TrainerCallback
 
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.process import pod_name
-from workbench.rundir.checkpoints.choose import number_in
-from workbench.rundir.checkpoints.manifest import problem_of, read_manifest, write_manifest
+from workbench.rundir.checkpoints import number_in, problem_of, read_manifest, write_manifest
 from workbench.rundir.events import emit
 from workbench.worker.checkpoint import snapshot
 from workbench.worker.checkpoint.reshard import resharded

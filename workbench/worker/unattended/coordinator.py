@@ -15,7 +15,7 @@ from workbench.base.json_values import part
 from workbench.base.package import file_digest
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import FineTune
-from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest, newest_good, remove_after
+from workbench.rundir.checkpoints import Checkpoint, keep_newest, newest_good, remove_after
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.make.resume import bound_to_ranks

@@ -1,4 +1,7 @@
-"""Choose the checkpoint that a run goes on from: the newest that is whole, undamaged and this user's own."""
+"""The checkpoints of a run: the parts of its ranks, whether they are whole, and the newest that it can go on from.
+
+A part's manifest is written last and has checksums: torch, as safetensors, loads flipped bits in silence.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import not_ours, read_json
+from workbench.base.files import not_ours, read_json, write_json
 from workbench.base.json_values import Json, items, part, whole
-from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
+from workbench.base.package import file_digest
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.tolerant import Whole
 
+NAME = "manifest.json"
+"""Of a rank's part of a checkpoint."""
 ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
 """By the pod's name and the folder of a part: what is wrong with it, and its manifest."""
 
@@ -134,3 +140,51 @@ def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
     if foreign := next(filter(None, map(not_ours, (part, *part.iterdir()))), ""):
         return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
     return problem_of(part), read_manifest(part)
+
+
+def write_manifest(folder: Path, **facts: object) -> int:
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.name != NAME}
+    listed = {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()}
+    write_json(folder / NAME, {**facts, "files": listed})
+    return sum(path.stat().st_size for path in files.values())
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any]:
+    """Read the manifest of a part; empty where there is none that can be read."""
+    manifest = read_json(folder / NAME)
+    try:
+        _FILES.validate_python(manifest.get("files"))
+    except ValidationError:
+        return {}
+    return manifest
+
+
+def problem_of(folder: Path) -> str:
+    """Compare a part with its manifest; every byte is read."""
+    manifest = read_manifest(folder)
+    if not manifest:
+        return f"{folder.name} has no manifest that can be read"
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            return f"{folder.name}/{name} is missing"
+        if (size := path.stat().st_size) != entry["bytes"]:
+            return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
+        if file_digest(path) != entry["sha256"]:
+            return f"the checksum of {folder.name}/{name} is wrong"
+    return ""
+
+
+@dataclass
+class _FileEntry:
+    bytes: Whole
+    sha256: str
+
+
+def _plain(name: str) -> str:
+    if name in ("", ".", "..", NAME) or "/" in name:
+        raise ValueError(f"{name!r} is not the plain name of a file")
+    return name
+
+
+_FILES = TypeAdapter(dict[Annotated[str, AfterValidator(_plain)], _FileEntry])

@@ -1,1 +1,0 @@
-"""The parts of a checkpoint and whether they are whole."""
