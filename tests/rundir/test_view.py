@@ -36,7 +36,7 @@ def test_a_run_is_seen_from_its_submission_to_its_end(written: WrittenRun) -> No
     written.state("starting", "loading model")
     written.event("phase", rank=1, name="loading model")
     assert view.refresh()
-    assert (view.state, view.message, view.phases) == (RunState.STARTING, "loading model", {1: "loading model"})
+    assert (view.state, view.message, view.totals.phases) == (RunState.STARTING, "loading model", {1: "loading model"})
 
     written.state("running", "training", hint="no step for 31 s")
     written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, max_steps=100)

@@ -133,10 +133,6 @@ class Cluster(ShownLive, Submission):
         with follow(self) as draw:
             await_successor(self._paths, self.spec, draw)
 
-    @property
-    def path(self) -> Path:
-        return self._paths.root
-
     def start(self) -> Cluster:
         """Start the keeper and wait until every pod can be reached; a cluster that was closed starts again.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,24 +72,20 @@ class RunComparison(ShownLive):
     @property
     def notes(self) -> tuple[str, ...]:
         """In what they are not like for like, a sentence each."""
+        views, records = [run.view for run in self.runs], [run.record for run in self.runs]
         checks = {
-            "They did not learn and were not judged on the same rows": self._values(
-                lambda run: text(read_json(run.view.paths.origin).get("data"))
-            ),
-            "Their losses are of other tokens": self._values(lambda run: str(_tokens_of(run))),
-            "They did not see as many rows": self._values(
-                lambda run: str((run.record.steps or 0) * (run.record.global_batch_size or 0))
-            ),
-            "They ran on other devices, which decides speed and memory": self._values(
-                lambda run: f"{run.record.device} x {run.record.devices}" if run.record.device else ""
-            ),
+            "They did not learn and were not judged on the same rows": [
+                text(read_json(view.paths.origin).get("data")) for view in views
+            ],
+            "Their losses are of other tokens": [_tokens_of(view.spec) for view in views],
+            "They did not see as many rows": [str((r.steps or 0) * (r.global_batch_size or 0)) for r in records],
+            "They ran on other devices, which decides speed and memory": [
+                f"{record.device} x {record.devices}" if record.device else "" for record in records
+            ],
         }
-        notes = [f"{what}." for what, values in checks.items() if len(values - {""}) > 1]
+        notes = [f"{what}." for what, values in checks.items() if len({*values} - {""}) > 1]
         unended = [f"{run.name} ({run.record.state})" for run in self.runs if run.record.state != RunState.SUCCEEDED]
         return (*notes, *([f"Not ended well, figures as far as they go: {', '.join(unended)}."] if unended else []))
-
-    def _values(self, of: Callable[[ComparedRun], str]) -> set[str]:
-        return {of(run) for run in self.runs}
 
     def __repr__(self) -> str:
         return plain(f"RunComparison({', '.join(run.name for run in self.runs)})")
@@ -193,6 +189,6 @@ def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _tokens_of(run: ComparedRun) -> object:
-    options = _options(run.view.spec)
-    return [options.get(name) for name in _OF_TOKENS] if options else ""
+def _tokens_of(spec: RunSpec | None) -> str:
+    options = _options(spec)
+    return str([options.get(name) for name in _OF_TOKENS]) if options else ""

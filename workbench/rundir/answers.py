@@ -11,7 +11,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.sources.convert import read_tables
-from workbench.jobs.data.sql import parse
+from workbench.jobs.data.sql import Query, parse
 from workbench.jobs.data.tables import SqlTable, execute
 
 _WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
@@ -73,7 +73,7 @@ def judge(
         exact = expected.split() == predicted.split()
         if wanted is not None:
             logical = answered is not None and wanted.logical_form() == answered.logical_form()
-        result = None if table is None else _same_result(expected, predicted, table)
+            result = None if table is None else _same_result(wanted, answered, table)
     return Answer(
         source=source,
         expected=expected,
@@ -115,11 +115,8 @@ def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
         rows = [Fields(data, where) for where, data in read_lines(path, path.parent)]
         of_source = _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent) if tables else {}
         ids = [row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row)) for row in rows]
-        by_id = (
-            {table.id: table for table in read_tables(tables, tables.parent.parent) if table.id in ids}
-            if tables
-            else {}
-        )
+        there = read_tables(tables, tables.parent.parent) if tables else ()
+        by_id = {table.id: table for table in there if table.id in ids}
         return [
             judge(
                 _source(row),
@@ -147,10 +144,7 @@ def _table_ids(path: Path, run: Path) -> dict[str, str]:
     return {source: ids.pop() for source, ids in ids_of.items() if len(ids) == 1}
 
 
-def _same_result(expected: str, predicted: str, table: SqlTable) -> bool | None:
-    wanted, answered = parse(expected), parse(predicted)
-    if wanted is None:
-        return None
+def _same_result(wanted: Query, answered: Query | None, table: SqlTable) -> bool | None:
     try:
         right = execute(wanted, table)
     except ConfigError:

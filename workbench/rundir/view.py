@@ -69,6 +69,7 @@ class RunView:
         self._events = EventTail(self.paths.events)
         self._logs: dict[int, list[LogTail]] = {}
         self._book = MemoryBook(self._place)
+        self.memory: Mapping[str, HostMemory] = self._book.hosts
         self._hosts: Sequence[HostSlots] = ()
         self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
         self._first_s: float | None = None
@@ -104,14 +105,6 @@ class RunView:
     def start(self) -> Mapping[str, object]:
         """What rank 0 reported when training began: model, parameters, world_size, max_steps and more."""
         return self.totals.start
-
-    @property
-    def phases(self) -> Mapping[int, str]:
-        return self.totals.phases
-
-    @property
-    def memory(self) -> Mapping[str, HostMemory]:
-        return self._book.hosts
 
     @property
     def memory_kind(self) -> str:

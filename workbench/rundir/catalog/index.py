@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,14 +79,14 @@ class RunIndex:
         rows = [_row(paths, stamp, is_alive) for paths, stamp in stale]
         gone = [path for path in listed if path not in there]
         marks = ", ".join("?" * (len(_SOUGHT) + 2))
-        with self._writing():
+        with self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO runs VALUES ({marks})", rows)
             self._db.executemany("DELETE FROM runs WHERE path = ?", [(path,) for path in gone])
         return Refreshed(runs=len(there), read=len(rows), forgotten=len(gone))
 
     def rebuild(self) -> Refreshed:
         """Forget everything and read all run directories."""
-        with self._writing():
+        with self._db:
             self._db.execute("DELETE FROM runs")
         return self.refresh()
 
@@ -178,23 +177,13 @@ class RunIndex:
             self._refresh()
             return look()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Take the write lock at the start: a lock taken half way could be refused at once, whatever the timeout."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
 
 _LIVE = ", ".join(f"'{state}'" for state in RunState if not state.is_terminal)
 
 
 def _connect(file: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None)
+    # It takes the write lock at the start: one taken half way could be refused at once, whatever the timeout.
+    db = sqlite3.connect(file, timeout=_BUSY_S, isolation_level="IMMEDIATE")
     try:
         db.execute("PRAGMA synchronous = OFF")  # it can be made again; a torn one is noticed and thrown away
         db.execute("PRAGMA journal_mode = WAL")

@@ -27,15 +27,8 @@ _SAME = (
     *("model", "technique", "peft", "lora", "fsdp", "local_sgd", "precision", "optimizer", "learning_rate", "seed"),
     *("train_sampling_strategy", "max_source_length", "max_target_length"),
     *("prompt", "chat_template", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps"),
-    *(
-        "warmup_ratio",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "max_grad_norm",
-        "label_smoothing_factor",
-    ),
+    *("warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    "label_smoothing_factor",
 )
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 

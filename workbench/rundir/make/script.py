@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
@@ -18,6 +18,7 @@ from workbench.base.words import counted, size
 from workbench.rundir.paths import ClusterPaths
 
 IGNORE_FILE = ".workbenchignore"
+_GIT_FILE = ".gitignore"
 SECRETS = (
     *(".env", ".env.*", ".envrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".git-credentials"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "kubeconfig"),
@@ -72,7 +73,7 @@ def check_script(script: Path) -> None:
     if not is_there(script) or not script.is_file():
         raise ConfigError(f"the script {str(script)[:_SHOWN]} does not exist")
     folder = script.parent
-    if _spec_of(folder / IGNORE_FILE).match_file(script.name):
+    if _spec(folder / IGNORE_FILE).match_file(script.name):
         raise ConfigError(
             f"{folder / IGNORE_FILE} leaves out {script.name}, the script itself; add a line !{script.name}"
         )
@@ -145,10 +146,10 @@ def _with(script: Path) -> list[Path]:
 def _rules(folder: Path) -> _Rules:
     root = next((up for up in (folder, *folder.parents) if (up / ".git").exists()), folder)
     above = [up for up in reversed(folder.parents) if up.is_relative_to(root)]
-    outer = [(up, _git_spec(up)) for up in above]
+    outer = [(up, _spec(up / _GIT_FILE)) for up in above]
     if _ignored(outer, folder, True):
         outer = []  # a folder that the user named, whatever the repository says of it
-    return [*outer, (folder, _git_spec(folder)), (folder, _DEFAULT), (folder, _spec_of(folder / IGNORE_FILE))]
+    return [*outer, (folder, _spec(folder / _GIT_FILE)), (folder, _DEFAULT), (folder, _spec(folder / IGNORE_FILE))]
 
 
 def _ignored(rules: _Rules, path: Path, is_folder: bool) -> bool:
@@ -178,8 +179,8 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
     rules = list(rules)
     for place, folders, names in os.walk(folder):
         here = Path(place)
-        if nested and here != folder and ".gitignore" in names:
-            rules.insert(-2, (here, _git_spec(here)))
+        if nested and here != folder and _GIT_FILE in names:
+            rules.insert(-2, (here, _spec(here / _GIT_FILE)))
         pruned = {name for name in folders if _ignored(rules, here / name, True) or _is_cluster(here / name)}
         yield from ((f"{(here / name).relative_to(folder).as_posix()}/", _IGNORED) for name in pruned)
         folders[:] = [name for name in folders if name not in pruned]
@@ -195,34 +196,22 @@ def _is_cluster(folder: Path) -> bool:
     return paths.config.is_file() and paths.keeper_log.is_file()
 
 
-def _git_spec(folder: Path) -> GitIgnoreSpec:
-    """Read a `.gitignore`; what git would not understand there means nothing here either."""
+def _spec(path: Path) -> GitIgnoreSpec:
+    """Read an ignore file; in a `.gitignore`, what git would not understand means nothing here either."""
+    of_git = path.name == _GIT_FILE
     try:
-        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    return GitIgnoreSpec.from_lines(_patterns(lines))
-
-
-def _patterns(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        try:
-            GitIgnoreSpec.from_lines([line])
-        except ValueError:
-            continue
-        yield line
-
-
-def _spec_of(path: Path) -> GitIgnoreSpec:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        lines = []
+        lines = path.read_text(encoding="utf-8", errors="replace" if of_git else "strict").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        if not of_git and not isinstance(error, FileNotFoundError):
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        lines = []
+    patterns = []
     for number, line in enumerate(lines, 1):
         try:
             GitIgnoreSpec.from_lines([line])
+            patterns.append(line)
         except ValueError as error:  # what pathspec raises is one
-            raise ConfigError(f"{path}, line {number}: {line!r} is not a pattern of a .gitignore: {error}") from error
-    return GitIgnoreSpec.from_lines(lines)
+            if not of_git:
+                why = f"is not a pattern of a .gitignore: {error}"
+                raise ConfigError(f"{path}, line {number}: {line!r} {why}") from error
+    return GitIgnoreSpec.from_lines(patterns)
