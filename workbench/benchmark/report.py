@@ -16,8 +16,7 @@ from workbench.benchmark.finished_rows import kept_rows
 from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.client.card import Card, card_of, replace_text
-from workbench.client.result import RunResult
+from workbench.client.result import Card, RunResult, card_of, replace_text
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.view import RunView

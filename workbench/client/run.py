@@ -20,7 +20,7 @@ from workbench.client.trained import TrainedModel
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
 from workbench.rundir.output.tail import last_lines, last_of_both
-from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, id_of, message_of, result_file, run_at, state_of, state_or_problem
@@ -65,11 +65,6 @@ class Run(ShownLive, TrainedModel):
         return cls(paths.root, RunHome.of(paths))
 
     @property
-    def paths(self) -> RunPaths:
-        """Every path in the run directory."""
-        return RunPaths(self.path)
-
-    @property
     def id(self) -> str:
         """The id of the run, unique in its cluster."""
         return self._home.id if self._is_gone and self._home.id else id_of(self.paths)
@@ -111,15 +106,6 @@ class Run(ShownLive, TrainedModel):
     def message(self) -> str:
         """One line on the state, for people."""
         return self._home.words(self.path) if self._is_gone else message_of(self.paths, self.state)
-
-    @property
-    def result(self) -> RunResult:
-        """The facts of the finished run.
-
-        Raises:
-            RunError: It has not ended.
-        """
-        return RunResult.load(self.path)
 
     @property
     def returned(self) -> list[object]:

@@ -40,6 +40,7 @@ class TrainedModel:
     """The part of a run that is about its model and how it learned."""
 
     __slots__ = ()
+    path: Path
 
     @property
     @abstractmethod
@@ -47,14 +48,18 @@ class TrainedModel:
         """The id of the run."""
 
     @property
-    @abstractmethod
     def paths(self) -> RunPaths:
         """Every path in the run directory."""
+        return RunPaths(self.path)
 
     @property
-    @abstractmethod
     def result(self) -> RunResult:
-        """The facts of the finished run."""
+        """The facts of the finished run.
+
+        Raises:
+            RunError: It has not ended.
+        """
+        return RunResult.load(self.path)
 
     def plot(self, name: str = "loss") -> RunPlot:
         """Return a plot that answers: values under the pointer, zoom, logarithm, steps or time, smoothing.

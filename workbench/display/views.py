@@ -13,11 +13,10 @@ from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
 from workbench.benchmark.report import Report, gather
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
-from workbench.client.card import Card
 from workbench.client.cluster import Cluster
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
-from workbench.client.result import RunResult
+from workbench.client.result import Card, RunResult
 from workbench.client.run import Run
 from workbench.client.trained import RunPlot
 from workbench.display.benchmark.forecast import forecast_doc

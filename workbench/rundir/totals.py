@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from workbench.base.json_values import number, numbers_of, whole
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
+from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
@@ -113,7 +113,8 @@ class RunTotals:
                     return RunState.RUNNING if self.training else RunState.STARTING, self.doing
             case EventKind.FIRST_STEP:
                 first, self.training = not self.training, True
-                self._went_on(event)
+                if self.restarts and self._first_step is None and (lost_s := self.restarts[-1].lost_s) is not None:
+                    self.restarts[-1] = replace(self.restarts[-1], took_s=max(0.0, event.time_s - lost_s))
                 if rank == 0 and self._first_step_s is None:
                     self._first_step_s = event.time_s
                 return (RunState.RUNNING, "training") if first else None
@@ -149,10 +150,6 @@ class RunTotals:
         self._first_step = self._resumed_step = None
         self._devices, self._traffic = {}, {}
 
-    def _went_on(self, event: Event) -> None:
-        if self.restarts and self._first_step is None and (lost_s := self.restarts[-1].lost_s) is not None:
-            self.restarts[-1] = replace(self.restarts[-1], took_s=max(0.0, event.time_s - lost_s))
-
     @property
     def reached_step(self) -> int | None:
         return None if self.last_step is None else self.last_step.whole("step")
@@ -161,11 +158,6 @@ class RunTotals:
     def last_possible_step(self) -> int | None:
         """The step after which training ends; None before it began."""
         return whole(self.start.get("max_steps"))
-
-    @property
-    def _lists(self) -> Mapping[str, Sequence[Restart | EpochTime | WorkerUse | GpuUse]]:
-        of = self.book
-        return {"restarts": self.restarts, "epoch_times": of.epochs, "workers": of.workers, "gpus": of.gpus}
 
     @property
     def samples_per_s(self) -> float | None:
@@ -197,16 +189,15 @@ class RunTotals:
             facts |= {"steps": self.last_step.whole("step"), "epochs": self.last_step.number("epoch")}
         if self._first_step_s is not None and started_s is not None:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
+        lists: dict[str, Sequence[Any]] = {"restarts": self.restarts, "epoch_times": self.book.epochs}
+        lists |= {"workers": self.book.workers, "gpus": self.book.gpus}
+        # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
+        evaluated = {"eval_loss": self.eval_loss, "eval_step": self._eval_step, "metrics": self.metrics}
         facts |= {
             "resumed_step": self._resumed_step,
-            **{name: [asdict(each) for each in of] for name, of in self._lists.items() if of},
+            **{name: [asdict(each) for each in several] for name, several in lists.items() if several},
             "first_eval_loss": self._first_eval_loss,
-            # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
-            **(
-                {"eval_loss": self.eval_loss, "eval_step": self._eval_step, "metrics": self.metrics}
-                if self._eval_step
-                else {}
-            ),
+            **(evaluated if self._eval_step else {}),
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
             "train_samples_per_s": self.samples_per_s,
         }
@@ -221,16 +212,13 @@ class RunTotals:
         return {name: value for name, value in facts.items() if value is not None}
 
     def _eta_s(self) -> float | None:
-        if self._first_step is None or self.last_step is None:
+        first, last = self._first_step, self.last_step
+        if first is None or last is None:
             return None
-        first, step, steps = (
-            self._first_step.whole("step"),
-            self.last_step.whole("step"),
-            self.last_step.whole("max_steps"),
-        )
-        if first is None or step is None or steps is None or step <= first:
+        begun, step, steps = first.whole("step"), last.whole("step"), last.whole("max_steps")
+        if begun is None or step is None or steps is None or step <= begun:
             return None
-        return (self.last_step.time_s - self._first_step.time_s) / (step - first) * (steps - step)
+        return (last.time_s - first.time_s) / (step - begun) * (steps - step)
 
     def _sent_bytes_per_step(self) -> float | None:
         sent, pods = 0.0, 0.0

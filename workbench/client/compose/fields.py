@@ -82,22 +82,7 @@ class FormField:
     """What stands in the empty field."""
 
     def written(self, value: object) -> Any:
-        match value:
-            case bool() if self.kind == "switch":
-                return value
-            case int() | float() if self.kind == "number" and not isinstance(value, bool):
-                return value
-            case None if self.kind == "number":
-                return None
-            case str():
-                return value
-            case None:
-                return ""
-            case bool():
-                return str(value).lower()
-            case list() | tuple() if all(isinstance(part, str) for part in value):
-                return ", ".join(value)
-        return json.dumps(value, default=str) if value else ""
+        return _written(self.kind, value)
 
     def read(self, value: Any) -> object:
         """Return what the option is to be; a ConfigError where it should be JSON and is not."""
@@ -157,6 +142,26 @@ def in_labels(refusal: str, fields: Sequence[FormField]) -> tuple[str, list[str]
     return refusal, named
 
 
+def _written(kind: str, value: object) -> Any:
+    """Return what a field of a kind holds for the value of an option."""
+    match value:
+        case bool() if kind == "switch":
+            return value
+        case int() | float() if kind == "number" and not isinstance(value, bool):
+            return value
+        case None if kind == "number":
+            return None
+        case str():
+            return value
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case list() | tuple() if all(isinstance(part, str) for part in value):
+            return ", ".join(value)
+    return json.dumps(value, default=str) if value else ""
+
+
 def _scalar(text: str) -> object:
     try:
         return json.loads(text)
@@ -207,13 +212,12 @@ def _field(record: type[Record], option: Option, prefix: str, section: str, **mo
         kind = "switch"
     elif option.allowed.startswith(("a number", "a whole number", "a port", "1 or more")):
         kind = "number"
-    plain = FormField(
-        name=name, label=_label(name, option), kind=kind, default=None, section=section, option=option, record=record,
-        choices=choices, proposals=_PROPOSALS.get(name, ()), hint=_hint(option),
+    default = _written(kind, _BEGIN_WITH.get(name, option.default))
+    return FormField(
+        name=name, label=_label(name, option), kind=kind, default=default, section=section, option=option,
+        record=record, choices=choices, proposals=_PROPOSALS.get(name, ()), hint=_hint(option),
         **{"is_main": name in _MAIN, **more},
     )  # fmt: skip
-    default = plain.written(_BEGIN_WITH.get(name, option.default))
-    return FormField(**{**{each: getattr(plain, each) for each in FormField.__slots__}, "default": default})
 
 
 def _label(name: str, option: Option) -> str:

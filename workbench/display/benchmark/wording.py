@@ -11,7 +11,7 @@ from workbench.benchmark.comparable_groups import differ
 from workbench.benchmark.published import Published
 from workbench.benchmark.report import Report
 from workbench.benchmark.row import Outcome
-from workbench.client.card import Card
+from workbench.client.result import Card
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.profile.parse import Profile

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from workbench.base.table import facts
 from workbench.base.words import count, moment
-from workbench.client.card import Card
+from workbench.client.result import Card
 from workbench.display.kit.doc import (
     Block,
     Code,

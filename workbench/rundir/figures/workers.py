@@ -104,12 +104,11 @@ class WorkerBook:
         if (index := whole(raw.get("index"))) is None:
             return
         gpu = self._gpus.get((pod, index), GpuUse(pod=pod, index=index))
-        peak, percent = _most(gpu.peak_gib, number(raw.get("used_gib"))), gpu.percent
-        looks, busy = gpu.looks, number(raw.get("percent"))
+        looks, busy, mean = gpu.looks, number(raw.get("percent")), gpu.percent
         if busy is not None:
-            percent, looks = ((percent or 0.0) * looks + busy) / (looks + 1), looks + 1
-        total = number(raw.get("total_gib"))
-        self._gpus[pod, index] = replace(gpu, peak_gib=peak, total_gib=total, percent=percent, looks=looks)
+            mean, looks = ((mean or 0.0) * looks + busy) / (looks + 1), looks + 1
+        peak, total = _most(gpu.peak_gib, number(raw.get("used_gib"))), number(raw.get("total_gib"))
+        self._gpus[pod, index] = replace(gpu, peak_gib=peak, total_gib=total, percent=mean, looks=looks)
 
     @property
     def epochs(self) -> Sequence[EpochTime]:
