@@ -44,7 +44,7 @@ def test_a_run_is_seen_from_its_submission_to_its_end(written: WrittenRun) -> No
     written.step(1)
     written.step(2)
     assert view.refresh()
-    assert str(view.batch) == "8 x 1 x 3 = 24"
+    assert view.batch == "8 x 1 x 3 = 24"
     assert list(view.curves["loss"]) == [(1, 8.0), (2, 4.0)]
     assert list(view.curves["eval_loss"]) == [(0, 9.5)]
     assert (view.progress.step, view.progress.eval_loss, view.progress.eta_s) == (2, 9.5, 98.0)
@@ -96,12 +96,12 @@ def test_one_rank_of_a_pod_with_several_slots(write: Callable[..., WrittenRun]) 
     written.event("memory", step=1, rss_gib=1.0, peak_rss_gib=1.0)
     view = RunView(written.paths.root)
     assert view.memory["127.0.0.2"].gib.last == 1.0
-    assert str(view.batch) == "8 x 1 x 1 = 8"
+    assert view.batch == "8 x 1 x 1 = 8"
 
 
 def test_a_batch_that_the_deepspeed_file_changed_is_not_spelled_out_wrongly(written: WrittenRun) -> None:
     written.event("start", world_size=3, global_batch_size=96)
-    assert RunView(written.paths.root).batch is None
+    assert RunView(written.paths.root).batch == ""
 
 
 def test_what_is_no_number_makes_no_point(written: WrittenRun) -> None:
@@ -116,7 +116,7 @@ def test_a_script_has_logs_and_no_batch(write: Callable[..., WrittenRun]) -> Non
     written.log(1, "hello\n")
     written.log(1, "Traceback\n", "stderr")
     view = RunView(written.paths.root)
-    assert view.batch is None
+    assert view.batch == ""
     assert view.ranks == [0, 1, 2]
     assert view.log(1) == ["hello", "Traceback"]
     written.log(1, "more\n")

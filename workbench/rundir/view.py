@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
@@ -22,31 +21,10 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, result_file, run_at, state_or_problem
 from workbench.rundir.totals import Progress, RunTotals
 
-_OF_EVAL = ("eval_loss", "perplexity")
-_OF_STEP = ("loss", "learning_rate", "grad_norm", "samples_per_s")
-CURVES = (*_OF_STEP, *_OF_EVAL)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchSize:
-    """The effective global batch, spelled out."""
-
-    job: FineTune
-    world_size: int
-
-    @property
-    def rows(self) -> int:
-        return self.job.global_batch(self.world_size)
-
-    def __str__(self) -> str:
-        """Write the product.
-
-        Example:
-            >>> str(BatchSize(job=FineTune(per_device_train_batch_size=8), world_size=3))
-            '8 x 1 x 3 = 24'
-        """
-        micro, accumulation = self.job.per_device_train_batch_size, self.job.gradient_accumulation_steps
-        return f"{micro} x {accumulation} x {self.world_size} = {self.rows}"
+_CURVES = {
+    EventKind.STEP: ("loss", "learning_rate", "grad_norm", "samples_per_s"),
+    EventKind.EVAL: ("eval_loss", "perplexity"),
+}
 
 
 class RunView:
@@ -61,7 +39,7 @@ class RunView:
         self.hint = ""
         """A passing remark of the keeper's: silence, no step for a while."""
         self.totals = RunTotals()
-        self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
+        self.curves: dict[str, Curve] = {name: Curve() for names in _CURVES.values() for name in names}
         """By name, over optimizer steps."""
         self.result: ResultRecord | None = None
         self.cluster_phase = ""
@@ -70,7 +48,8 @@ class RunView:
         self._logs: dict[int, list[LogTail]] = {}
         self._book = MemoryBook(self._place)
         self.memory: Mapping[str, HostMemory] = self._book.hosts
-        self._hosts: Sequence[HostSlots] = ()
+        self.hosts: Sequence[HostSlots] = ()
+        """The pods it runs on, in rank order; empty until it starts."""
         self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
         self._first_s: float | None = None
         self._seen: tuple[object, ...] = ()
@@ -112,26 +91,23 @@ class RunView:
         return self._book.kind
 
     @property
-    def hosts(self) -> Sequence[HostSlots]:
-        """The pods it runs on, in rank order; empty until it starts."""
-        return self._hosts
-
-    @property
     def world_size(self) -> int:
         """Number of ranks; 0 until it is known."""
         reported = whole(self.start.get("world_size"))
         if reported is not None:
             return reported
-        return self.result.world_size if self.result else sum(host.slots for host in self._hosts)
+        return self.result.world_size if self.result else sum(host.slots for host in self.hosts)
 
     @property
-    def batch(self) -> BatchSize | None:
-        """The global batch; None for a script, and where the figures do not give what rank 0 reported."""
+    def batch(self) -> str:
+        """The global batch spelled out; empty for a script, and where the figures do not give what rank 0 reported."""
         match self.spec:
             case RunSpec(job=FineTune() as job) if self.world_size:
-                batch = BatchSize(job=job, world_size=self.world_size)
-                return batch if self.start.get("global_batch_size") in (None, batch.rows) else None
-        return None
+                rows = job.global_batch(self.world_size)
+                if self.start.get("global_batch_size") in (None, rows):
+                    micro, accumulation = job.per_device_train_batch_size, job.gradient_accumulation_steps
+                    return f"{micro} x {accumulation} x {self.world_size} = {rows}"
+        return ""
 
     @property
     def elapsed_s(self) -> float | None:
@@ -161,7 +137,7 @@ class RunView:
 
     def pod_name(self, address: str) -> str:
         """Return the name of the pod at an address, or the address where it is not known."""
-        return next((host.pod for host in self._hosts if host.address == address and host.pod), address)
+        return next((host.pod for host in self.hosts if host.address == address and host.pod), address)
 
     def _read_state(self, state: RunState, problem: str) -> None:
         if problem:
@@ -170,7 +146,7 @@ class RunView:
         if state.is_terminal and result_file(self.paths).exists():
             self.result = ResultRecord.load(self.paths.root)
             self.state, self.message, self.hint = state, self.result.message, ""
-            self._hosts = self.result.hosts or self._hosts
+            self.hosts = self.result.hosts or self.hosts
             return
         raw = read_json(self.paths.state)
         warning = "" if state.is_terminal else text(read_json(self.paths.prediction).get("warning"))
@@ -180,8 +156,8 @@ class RunView:
     def _look_at_cluster(self) -> bool:
         before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))
         self.cluster_phase = cluster.phase if cluster.alive else "closed"
-        if not any(host.pod for host in self._hosts):
-            self._hosts = hosts_in(self.paths.hostfile, cluster.pods) or self._hosts
+        if not any(host.pod for host in self.hosts):
+            self.hosts = hosts_in(self.paths.hostfile, cluster.pods) or self.hosts
         return before != self.cluster_phase
 
     def _take(self, event: Event) -> None:
@@ -189,23 +165,19 @@ class RunView:
         self.totals.take(event)
         self._book.take(event)
         if event.kind == EventKind.RESTARTED:
-            self._hosts = ()
+            self.hosts = ()
             if (went_on := event.whole("step")) is not None:
                 for curve in self.curves.values():
                     curve.cut(went_on)
-        elif event.kind == EventKind.STEP:
-            step = event.whole("step")
-            for name in _OF_STEP:
-                self.curves[name].add(step, event.number(name), event.time_s)
-        elif event.kind == EventKind.EVAL:
-            for name in _OF_EVAL:
+        for kind, names in _CURVES.items():
+            for name in names if event.kind == kind else ():
                 self.curves[name].add(event.whole("step"), event.number(name), event.time_s)
 
     def _place(self, rank: int) -> tuple[str, int]:
-        if not self._hosts:
+        if not self.hosts:
             self._look_at_cluster()
         first = 0
-        for host in self._hosts:
+        for host in self.hosts:
             if first <= rank < first + host.slots:
                 # A job of technique single takes one slot of a pod that may have several.
                 return host.address, min(host.slots, max(1, self.world_size - first))

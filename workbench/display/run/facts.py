@@ -114,7 +114,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         case None if view.result:
             pairs += [("model", middle_cut(view.result.model, 40)), ("technique", view.result.technique)]
     pairs.append(("hosts", _hosts(view)))
-    if view.batch is not None:
+    if view.batch:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
     elif (rows := whole(view.start.get("global_batch_size"))) is not None:
         pairs.append(("global batch size", count(rows)))

@@ -16,8 +16,7 @@ import linecache
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -123,15 +122,23 @@ def _cloudpickle() -> Mapping[str, bytes]:
 
 def _pickled(job: Function) -> tuple[bytes, Mapping[str, object]]:
     """Return the pickle of a function with its arguments, and what whoever reads it must know."""
+    import cloudpickle
+
     if not callable(job.function):
         raise ConfigError(f"{job.function!r} is not a function")
     sources: dict[str, str] = {}
     whole = (job.function, tuple(job.args), dict(job.kwargs))
-    with _by_value(job.function):
-        try:
-            pickled = _dumps(whole, sources)
-        except Exception as error:  # of no common kind: whatever a class raises that refuses
-            raise ConfigError(f"{job.name} cannot be sent to the pods: {_culprit(job)}") from error
+    module = sys.modules.get(getattr(job.function, "__module__", ""))
+    travels = _is_own(module)  # with the function: pods have libraries alone
+    if travels:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        pickled = _dumps(whole, sources)
+    except Exception as error:  # of no common kind: whatever a class raises that refuses
+        raise ConfigError(f"{job.name} cannot be sent to the pods: {_culprit(job)}") from error
+    finally:
+        if travels:
+            cloudpickle.unregister_pickle_by_value(module)
     if len(pickled) > _LARGEST:
         raise ConfigError(
             f"{job.name} and what it uses are {len(pickled) >> 20} MiB as a pickle, at most {_LARGEST >> 20} travel: "
@@ -172,23 +179,9 @@ def _cell(file: str) -> str:
     return file if number is None else f"<cell {number}>"
 
 
-@contextmanager
-def _by_value(function: Callable[..., object]) -> Iterator[None]:
-    """Let the module of a function, which pods do not have unless it is a library, travel with it."""
-    import cloudpickle
-
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    if module is None or module.__name__ == "__main__" or not _is_own(module):
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_own(module: ModuleType) -> bool:
+def _is_own(module: ModuleType | None) -> bool:
+    if module is None or module.__name__ == "__main__":
+        return False
     file = Path(getattr(module, "__file__", None) or "")
     library = Path(importlib.__file__ or "").parent.parent
     return bool(file.name) and not set(file.parts) & {*_LIBRARIES} and not file.is_relative_to(library)
