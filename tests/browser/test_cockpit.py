@@ -102,7 +102,7 @@ import time
 from pathlib import Path
 from workbench.results.tensorboard.board import show_tensorboard
 from workbench.rundir.events import Event
-from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.figures.curves import ScalarWriter
 
 writer = ScalarWriter(Path("board"))
 for step in range(50):

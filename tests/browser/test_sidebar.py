@@ -15,7 +15,7 @@ from writtenrun import write_run
 from tests.browser.conftest import ARTIFACTS
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.rundir.events import Event
-from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(600)]

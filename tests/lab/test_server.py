@@ -24,7 +24,7 @@ from workbench.base.process import is_alive
 from workbench.results.tensorboard.board import BOARD_PATH, JUPYTER_VARIABLE, Way, find_route, jupyter_server
 from workbench.results.tensorboard.server import BoardServer
 from workbench.rundir.events import Event
-from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.figures.curves import ScalarWriter
 
 pytestmark = pytest.mark.slow
 

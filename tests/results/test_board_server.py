@@ -21,7 +21,7 @@ from workbench.base.errors import BackendError, RunError
 from workbench.base.process import is_alive, process_start_time
 from workbench.results.tensorboard import server as boardserver
 from workbench.rundir.events import Event
-from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.figures.curves import ScalarWriter
 
 pytestmark = pytest.mark.slow
 

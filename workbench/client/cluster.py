@@ -245,8 +245,7 @@ class Cluster(ShownLive, Submission):
         if len(taken) > 1 and (diagnosis.exchange is None or diagnosis.exchange.problem):
             why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
             raise RunError(f"nothing was measured between the pods: {why}")
-        limits = [host.memory_limit_gib for host in diagnosis.hosts if host.memory_limit_gib is not None]
-        spec_gib = self.spec.pod_memory_gib(len(taken))
+        limits_gib = [self.spec.pod_memory_gib(len(taken)), *(host.memory_limit_gib for host in diagnosis.hosts)]
         table = plan_for(
             self,
             self.spec.chosen(job),
@@ -254,7 +253,7 @@ class Cluster(ShownLive, Submission):
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
             gpu_memory_gib=min((host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None),
-            memory_gib=min([*limits, *([spec_gib] if spec_gib else [])], default=None),
+            memory_gib=min(filter(None, limits_gib), default=None),
             price_per_pod_hour=price_per_pod_hour,
         )
         return replace(table, scheduling=more_pods(self.spec))

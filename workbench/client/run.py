@@ -13,8 +13,7 @@ from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
-from workbench.client.home import RunHome
-from workbench.client.result import RunResult
+from workbench.client.result import RunHome, RunResult
 from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
 from workbench.rundir.catalog.store import read_label, write_label

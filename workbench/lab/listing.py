@@ -20,8 +20,7 @@ from workbench.base.errors import RunError
 from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
 from workbench.benchmark.report import gather, rows_below
-from workbench.client.home import RunHome
-from workbench.client.result import RunResult, card_of
+from workbench.client.result import RunHome, RunResult, card_of
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
 from workbench.display.run.facts import facts_of

@@ -16,7 +16,7 @@ from workbench.base.files.kept import KeptFile
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import MARK, Event, parse_event, read_events
-from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
@@ -137,7 +137,7 @@ def find_problems(composition: Composition) -> dict[str, str]:
     """
     problems: dict[str, str] = {}
     current = composition
-    while (refusal := _refusal(current)) is not None:
+    while (refusal := _refusal(current.check)) is not None:
         cures = _cures(current, refusal)
         words, named = in_labels(refusal, current.fields)
         for name in _where(current, cures, named) or ("",):
@@ -173,9 +173,9 @@ def _where(composition: Composition, cures: list[str], named: list[str]) -> list
     return [name for name in dict.fromkeys([*cures, *inner]) if name not in parents] or named
 
 
-def _refusal(composition: Composition) -> str | None:
+def _refusal(check: Callable[[], object]) -> str | None:
     try:
-        composition.check()
+        check()
     except ConfigError as error:
         return str(error)
     return None
@@ -184,7 +184,7 @@ def _refusal(composition: Composition) -> str | None:
 def _cures(composition: Composition, refusal: str) -> list[str]:
     """Name the changed fields whose default makes all well; if none does, those that make it another refusal."""
     after = {
-        field.name: _refusal(composition.replace(**{field.name: field.default}))
+        field.name: _refusal(composition.replace(**{field.name: field.default}).check)
         for field in composition.fields
         if composition[field.name] != field.default
     }
@@ -200,8 +200,4 @@ def _worded(refusal: str) -> str:
 @lru_cache(maxsize=64)
 def _gpu_refusal(count: int) -> str | None:
     # Asking the driver takes long; the machine's GPUs do not change while a form is open.
-    try:
-        visible_gpus(count)
-    except ConfigError as error:
-        return str(error)
-    return None
+    return _refusal(partial(visible_gpus, count))
