@@ -146,7 +146,7 @@ def history(
     column = sort.removeprefix("-")
     if column not in _COLUMNS:
         raise one_of("sort", sort, _COLUMNS)
-    states, techniques = _several(state), _several(technique)
+    states, techniques = ([each] if isinstance(each, str) else each for each in (state, technique))
     for each in states:
         if each not in list(RunState):
             raise one_of("state", each, list(RunState))
@@ -161,10 +161,6 @@ def history(
         and name.lower() in f"{record.name}\n{record.note}\n{record.id}".lower()
     ]
     return History(root, tuple(_sorted(records, column, largest_first=sort.startswith("-"))))
-
-
-def _several(values: str | Sequence[str]) -> Sequence[str]:
-    return [values] if isinstance(values, str) else values
 
 
 def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -> list[RunRecord]:

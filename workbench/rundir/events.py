@@ -68,13 +68,11 @@ class EventKind(StrEnum):
     """Figures of the whole training: those of `ResultRecord`."""
 
 
-_TRAINERS_OWN = frozenset(
-    (
-        *(EventKind.PHASE, EventKind.FIRST_STEP, EventKind.RESUMED, EventKind.STOPPED, EventKind.SAMPLE),
-        EventKind.RESTARTED,
-        *(EventKind.CHECKPOINT, EventKind.CHECKPOINT_FAILED),
-    )
-)  # they decide how a run stands: a script that prints such a line has only printed it
+# They decide how a run stands: a script that prints such a line has only printed it.
+_TRAINERS_OWN = {
+    *(EventKind.PHASE, EventKind.FIRST_STEP, EventKind.RESUMED, EventKind.STOPPED, EventKind.SAMPLE),
+    *(EventKind.RESTARTED, EventKind.CHECKPOINT, EventKind.CHECKPOINT_FAILED),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -132,11 +132,10 @@ def hide_values(env: Mapping[str, object]) -> dict[str, str]:
 
 def stored(spec: Json) -> dict[str, object]:
     """Return the JSON form of a spec, of whatever version, as it may be written or shown: without a secret."""
-    cluster, job = part(spec, "cluster"), part(spec, "job")
-    pods = part(cluster, "pods")
-    pods = {**pods, "env": hide_values(part(pods, "env"))} if "env" in pods else pods
-    job = {**job, "env": hide_values(part(job, "env"))} if "env" in job else job
-    redact = Redactor(_texts(part(part(cluster, "pods"), "env")), _texts(part(part(spec, "job"), "env")))
+    cluster = part(spec, "cluster")
+    both = part(cluster, "pods"), part(spec, "job")
+    redact = Redactor(*(_texts(part(each, "env")) for each in both))
+    pods, job = ({**each, "env": hide_values(part(each, "env"))} if "env" in each else each for each in both)
     return redact.json({**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job})
 
 

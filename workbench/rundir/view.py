@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
@@ -14,7 +15,6 @@ from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
 from workbench.rundir.output.tail import LogTail
-from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -53,7 +53,9 @@ class RunView:
         self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
         self._first_s: float | None = None
         self._seen: tuple[object, ...] = ()
-        self.spec = _spec(self.paths)
+        self.spec: RunSpec | None = None
+        with suppress(WorkbenchError):
+            self.spec = RunSpec.load(self.paths.spec, of_run=True)
         """What was asked; None where `spec.json` is missing or not for this version."""
         self.refresh()
 
@@ -183,10 +185,3 @@ class RunView:
                 return host.address, min(host.slots, max(1, self.world_size - first))
             first += host.slots
         return f"rank {rank}", 1
-
-
-def _spec(paths: RunPaths) -> RunSpec | None:
-    try:
-        return RunSpec.load(paths.spec, of_run=True)
-    except WorkbenchError:
-        return None

@@ -9,8 +9,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
-from workbench.client.compose.fields import FIELDS, FormField, in_labels
-from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
+from workbench.client.compose.fields import FIELDS, INNER, FormField, in_labels
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve
@@ -93,7 +92,7 @@ class Composition(Mapping[str, Any]):
     def job_options(self) -> dict[str, Any]:
         """The options of the job that differ from `FineTune`'s own, and those that say what it is."""
         options = self.options(FineTune)
-        options |= {name: inner for name, record in _INNER.items() if (inner := self.options(record))}
+        options |= {name: inner for name, (record, _, _) in INNER.items() if (inner := self.options(record))}
         unused = {"epochs"} if options.get("max_steps") else set()
         if options.get("deepspeed") and self["technique"] == FIELDS["technique"].default:
             unused.add("technique")  # left open, the stage of the JSON says which
@@ -148,9 +147,6 @@ def find_problems(composition: Composition) -> dict[str, str]:
     return problems
 
 
-_INNER: dict[str, type[Record]] = {"lora": Lora, "fsdp": Fsdp, "local_sgd": LocalSgd}
-
-
 def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Name the fields of objects that were given whole: a place, options of adapters or of FSDP."""
     for name, value in choices.items():
@@ -160,7 +156,7 @@ def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             case Mapping() if name == "backend":
                 yield name, value.get("kind", LocalPods.kind)
                 yield from ((f"{value.get('kind')}.{key}", part) for key, part in value.items() if key != "kind")
-            case Mapping() if name in _INNER:
+            case Mapping() if name in INNER:
                 yield from ((f"{name}.{key}", part) for key, part in value.items())
             case _:
                 yield name, value

@@ -54,6 +54,12 @@ _PROPOSALS: Mapping[str, Sequence[str]] = {
     "metrics": METRICS,
     "report_to": TRACKERS,
 }
+INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
+    "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),
+    "fsdp": (Fsdp, "technique", (Technique.FSDP.value,)),
+    "local_sgd": (LocalSgd, "technique", (Technique.LOCAL_SGD.value,)),
+}
+"""Options with options of their own, and the field and its values with which these mean something."""
 _BEGIN_WITH = {"count": 3}  # one pod, the default elsewhere, would show nothing of a cluster
 _DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
 
@@ -98,16 +104,13 @@ class FormField:
             return text == "true"
         wants_list = "list" in allowed
         if (text[0:1] == "{" and "object" in allowed) or (text[0:1] == "[" and wants_list):
-            return self._json(text)
+            try:
+                return json.loads(text)
+            except ValueError as error:
+                raise ConfigError(f"{self.mention} is not JSON: {error}") from error
         if wants_list:
             return [part.strip() for part in text.split(",") if part.strip()]
         return self._named(text) if self.kind == "text" and allowed.startswith("an object") else text
-
-    def _json(self, text: str) -> object:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{self.mention} is not JSON: {error}") from error
 
     def _named(self, text: str) -> object:
         named: dict[str, object] = {}
@@ -175,30 +178,21 @@ def _fields() -> Iterator[FormField]:
         name="backend", label="Pods from", kind="choice", default=LocalPods.kind, section=SECTIONS[0],
         option=cluster["backend"], record=ClusterSpec, is_main=True, choices=KINDS,
     )  # fmt: skip
-    inner: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
-        "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),
-        "fsdp": (Fsdp, "technique", (Technique.FSDP.value,)),
-        "local_sgd": (LocalSgd, "technique", (Technique.LOCAL_SGD.value,)),
-    }
     for record in (ClusterSpec, PodSpec, FineTune):
         for option in record.options():
             section = _SECTION_OF.get(option.section, SECTIONS[3]) if record is FineTune else SECTIONS[0]
-            if option.name in inner:
-                options, needs, values = inner[option.name]
+            if option.name in INNER:
+                options, needs, values = INNER[option.name]
                 for each in options.options():
                     yield _field(options, each, option.name, section, needs=needs, values=values)
             elif option.name not in ("backend", "pods") and record.model_fields[option.name].repr:
                 yield _field(record, option, "", section)
         if record is PodSpec:
-            yield from _of_places()
-
-
-def _of_places() -> Iterator[FormField]:
-    for kind in KINDS:
-        place = backend_class(kind)
-        for number, option in enumerate(place.options()):
-            is_main = number < _MAIN_OF_PLACE and kind != LocalPods.kind
-            yield _field(place, option, kind, SECTIONS[0], is_main=is_main, needs="backend", values=(kind,))
+            for kind in KINDS:
+                place = backend_class(kind)
+                for number, option in enumerate(place.options()):
+                    is_main = number < _MAIN_OF_PLACE and kind != LocalPods.kind
+                    yield _field(place, option, kind, SECTIONS[0], is_main=is_main, needs="backend", values=(kind,))
 
 
 def _field(record: type[Record], option: Option, prefix: str, section: str, **more: Any) -> FormField:
