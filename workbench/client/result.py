@@ -1,16 +1,12 @@
-"""`RunResult`: what the notebook gets of a run that has ended: the record, what can be read beside it, and its card.
-
-Where the run's own files are gone, or could not be written, the keeper is asked what it has in memory of the run.
-"""
+"""`RunResult`: what the notebook gets of a run that has ended: the record, what can be read beside it, and its card."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic.dataclasses import dataclass
 
@@ -18,7 +14,6 @@ from workbench.base.errors import RunError, RunFailed, WorkbenchError
 from workbench.base.files import read_json, write_bytes
 from workbench.base.shown import Shown, as_page
 from workbench.base.table import Grid
-from workbench.base.wire import ask
 from workbench.base.words import counted, plain, printable
 from workbench.jobs.choices import Peft
 from workbench.results import speed
@@ -27,11 +22,10 @@ from workbench.results.profile.parse import Profile, read_profile
 from workbench.results.profile.trace import read_trace
 from workbench.results.recipe import Recipe, recipe_of
 from workbench.rundir.figures.flight import communication
-from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import stored
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, id_of
 from workbench.rundir.view import RunView
 
 _T = TypeVar("_T")
@@ -171,36 +165,3 @@ def replace_text(target: Path, text: str) -> None:
         write_bytes(target, text.encode(errors="replace"), mode=0o644)
     except OSError as error:
         raise RunError(f"{target.name} cannot be written to {target.parent}: {error.strerror or error}") from error
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunHome:
-    """Where the keeper of a run is, and by which id it knows the run."""
-
-    cluster: Path
-    id: str
-
-    @classmethod
-    def of(cls, paths: RunPaths) -> RunHome:
-        return cls(cluster_of(paths), id_of(paths))
-
-    def outcome(self) -> dict[str, Any] | None:
-        """Ask the keeper how the run stands; None where it does not answer."""
-        with suppress(RunError):
-            return ask(ClusterPaths(self.cluster).socket, {"op": "outcome", "run": self.id}, timeout_s=5.0)
-        return None
-
-    def state(self) -> RunState | None:
-        outcome = self.outcome()
-        return RunState(outcome["state"]) if outcome else None
-
-    def result(self, path: Path) -> RunResult | None:
-        """Ask for the result of the run; None where it has none yet, or the keeper does not answer."""
-        raw = (self.outcome() or {}).get("result")
-        return RunResult.at(path, raw) if raw else None
-
-    def words(self, path: Path) -> str:
-        """Return, for people, that the run's directory is gone, and how the run stands."""
-        outcome = self.outcome()
-        how = f"its keeper says: {outcome['message']}" if outcome else "its keeper does not answer"
-        return f"the directory of run {self.id}, {path}, is gone or damaged; {how}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
-from workbench.client.result import RunHome, RunResult
+from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
 from workbench.rundir.catalog.store import read_label, write_label
@@ -47,8 +48,11 @@ class Run(ShownLive, TrainedModel):
 
     path: Path
     """The run directory, absolute."""
-    _home: RunHome = field(default=RunHome(Path(), ""), repr=False, compare=False)
-    """Its keeper, who knows it also when its own directory is gone."""
+    _home: tuple[Path, str] = field(init=False, repr=False, compare=False)
+    """The cluster, and the id by which its keeper knows the run also when its own directory is gone."""
+
+    def __post_init__(self) -> None:
+        self._home = cluster_of(self.paths), id_of(self.paths)
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
@@ -61,12 +65,12 @@ class Run(ShownLive, TrainedModel):
         """
         paths = run_at(path)
         reattach(paths)
-        return cls(paths.root, RunHome.of(paths))
+        return cls(paths.root)
 
     @property
     def id(self) -> str:
         """The id of the run, unique in its cluster."""
-        return self._home.id if self._is_gone and self._home.id else id_of(self.paths)
+        return self._home[1] if self._is_gone else id_of(self.paths)
 
     @property
     def name(self) -> str:
@@ -99,12 +103,17 @@ class Run(ShownLive, TrainedModel):
     @property
     def state(self) -> RunState:
         """Where it is in its life; `lost` where its keeper died before it ended and no other has taken over."""
-        return (self._home.state() if self._is_gone else None) or state_of(self.paths)
+        outcome = self._outcome() if self._is_gone else {}
+        return RunState(outcome["state"]) if outcome else state_of(self.paths)
 
     @property
     def message(self) -> str:
         """One line on the state, for people."""
-        return self._home.words(self.path) if self._is_gone else message_of(self.paths, self.state)
+        if not self._is_gone:
+            return message_of(self.paths, self.state)
+        outcome = self._outcome()
+        how = f"its keeper says: {outcome['message']}" if outcome else "its keeper does not answer"
+        return f"the directory of run {self.id}, {self.path}, is gone or damaged; {how}"
 
     @property
     def returned(self) -> list[object]:
@@ -190,8 +199,8 @@ class Run(ShownLive, TrainedModel):
                         warnings.warn(self.message, RuntimeWarning, stacklevel=2)
                         warned = True
                     if time.monotonic() > asked_s + _ASK_S:  # what no file could take, the keeper has in memory
-                        if result := self._home.result(self.path):
-                            return result
+                        if raw := self._outcome().get("result"):
+                            return RunResult.at(self.path, raw)
                         asked_s = time.monotonic()
                     if deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
@@ -204,8 +213,15 @@ class Run(ShownLive, TrainedModel):
     def _ended(self) -> RunResult:
         if result_file(self.paths).exists():
             return self.result
-        lost = RunResult(path=self.path, state=RunState.LOST, message=self.message)
-        return self._home.result(self.path) or lost
+        raw = self._outcome().get("result") or {"state": RunState.LOST, "message": self.message}
+        return RunResult.at(self.path, raw)
+
+    def _outcome(self) -> dict[str, Any]:
+        """Ask its keeper how it stands; empty where that does not answer."""
+        cluster, run = self._home
+        with suppress(RunError):
+            return ask(ClusterPaths(cluster).socket, {"op": "outcome", "run": run}, timeout_s=5.0)
+        return {}
 
     @property
     def _is_gone(self) -> bool:
@@ -277,7 +293,7 @@ class Run(ShownLive, TrainedModel):
 
     @property
     def _cluster(self) -> ClusterPaths:
-        return ClusterPaths(self._home.cluster if self._is_gone else cluster_of(self.paths))
+        return ClusterPaths(self._home[0] if self._is_gone else cluster_of(self.paths))
 
     def __repr__(self) -> str:
         state, problem = state_or_problem(self.paths)

@@ -20,7 +20,7 @@ from workbench.base.errors import RunError
 from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
 from workbench.benchmark.report import gather, rows_below
-from workbench.client.result import RunHome, RunResult, card_of
+from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
 from workbench.display.run.facts import facts_of
@@ -103,8 +103,7 @@ class Listing:
 
     def stop(self, name: str) -> Row:
         """Ask the keeper of a run to end it after the step in progress."""
-        paths = self.run(name)
-        Run(paths.root, RunHome.of(paths)).stop()
+        Run(self.run(name).root).stop()
         return {"message": "asked to stop after the step in progress"}
 
     def open_board(self, names: Sequence[str]) -> Row:
