@@ -14,7 +14,7 @@ from workbench.base.files import read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
-from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, spawn
+from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, occupied, spawn
 from workbench.client.run import Run
 from workbench.client.submission import Submission
 from workbench.client.takeover import stored_spec, take_over
@@ -24,7 +24,6 @@ from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod, PodBackend
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.make.folder import occupied
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status

@@ -2,35 +2,88 @@
 
 from __future__ import annotations
 
+import fcntl
+import getpass
 import json
+import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchError
+from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
-from workbench.base.process import Process
+from workbench.base.files.disk import check_room
+from workbench.base.process import Process, is_alive, process_start_time
 from workbench.base.wire import ask
 from workbench.client.takeover import end_broken_off, obstacle, take_over, unfinished_runs
 from workbench.keeper.spawn import Leash, spawn_keeper, start_error
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
-from workbench.rundir.make.folder import claimed
+from workbench.rundir.make.prepare import make_root
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status, keeper_process
 
+_CLUSTER_BYTES = 1 << 20  # what a cluster writes there in any case
+_LAST_STEPS_S = 10.0  # from a keeper's last word to its end
 _CLOSE_S = 40.0
 _LOOK_S = 0.05
 
 
 def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
-    """Start the keeper in a directory that nobody else has."""
-    with claimed(paths):
+    """Start the keeper in a directory that nobody else has: one that is new, empty, or of a cluster that ended."""
+    root = paths.root
+    make_root(root)
+    try:
+        check_room(root, _CLUSTER_BYTES)
+    except DiskFull:
+        with suppress(OSError):  # not empty: an earlier cluster's
+            root.rmdir()
+        raise
+    if not paths.config.exists() and {path.name for path in root.iterdir()} - {paths.lock.name}:
+        raise ConfigError(f"{root} is not empty; choose a new directory")
+    with paths.lock.open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{root} is being taken by another start at this moment; {_hint(root)}") from None
+        if _is_in_use(root):
+            raise ConfigError(occupied(root))
+        holder = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()), "user": getpass.getuser()}
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_json(paths.holder, {**holder, "host": socket.gethostname(), "time": when})
         write_json(paths.config, _stored(spec))
         return spawn_keeper(paths, spec, leash)
+
+
+def _is_in_use(root: Path) -> bool:
+    deadline = time.monotonic() + _LAST_STEPS_S
+    while (status := cluster_status(root)).phase in ("closed", "failed") and status.alive:
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_LOOK_S)
+    return status.alive or status.phase == "lost"
+
+
+def occupied(root: Path) -> str:
+    """Return which cluster a directory holds, who started it and how to use it, for people."""
+    return f"{root} holds a cluster that is {cluster_status(root).phase}: {_holder(root)}; {_hint(root)}"
+
+
+def _holder(root: Path) -> str:
+    match read_json(ClusterPaths(root).holder):
+        case {"pid": int(pid), "start_time": int() | None as since, "user": user, "host": host, "time": when}:
+            alive = is_alive(pid, since) or host != socket.gethostname()
+            return f"process {pid} of {user} on {host}{'' if alive else ', which has ended,'} started it at {when}"
+    return "who started it is not known"
+
+
+def _hint(root: Path) -> str:
+    return f"use it with Cluster.attach({str(root)!r}), or choose another path"
 
 
 def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
@@ -39,8 +92,7 @@ def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
         return False
     if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
-            f"{paths.root} holds a cluster that was asked to be another, and whose keeper died; use "
-            f"Cluster.attach({str(paths.root)!r}), or choose another path"
+            f"{paths.root} holds a cluster that was asked to be another, and whose keeper died; {_hint(paths.root)}"
         )
     return True
 

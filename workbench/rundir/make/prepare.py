@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import is_folder, read_json, user_path, write_bytes, write_json
 from workbench.base.files.disk import check_room, full_disk_named
+from workbench.base.files.folders import make_private
 from workbench.base.package import file_digest
 from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.choices import Launcher
@@ -26,7 +27,6 @@ from workbench.jobs.model import model_family, model_kind
 from workbench.jobs.script import Script
 from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.make.evaluation import metric_inputs
-from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.function import with_metric_files
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
 from workbench.rundir.make.script import check_args, check_outputs, left_out, script_files, zip_script
@@ -78,6 +78,35 @@ def prepare_run(
         shutil.rmtree(paths.root, ignore_errors=True)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
+
+
+def fresh_folder(root: Path, mark: Path) -> None:
+    """Make a directory that must be new or empty, and take it by making its mark, an empty file."""
+    make_root(root)
+    if mark.exists():
+        raise ConfigError(_taken(root, mark))
+    if any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty; choose a new directory")
+    try:
+        with full_disk_named(root):
+            mark.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:  # by someone who came at the same time
+        raise ConfigError(_taken(root, mark)) from None
+
+
+def make_root(root: Path) -> None:
+    """Make the directory of a run or a cluster, and refuse where that cannot be."""
+    try:
+        with full_disk_named(root):
+            make_private(root)
+    except DiskFull:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {root}: {error.strerror or error}") from error
+
+
+def _taken(root: Path, mark: Path) -> str:
+    return f"{root} already holds a run or a cluster ({mark.name}); choose another directory"
 
 
 def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None, asked: Job) -> None:
