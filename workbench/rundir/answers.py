@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
@@ -101,9 +101,8 @@ def write_answers(path: Path, answers: Sequence[Answer]) -> None:
     """Write answers, one JSON object a line."""
     with path.open("w", encoding="utf-8") as out:
         for answer in answers:
-            record = {name: value for name, value in asdict(answer).items() if name in _WRITTEN}
-            if answer.input:
-                record["input"] = answer.input
+            names = (*_WRITTEN, "input") if answer.input else _WRITTEN
+            record = {name: getattr(answer, name) for name in names}
             out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

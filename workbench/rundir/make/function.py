@@ -97,10 +97,7 @@ def with_metric_files(job: Job, folder: Path) -> Job:
     """Return a job that names a file, made in a folder, for each function among its metrics."""
     match job:
         case FineTune(metrics=metrics) if any(map(callable, metrics)):
-            named = [
-                metric if isinstance(metric, str) else _metric_file(metric, folder, n)
-                for n, metric in enumerate(metrics)
-            ]
+            named = [m if isinstance(m, str) else _metric_file(m, folder, n) for n, m in enumerate(metrics)]
             return job.replace(metrics=named)
     return job
 

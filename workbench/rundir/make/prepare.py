@@ -67,7 +67,7 @@ def prepare_run(
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
     asked, spec = spec.job, spec.chosen()
     spec = spec.replace(job=_with_absolute_paths(spec.job))
-    fresh_folder(paths.root, paths.spec)
+    _fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
             paths.inputs.mkdir()
@@ -80,7 +80,7 @@ def prepare_run(
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
 
 
-def fresh_folder(root: Path, mark: Path) -> None:
+def _fresh_folder(root: Path, mark: Path) -> None:
     """Make a directory that must be new or empty, and take it by making its mark, an empty file."""
     make_root(root)
     if mark.exists():

@@ -22,11 +22,8 @@ _KEY_BEGINS, _KEY_ENDS = re.compile(rb"-----BEGIN[ A-Z]*PRIVATE KEY-----"), b"--
 class LineSplitter:
     """Cut a stream of bytes that arrives in pieces into whole lines."""
 
-    def __init__(self) -> None:
-        self._pending = b""
-
-    def resume(self, before: bytes) -> None:
-        """Go on after bytes that were taken before, whose last line may not have ended."""
+    def __init__(self, before: bytes = b"") -> None:
+        """Begin behind bytes that were taken before, whose last line may not have ended."""
         self._pending = before.rpartition(b"\n")[2]
 
     def feed(self, data: bytes) -> Iterator[str]:
@@ -46,20 +43,16 @@ class Collector:
             for rank in ranks
             for stream in ("stdout", "stderr", "order")
         }
-        self._splitters = {name: LineSplitter() for name in self._files if name.endswith("stdout.log")}
         self._redact = redact or Redactor()
         self._of_script = paths.script.exists()
-        self._unfinished: dict[str, bytes] = {}
         self.cut: set[str] = set()
         """Files whose local copy ends early, because the disk was full."""
         for path in self._files.values():
             path.touch()
         self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
-        for name, path in self._files.items():
-            end = _end_of(path)
-            self._unfinished[name] = _unfinished(end)
-            if name in self._splitters:
-                self._splitters[name].resume(end)
+        ends = {name: _end_of(path) for name, path in self._files.items()}
+        self._unfinished = {name: _unfinished(end) for name, end in ends.items()}
+        self._splitters = {name: LineSplitter(end) for name, end in ends.items() if name.endswith("stdout.log")}
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         events: list[Event] = []
