@@ -273,9 +273,9 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(t
     read = prepared({"kind": "mix", "parts": [{"dataset": value}]}, tmp_path / "mixed")
     assert read == prepared(options(folder / "train.csv", limit=9), tmp_path / "file")
     assert made.hub is not None
-    from workbench.worker.data.hub import load_hub  # torch, which other tests here do without
+    from workbench.worker.data.rows import load  # torch, which other tests here do without
 
-    rows = load_hub(made.hub)
+    rows = load(None, None, made.hub)
     assert [[row.target for row in part] for part in (rows.train, rows.eval)] == [targets(part) for part in read]
 
 

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
-from workbench.worker.data.rows import Collator, load  # noqa: E402
-from workbench.worker.order import GlobalBatchSampler, eval_batches  # noqa: E402
+from workbench.worker.data.rows import load  # noqa: E402
+from workbench.worker.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
 
 
 def samplers_of(
@@ -95,17 +95,18 @@ def test_a_dataset_smaller_than_a_global_batch_still_makes_a_step() -> None:
 
 
 def test_batches_are_padded_to_the_longest_row() -> None:
-    collate = Collator(pad_id=0)
-    collate.multiple = 1
-    batch = collate([{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": [3], "labels": [8, 9, 1]}])
+    batch = pad([{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": [3], "labels": [8, 9, 1]}], pad_id=0)
     assert (batch["input_ids"].shape, batch["labels"].shape) == ((2, 3), (2, 3))
 
 
-def test_on_gpus_batches_are_padded_to_a_multiple_of_8_and_no_loss_counts_the_padding() -> None:
-    collate = Collator(pad_id=0, start_id=2)
-    collate.multiple = 8
-    batch = collate(
-        [{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": list(range(3, 12)), "labels": [8, 9, 1]}]
+def test_on_gpus_batches_are_padded_to_a_multiple_of_8_and_no_loss_counts_the_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    batch = pad(
+        [{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": list(range(3, 12)), "labels": [8, 9, 1]}],
+        pad_id=0,
+        start_id=2,
     )
     assert batch["input_ids"].shape == (2, 16)
     assert batch["labels"].shape == (2, 8)

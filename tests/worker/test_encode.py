@@ -19,9 +19,10 @@ from workbench.jobs.model import Family
 from workbench.jobs.prompts import wording
 from workbench.worker.answer.generate import answers
 from workbench.worker.answer.serve import placement
-from workbench.worker.data.rows import IGNORED, Row, aligned
+from workbench.worker.data.rows import Row, aligned
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
+from workbench.worker.order import IGNORED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

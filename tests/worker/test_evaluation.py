@@ -11,10 +11,9 @@ pytest.importorskip("deepspeed")
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.finetune import FineTune
-from workbench.worker.answer.rouge import rouge, rouge_of
 from workbench.worker.rank.collectives import FailedAlike, alike
 from workbench.worker.train.best import BestModel
-from workbench.worker.train.evaluation import _function, _numbers
+from workbench.worker.train.evaluation import _function, _numbers, rouge, rouge_of
 
 STOPS = {"eval_steps": 1, "early_stopping_patience": 2}
 

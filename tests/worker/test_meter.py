@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from workbench.worker.data.rows import Collator  # torch and transformers first: without them there is nothing to test
+from workbench.worker.order import pad  # torch and transformers first: without them there is nothing to test
 from workbench.worker.train.measure.meter import StepMeter, tokens_of
 from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 
@@ -153,16 +153,16 @@ def test_bytes_that_no_kernel_counts_are_not_claimed(
 
 def test_tokens_are_those_that_the_model_goes_through() -> None:
     rows = [{"input_ids": [5] * 3, "labels": [6] * 9}, {"input_ids": [5] * 10, "labels": [6] * 2}]
-    useful, padded = tokens_of(Collator(pad_id=0, start_id=0)(rows), causal=False)
+    useful, padded = tokens_of(pad(rows, pad_id=0, start_id=0), causal=False)
     assert (int(useful), padded) == (13 + 11, 2 * 10 + 2 * 9)
     text = [{"input_ids": [5] * 3, "labels": [-100, 6, 6]}, {"input_ids": [5] * 9, "labels": [-100] * 9}]
-    useful, padded = tokens_of(Collator(pad_id=0)(text), causal=True)
+    useful, padded = tokens_of(pad(text, pad_id=0), causal=True)
     assert (int(useful), padded) == (12, 2 * 9)
 
 
 def test_the_meter_leaves_the_profiled_step_out_of_the_rates(capfd: pytest.CaptureFixture[str]) -> None:
     rows = [{"input_ids": [5] * 3, "labels": [6] * 9}, {"input_ids": [5] * 10, "labels": [6] * 2}]
-    batch = Collator(pad_id=0, start_id=0)(rows)
+    batch = pad(rows, pad_id=0, start_id=0)
     meter = StepMeter(causal=False)
     assert meter.totals()["useful_tokens_per_s"] is None
     meter.resume()

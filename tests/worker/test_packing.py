@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 from forkedruns import LENGTH, Plan
 
 from workbench.base.errors import ConfigError
-from workbench.worker.data.packing import PackingCheck, packed
-from workbench.worker.data.rows import IGNORED, Collator, Row, aligned
+from workbench.worker.data.rows import Row, aligned
+from workbench.worker.data.tokens import packed
 from workbench.worker.model import tiny
+from workbench.worker.order import IGNORED, pad
+from workbench.worker.train.audit import PackingCheck
 
-COLLATOR = Collator(pad_id=0)
+COLLATOR = partial(pad, pad_id=0)
 
 
 def rows() -> list[Row]:
@@ -70,9 +73,12 @@ class Mixing(torch.nn.Module):
 
 def check(model: Any) -> None:
     trainer = SimpleNamespace(
-        train_dataset=list(packed(rows(), 20)), model_wrapped=model, _prepare_inputs=lambda batch: batch
+        train_dataset=list(packed(rows(), 20)),
+        model_wrapped=model,
+        data_collator=COLLATOR,
+        _prepare_inputs=lambda batch: batch,
     )
-    PackingCheck(trainer, COLLATOR).on_train_begin()
+    PackingCheck(trainer).on_train_begin()
 
 
 def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_step() -> None:

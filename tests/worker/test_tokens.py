@@ -12,13 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from workbench.jobs.data.rows import Example  # noqa: E402  # torch first: without it there is nothing to test
-from workbench.worker.data.tokens import TokenRows, shared_rows  # noqa: E402
+from workbench.worker.data.tokens import TokenRows, packed, shared_rows  # noqa: E402
 
 ROWS = [{"input_ids": list(range(n + 1)), "labels": [-100] * n + [70_000 + n]} for n in range(5)]
 
 
 def test_rows_come_back_as_they_went_in_with_their_lengths(tmp_path: Path) -> None:
-    from workbench.worker.data.packing import packed  # which imports transformers, and a rank here needs none
 
     rows = TokenRows(ROWS, tmp_path)
     assert list(rows) == ROWS and len(rows) == 5

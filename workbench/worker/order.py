@@ -1,4 +1,4 @@
-"""Which rows each rank takes, and when: of the seed alone. A run card carries this file beside `standalone.py`."""
+"""Which rows each rank takes, when, and padded how: of the seed alone. A run card carries this file too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import torch
 from torch.utils.data import Sampler
+
+IGNORED = -100  # torch's cross entropy leaves labels of this value out
 
 _STEPS = 8
 """Global batches whose rows are dealt out together."""
@@ -76,3 +78,26 @@ def eval_batches(
     for start in range(0, len(order), size * world_size):
         mine = order[start + rank * size : start + (rank + 1) * size]
         yield [rows[number] for number in mine or order[-1:]], bool(mine)
+
+
+def pad(
+    rows: Sequence[Mapping[str, Sequence[int]]], pad_id: int, start_id: int | None = None, *, left: bool = False
+) -> dict[str, torch.Tensor]:
+    """Make a batch, padded to the longest row, on GPUs up to a multiple of 8; no loss counts the padding."""
+    multiple = 8 if torch.cuda.is_available() else 1  # what its tensor cores take
+
+    def padded(lists: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+        width = -(-max(map(len, lists)) // multiple) * multiple
+        fills = [[value] * (width - len(ids)) for ids in lists]
+        filled = [[*fill, *ids] if left else [*ids, *fill] for ids, fill in zip(lists, fills, strict=True)]
+        return torch.tensor(filled, dtype=torch.long)
+
+    inputs = [row["input_ids"] for row in rows]
+    batch = {"input_ids": padded(inputs, pad_id), "attention_mask": padded([[1] * len(ids) for ids in inputs], 0)}
+    for name, value in (("position_ids", 0), ("labels", IGNORED)):
+        if all(name in row for row in rows):
+            batch[name] = padded([row[name] for row in rows], value)
+    if start_id is not None and (labels := batch.get("labels")) is not None:
+        batch["decoder_input_ids"] = shifted = labels.new_full(labels.shape, start_id)
+        shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)
+    return batch

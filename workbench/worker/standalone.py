@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -31,9 +31,7 @@ from transformers import (
 )
 from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
-from workbench.worker.order import GlobalBatchSampler, eval_batches
-
-_IGNORED = -100
+from workbench.worker.order import IGNORED, GlobalBatchSampler, eval_batches, pad
 
 # Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
 # that starts from random weights are all sign and no size.
@@ -55,22 +53,6 @@ _SAME = (
 _OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
     "adamw-8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "paged-adamw-8bit": "paged_adamw_8bit"
 }  # fmt: skip
-
-
-def pad(rows: Sequence[Mapping[str, list[int]]], pad_id: int, start_id: int) -> dict[str, torch.Tensor]:
-    """Make a batch, padded to the longest row, on GPUs up to a multiple of 8; no loss counts the padding."""
-    multiple = 8 if torch.cuda.is_available() else 1
-
-    def padded(lists: Sequence[list[int]], value: int) -> torch.Tensor:
-        width = -(-max(map(len, lists)) // multiple) * multiple
-        return torch.tensor([[*ids, *[value] * (width - len(ids))] for ids in lists])
-
-    inputs = padded([row["input_ids"] for row in rows], pad_id)
-    masks = padded([[1] * len(row["input_ids"]) for row in rows], 0)
-    labels = padded([row["labels"] for row in rows], _IGNORED)
-    shifted = labels.new_full(labels.shape, start_id)
-    shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == _IGNORED, pad_id)
-    return {"input_ids": inputs, "attention_mask": masks, "labels": labels, "decoder_input_ids": shifted}
 
 
 def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0) -> Any:
@@ -102,6 +84,20 @@ class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
             optimizer.params = [{"params": part, "weight_decay": share} for part, share in shares if part]
         return optimizer
 
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        args, rows = self.args, self.train_dataset
+        batches = GlobalBatchSampler(
+            rows=len(rows), micro_batch=args.per_device_train_batch_size, seed=args.seed,
+            accumulation=args.gradient_accumulation_steps, rank=args.process_index, world_size=args.world_size,
+            lengths=self.row_lengths() if args.train_sampling_strategy == "group_by_length" else None,
+        )  # fmt: skip
+        pinned = args.device.type == "cuda"
+        return DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator, pin_memory=pinned)
+
+    def row_lengths(self) -> torch.Tensor:
+        """Return the tokens that are read and those that are learned of each row, rows x 2."""
+        return torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset])
+
     def send_in_bf16(self) -> None:
         """Have DDP round gradients to bf16 on their way; to be called before training."""
         prepare = self.accelerator.prepare_model
@@ -128,16 +124,6 @@ class Repetition(DecayTrainer):
         super().__init__(args=args, compute_loss_func=smoothed, **options)
         self.eval_losses: dict[int, float] = {}
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        args, rows = self.args, self.train_dataset
-        grouped = args.train_sampling_strategy == "group_by_length"
-        lengths = torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows]) if grouped else None
-        batches = GlobalBatchSampler(
-            rows=len(rows), micro_batch=args.per_device_train_batch_size, seed=args.seed, lengths=lengths,
-            accumulation=args.gradient_accumulation_steps, rank=args.process_index, world_size=args.world_size,
-        )  # fmt: skip
-        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
-
     def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
         """Compute the mean loss of a token over all evaluation rows, once a step."""
         step = self.state.global_step
@@ -158,7 +144,7 @@ class Repetition(DecayTrainer):
                 labels = batch.pop("labels")
                 loss = token_loss(model(**batch), labels)
                 if counts:
-                    sums += torch.stack([loss.double(), (labels != _IGNORED).sum().double()]).to(sums.device)
+                    sums += torch.stack([loss.double(), (labels != IGNORED).sum().double()]).to(sums.device)
         model.train()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)

@@ -1,4 +1,4 @@
-"""The training and evaluation rows of a rank: read, tokenized and padded."""
+"""The training and evaluation rows of a rank: read and tokenized."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import Fields
 from workbench.jobs.data.messages import tools_of, turns_of
 from workbench.jobs.data.rows import Example
-
-IGNORED = -100  # torch's cross entropy leaves labels of this value out
-
+from workbench.jobs.data.sources.hub import Hub
+from workbench.worker.data.stream import open_hub
 
 Row = Mapping[str, Sequence[int]]
 """A tokenized example: `input_ids` and, unless it is only asked, `labels`."""
@@ -35,9 +34,7 @@ class Rows:
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
     if hub is not None:
-        from workbench.worker.data.hub import load_hub
-
-        rows = load_hub(hub)
+        rows = _from_hub(Hub.from_dict(hub))
     elif train is not None:
         rows = Rows(train=_Lines(Path(train)), eval=_Lines(Path(evaluation)) if evaluation else [])
     else:
@@ -62,36 +59,6 @@ def tokenize(
 
 def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
-
-
-class Collator:
-    """Pad rows to the longest of their batch, on a GPU rounded up to what its tensor cores take."""
-
-    def __init__(self, *, pad_id: int, start_id: int | None = None, left: bool = False) -> None:
-        self.pad_id = pad_id
-        self.start_id = start_id
-        self.left = left
-        self.multiple = 8 if torch.cuda.is_available() else 1
-
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
-        masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
-        batch = {"input_ids": inputs, "attention_mask": masks}
-        if all("position_ids" in row for row in rows):
-            batch["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
-        if all("labels" in row for row in rows):
-            batch["labels"] = labels = self._pad([row["labels"] for row in rows], IGNORED)
-            if self.start_id is not None:
-                shifted = labels.new_full(labels.shape, self.start_id)
-                shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)
-                batch["decoder_input_ids"] = shifted
-        return batch
-
-    def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-        width = -(-max(len(row) for row in rows) // self.multiple) * self.multiple
-        padding = [[value] * (width - len(row)) for row in rows]
-        padded = [[*pad, *row] if self.left else [*row, *pad] for row, pad in zip(rows, padding, strict=True)]
-        return torch.tensor(padded, dtype=torch.long)
 
 
 class _Lines(Sequence[Example]):
@@ -136,3 +103,26 @@ def _example(raw: Mapping[str, object]) -> Example:
         messages=(turns := turns_of(fields := Fields(raw, ""))),
         tools=tools_of(fields) if turns else (),
     )
+
+
+def _from_hub(hub: Hub) -> Rows:
+    """Load the rows of a dataset hub with `datasets`, which from version 4 on runs no code of a dataset."""
+    train = _split_of(hub, hub.train_split, hub.split.most)
+    if hub.eval_share is None:
+        return Rows(train=train, eval=_split_of(hub, hub.eval_split))
+    held = list(hub.split.held_out(len(train), hub.name))
+    return Rows(
+        train=[example for example, out in zip(train, held, strict=True) if not out],
+        eval=[example for example, out in zip(train, held, strict=True) if out],
+    )
+
+
+def _split_of(hub: Hub, split: str, most: int | None = None) -> list[Example]:
+    try:
+        loaded = open_hub(hub.to_dict(), split)
+    except ValueError as error:  # `datasets` names the splits that there are
+        raise ConfigError(
+            f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
+        ) from error
+    loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
+    return [hub.row(raw, split, number) for number, raw in enumerate(loaded)]

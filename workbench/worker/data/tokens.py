@@ -59,3 +59,23 @@ def shared_rows(examples: Sequence[Example], make: Callable[[Sequence[Example], 
         mine = make(examples[first : first + _AT_ONCE], first + 1)
         for part in ranks.gather_bytes(json.dumps(mine).encode()):
             yield from json.loads(part)
+
+
+def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
+    """Put rows together, in their order, up to so many tokens; positions begin anew with each text.
+
+    Example:
+        >>> rows = [{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [-100]}]
+        >>> list(packed(rows, 4))
+        [{'input_ids': [5, 6, 7], 'labels': [-100, 6, -100], 'position_ids': [0, 1, 0]}]
+    """
+    made: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+    for row in rows:
+        length = len(row["input_ids"])
+        if made["input_ids"] and len(made["input_ids"]) + length > most:
+            yield made
+            made = {name: [] for name in made}
+        for key in ("input_ids", "labels"):
+            made[key].extend(row[key])
+        made["position_ids"].extend(range(length))
+    yield made

@@ -20,8 +20,8 @@ from workbench.jobs.adapters import Lora
 from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import TINY_LLAMA, TINY_T5
+from workbench.worker.model.layers import with_lora
 from workbench.worker.model.load import Loaded
-from workbench.worker.model.lora import with_lora
 from workbench.worker.model.saving import whole
 from workbench.worker.rank import collectives as ranks
 

@@ -14,9 +14,10 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
 from workbench.jobs.refusals import check_family, no_template
-from workbench.worker.data.rows import IGNORED, Collator, Row, tokenize
+from workbench.worker.data.rows import Row, tokenize
 from workbench.worker.model.chat import Chat
 from workbench.worker.model.load import Loaded
+from workbench.worker.order import IGNORED, pad
 
 
 class Encoder:
@@ -27,27 +28,21 @@ class Encoder:
         self.job = job
         self.tokenizer = loaded.tokenizer
         self.causal = loaded.family is Family.CAUSAL
-        self._pad_id = loaded.tokenizer.pad_token_id
+        pad_id = loaded.tokenizer.pad_token_id
         start = loaded.tokenizer.bos_token_id
         # What the tokenizer itself puts before every text, as Llama's does.
         self._start = [start] if self.causal and loaded.tokenizer("a").input_ids[0] == start else []
-        self._start_id = None if self.causal else loaded.model.config.decoder_start_token_id
-        if self._pad_id is None or (self._start_id is None and not self.causal):
+        start_id = None if self.causal else loaded.model.config.decoder_start_token_id
+        if pad_id is None or (start_id is None and not self.causal):
             raise ConfigError(
                 f"the model {job.model!r} names no padding token or no decoder start token; "
                 "add it to its tokenizer_config.json or config.json"
             )
+        self.collator = partial(pad, pad_id=pad_id, start_id=start_id)
+        """What pads rows to a batch to learn from."""
+        self.asking = partial(self.collator, left=self.causal)
+        """The same of rows to be answered; a causal model goes on at the right end."""
         self._chat = _chat(loaded, job) if self.causal else None
-
-    @property
-    def collator(self) -> Collator:
-        """Return what pads rows to a batch to learn from."""
-        return Collator(pad_id=self._pad_id, start_id=self._start_id)
-
-    @property
-    def asking(self) -> Collator:
-        """Return what pads rows to a batch to be answered; a causal model goes on at the right end."""
-        return Collator(pad_id=self._pad_id, start_id=self._start_id, left=self.causal)
 
     def rows(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
         """Make rows to learn from, or to take the loss of; `first` is the number that errors call the first one."""

@@ -12,9 +12,10 @@ from workbench.jobs.choices import LossOn
 from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.prompts import wording
-from workbench.worker.data.rows import IGNORED, load
+from workbench.worker.data.rows import load
 from workbench.worker.model.encode import Encoder
 from workbench.worker.model.load import outline
+from workbench.worker.order import IGNORED
 
 _UNCUT = 1 << 20  # tokens: more than any row has
 

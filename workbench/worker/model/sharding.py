@@ -30,7 +30,7 @@ from torch.nn.utils import get_total_norm
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Communication, Precision, Shard
-from workbench.worker.model.checkpointing import named_layers
+from workbench.worker.model.layers import named_layers
 from workbench.worker.rank import collectives as ranks
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h

@@ -23,8 +23,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Lora
 from workbench.planner.tracing import Moment
 from workbench.worker.data.rows import aligned
-from workbench.worker.model.checkpointing import recompute
-from workbench.worker.model.lora import with_lora
+from workbench.worker.model.layers import recompute, with_lora
 from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch_layers
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from workbench.base.errors import RunError
+from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import emit
+from workbench.worker.data.rows import Row
 from workbench.worker.model.sharding import spread_over
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.train.sharding_audit import RankState, Share, gradients_of, state_of
@@ -135,6 +136,33 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             return original(*args, **options)
 
         engine.step = step
+
+
+class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Look before the first step whether another first text changes what the model makes of the later ones."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *_args: Any, **_options: Any) -> None:
+        """Refuse a model that mixes texts; every rank looks, for a forward pass may take them all."""
+        row = next((row for row in self.trainer.train_dataset if row["position_ids"].count(0) > 1), None)
+        if row is None:
+            return
+        ids, end = list(row["input_ids"]), list(row["position_ids"]).index(0, 1)
+        other = {**row, "input_ids": [*((i + 1) % (max(ids) + 1) for i in ids[:end]), *ids[end:]]}
+        before, after = (self._logits(each)[:, end : len(ids)] for each in (row, other))
+        if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * float(before.abs().max())):
+            raise ConfigError("packing is on, and in this model a packed text sees those before it; leave packing out")
+
+    def _logits(self, row: Row) -> torch.Tensor:
+        model = self.trainer.model_wrapped
+        batch = self.trainer._prepare_inputs(self.trainer.data_collator([row, row]))
+        model.eval()
+        with torch.no_grad():
+            logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+        model.train()
+        return torch.as_tensor(logits).float()
 
 
 def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:

@@ -22,18 +22,17 @@ from workbench.rundir.answers import Answer, share, write_answers
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
 from workbench.worker.data import rows as data
-from workbench.worker.data.packing import PackingCheck, packed
 from workbench.worker.data.rows import Rows
-from workbench.worker.data.tokens import TokenRows, shared_rows
+from workbench.worker.data.tokens import TokenRows, packed, shared_rows
 from workbench.worker.model import adapters, pipeline, sharding
 from workbench.worker.model import load as model
-from workbench.worker.model.checkpointing import recompute
 from workbench.worker.model.encode import Encoder
+from workbench.worker.model.layers import recompute
 from workbench.worker.model.saving import save_model
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import records as report
 from workbench.worker.rank.phases import phase
-from workbench.worker.train.audit import TechniqueCheck
+from workbench.worker.train.audit import PackingCheck, TechniqueCheck
 from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
@@ -164,7 +163,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     if apart:
         trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
-        trainer.add_callback(PackingCheck(trainer, encoder.collator))
+        trainer.add_callback(PackingCheck(trainer))
     if work.rank == 0:
         _profile(work, trainer, loaded, profile_step, traced)
     return trainer

@@ -12,19 +12,17 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 
 from workbench.base.errors import RunError
 from workbench.base.words import number
 from workbench.jobs.adapters import LocalSgd
-from workbench.jobs.choices import Sampling
 from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
-from workbench.worker.data.rows import IGNORED, Row, aligned
+from workbench.worker.data.rows import Row, aligned
 from workbench.worker.data.tokens import TokenRows
 from workbench.worker.model import sharding
-from workbench.worker.order import GlobalBatchSampler, eval_batches
+from workbench.worker.order import IGNORED, eval_batches
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted, phase
 from workbench.worker.standalone import token_loss
@@ -73,22 +71,9 @@ class FineTuner(ResumableTrainer):
         self._written: int | None = None
         self._unmeasured: int | None = None  # the step whose evaluation failed
 
-    def get_train_dataloader(self) -> DataLoader[Row]:
-        grouped = self.args.train_sampling_strategy == Sampling.GROUP_BY_LENGTH
-        return DataLoader(
-            self.train_dataset,
-            batch_sampler=GlobalBatchSampler(
-                rows=len(self.train_dataset),
-                micro_batch=self.args.per_device_train_batch_size,
-                accumulation=self.args.gradient_accumulation_steps,
-                rank=ranks.rank(),
-                world_size=ranks.world_size(),
-                seed=self.args.seed,
-                lengths=self.train_dataset.lengths if grouped else None,
-            ),
-            collate_fn=self.data_collator,
-            pin_memory=self.args.device.type == "cuda",
-        )
+    def row_lengths(self) -> torch.Tensor:
+        lengths: torch.Tensor = self.train_dataset.lengths
+        return lengths
 
     def tell_first(self, callback: TrainerCallback) -> None:
         """Add a callback that is called before all others, those of trackers among them."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from workbench.worker.data.rows import IGNORED
+from workbench.worker.order import IGNORED
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.train.callbacks import StepClock
 from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen

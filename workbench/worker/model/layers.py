@@ -1,4 +1,4 @@
-"""Activation checkpointing of chosen layers, under every technique and in the trace."""
+"""What training and the trace, which must load little, put into a model alike: recomputed layers and adapters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from workbench.base.errors import ConfigError
+from workbench.jobs.adapters import Lora
 
 
 def recompute(model: nn.Module, names: Sequence[str]) -> None:
@@ -35,3 +36,24 @@ def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn
         what = f"{option} names {', '.join(sorted(missing))}" if missing else f"{option} is empty"
         raise ConfigError(f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers")
     return layers
+
+
+def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
+    """Freeze a model and put fresh adapters beside it; a ValueError says that no module has the names."""
+    from peft import LoraConfig, get_peft_model
+
+    names = options.target_modules
+    if checkpointing:
+        # Nothing before the first adapter has a gradient: recomputing would cut the graph there.
+        model.enable_input_require_grads()
+    config = LoraConfig(
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        use_rslora=options.use_rslora,
+        use_dora=options.use_dora,
+        bias=options.bias,
+        target_modules=names if isinstance(names, str) else list(names),
+        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
