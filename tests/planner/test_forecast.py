@@ -14,11 +14,10 @@ from workbench.client.checkup import slowdowns
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
 from workbench.jobs.choices import Technique
-from workbench.planner.forecast import Pace, Scaling, scaling_of
+from workbench.planner.forecast import Scaling, Speeds, scaling_of
 from workbench.planner.memory import Memory
 from workbench.planner.setting import setting_of
-from workbench.planner.speed import Speeds
-from workbench.planner.table import Fit, PlanRow, PlanTable
+from workbench.planner.table import Fit, Pace, PlanRow, PlanTable
 from workbench.planner.tracing import Parameters, Trace
 from workbench.pods.doctor.exchange import Exchange
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.planner.forecast import Pace, Scaling
+from workbench.planner.forecast import Scaling
+from workbench.planner.table import Pace
 
 FIGURES = (
     *("duration_s", "train_runtime_s", "time_to_first_step_s", "samples_per_s", "useful_tokens_per_s"),

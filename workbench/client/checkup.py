@@ -18,10 +18,10 @@ from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
-from workbench.planner.forecast import Pace, Scaling
+from workbench.planner.forecast import Scaling
 from workbench.planner.plan import as_planned, plan, predict
 from workbench.planner.prediction import FIX, judge
-from workbench.planner.table import Fit, PlanTable
+from workbench.planner.table import Fit, Pace, PlanTable
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict

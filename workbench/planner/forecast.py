@@ -8,10 +8,12 @@ Sending and computing are added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from workbench.jobs.choices import Technique
 from workbench.planner.setting import Setting
+from workbench.planner.table import Fit, Pace, PlanRow
 from workbench.planner.tracing import Trace
 from workbench.pods.doctor.exchange import Exchange
 
@@ -22,29 +24,6 @@ TIMED_AS = {
     Technique.ZERO3_OFFLOAD: Technique.ZERO3,
 }
 """Techniques whose step on one pod is as good as another's; the others have work of their own beside the model's."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """How long a job's steps take on one pod that nothing slows down."""
-
-    rows: int
-    """Rows of a micro-batch."""
-    micro_batch_s: float
-    """Seconds of its forward and backward pass."""
-    update_s: float
-    """Seconds of all else in an optimizer step."""
-
-    @classmethod
-    def of(cls, *, rows: int, step_s: float, micro_batch_s: float, accumulation: int) -> Pace:
-        """Work it out from the steps of a run on one pod.
-
-        Example:
-            >>> Pace.of(rows=8, step_s=0.75, micro_batch_s=0.25, accumulation=2).update_s
-            0.25
-        """
-        update_s = max(0.0, step_s - accumulation * micro_batch_s)
-        return cls(rows=rows, micro_batch_s=micro_batch_s, update_s=update_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,3 +100,43 @@ def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exch
     messages = (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist) + scatters
     at_the_end_s = kept_s + (small - 1) * (exchange.latency_s or 0.0) if small else 0.0
     return accumulation * (whole_s + scattered_s + messages * latency_s) + at_the_end_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speeds:
+    settings: Mapping[str, Setting]
+    """By technique; those that are refused are missing."""
+    trace: Trace
+    micro: int
+    """Rows of a micro-batch."""
+    paces: Mapping[str, Pace]
+    """One pod's, by technique; `single`'s is there."""
+    exchange: Exchange | None
+
+    def added(self, row: PlanRow, accumulation: int, *, price: float | None = None) -> PlanRow:
+        """Put the predicted speed into a row; it stays as it is where none can be predicted."""
+        setting = self.settings.get(row.technique)
+        scaling = setting and scaling_of(setting, self.trace, accumulation=accumulation, exchange=self.exchange)
+        if not setting or not scaling:
+            return row
+        single = self.paces[Technique.SINGLE]
+        pace = self.paces.get(TIMED_AS.get(setting.technique, setting.technique), single)
+        step_s = scaling.step_s(pace, rows=self.micro, accumulation=accumulation, spread_s=single.update_s)
+        alone_s = Scaling().step_s(single, rows=self.micro, accumulation=accumulation)
+        samples_per_s = self.micro * accumulation * setting.ranks / step_s
+        pod_hours = setting.ranks // setting.on_pod * 1e6 / samples_per_s / 3600
+        return replace(
+            row,
+            step_s=step_s,
+            samples_per_s=samples_per_s,
+            speed_up=setting.ranks * alone_s / step_s,
+            pod_hours=pod_hours,
+            cost=None if price is None else pod_hours * price,
+        )
+
+    def speed_ups(self, rows: Sequence[PlanRow], accumulation: int) -> dict[int, float]:
+        """Return the most that several pods make of one by accumulation, doubled from the job's up to 64 times it."""
+        able = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
+        several = [row for row in able if row.technique != Technique.LOCAL_SGD]
+        times = [accumulation << bits for bits in range(7)] if several else []
+        return {k: max(self.added(row, k).speed_up or 0.0 for row in several) for k in times}

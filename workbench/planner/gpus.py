@@ -103,8 +103,10 @@ def gpus_for(
         if name not in [*Technique]:
             raise one_of("technique", name, [*Technique])
     job = job.replace(device_map=None, max_memory={})
-    jobs = {bf16: _decided(job, bf16) for bf16 in {bf16 for _, bf16 in kinds.values()}}
-    planned = [as_planned(decided, technique) for decided in jobs.values() for technique in CHEAPEST]
+    decided = choose(job, gpus=1)
+    without = decided.replace(precision=Precision.FP32) if job.precision is None else decided
+    jobs = {bf16: decided if bf16 else without for _, bf16 in kinds.values()}
+    planned = [as_planned(each, technique) for each in jobs.values() for technique in CHEAPEST]
     trace = traced(job, [arithmetic_of(each) for each in planned], gpus=1, lengths=lengths)
     rows = []
     for kind, (memory, bf16) in kinds.items():
@@ -119,12 +121,6 @@ def gpus_for(
         job=job, parameters=trace.parameters, memory_gib=memory_gib, gpus_on_pod=gpus_on_pod, most_pods=most_pods,
         rows=rows,
     )  # fmt: skip
-
-
-def _decided(job: FineTune, bf16: bool) -> FineTune:
-    left_open = job.precision is None
-    job = choose(job, gpus=1)
-    return job.replace(precision=Precision.FP32) if left_open and not bf16 else job
 
 
 def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:

@@ -1,11 +1,14 @@
-"""How much memory a rank needs at the highest moment of a training step, and what it is made of. Pure.
+"""How much memory a rank needs at the highest moment of a training step, and a pod from loading to saving. Pure.
 
 Who holds weights, gradients and optimizer states how long is read in the code of torch 2.13 and DeepSpeed 0.19.8 and
-held to measured steps by tests/planner/test_measured.py.
+held to measured steps by tests/planner/test_measured.py. A model is read from pages of its files, which the ranks of a
+pod share and the kernel can take back. Each rank turns them into its own format a tensor at a time (FSDP a layer),
+under ZeRO-3 rank 0 alone reads. Rank 0 writes what it gathers as soon as it is `SAVED_AT_ONCE`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from workbench.jobs.choices import Technique
@@ -17,13 +20,13 @@ SAVED_AT_ONCE = 1 << 30
 
 _FP32 = 4
 _FOUR_BITS = 0.5
-PACKED = _FOUR_BITS + 1 / 64 + 4 / (64 * 256)
+_PACKED = _FOUR_BITS + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for
 256 of those (https://arxiv.org/abs/2305.14314, section 3)."""
 # Not counted but taken as given: a CUDA context with its kernels and NCCL's buffers, and what a process with torch,
 # transformers and DeepSpeed imported holds. On CPUs 0.35 to 0.40 GiB were seen of ranks that were forked, 0.44 to
 # 0.49 of other ranks (torch 2.13, on 2026-11-24); CUDA's libraries come on top of that, and were not measured.
-CONTEXT_BYTES = 1.0 * 2**30
+_CONTEXT_BYTES = 1.0 * 2**30
 _PROCESS_BYTES = 0.8 * 2**30
 _CPU_PROCESS_BYTES = 0.42 * 2**30
 
@@ -79,11 +82,11 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     if not setting.gpu:  # all of it is in the pod's memory: the highest moment is that of the sum
         both = max((d.plus(h) for d, h in moments), key=lambda memory: memory.total)
         return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
-    return Need(gpu=replace(device, overhead=CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES))
+    return Need(gpu=replace(device, overhead=_CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES))
 
 
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
-    device, host = kept(setting, trace)
+    device, host = _kept(setting, trace)
     logits = max(0.0, moment.logits + rows * moment.logits_row)
     held = moment.held(rows)
     if setting.packed:  # a layer's weights are unpacked one matrix at a time
@@ -96,7 +99,7 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
 
 
 def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-    device, host = kept(setting, trace)
+    device, host = _kept(setting, trace)
     trained, shard = trace.trained, trace.trained / setting.shards
     technique = setting.technique
     # Fused AdamW and SGD without momentum make nothing; the outer step of local SGD, which is not fused, does.
@@ -123,10 +126,10 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     return device, host.plus(Memory(optimizer=work.optimizer + work.gradients * int(not setting.gpu)))
 
 
-def kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     """Return what a rank holds between two steps, on its device and on the host."""
     frozen = trace.parameters - trace.trained - trace.packed
-    scales = trace.packed * (PACKED - _FOUR_BITS) * setting.packed  # which FSDP leaves whole
+    scales = trace.packed * (_PACKED - _FOUR_BITS) * setting.packed  # which FSDP leaves whole
     trained, shards = trace.trained, setting.shards
     stage = setting.technique.zero_stage
     weights = float((frozen + trained) * setting.weight_bytes)
@@ -191,12 +194,12 @@ def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:
     whole = trace.parameters
     left = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))
     kept = min(whole, setting.reuse / 2, left)
-    ahead = largest_layer(trace).all + min(setting.prefetch, left)
+    ahead = _largest_layer(trace).all + min(setting.prefetch, left)
     return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)[0]))
 
 
 def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:
-    layer, size = largest_layer(trace), setting.compute_bytes
+    layer, size = _largest_layer(trace), setting.compute_bytes
     packed = _FOUR_BITS if setting.packed else size
 
     def whole(group: Parameters) -> float:
@@ -207,5 +210,57 @@ def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:
     return gathered + ((_FP32 + size) * layer.trained if moment.gradients else 0.0)
 
 
-def largest_layer(trace: Trace) -> Parameters:
+def _largest_layer(trace: Trace) -> Parameters:
     return max(trace.layers, key=lambda layer: layer.all, default=trace.rest)
+
+
+def host_of(setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None) -> Mapping[str, Memory]:
+    """Return the need by stage: `loading`, `training`, `saving`; on a GPU of so many bytes, where that is known."""
+    device, host = _kept(setting, trace)
+    held = host if setting.gpu else device.plus(host)
+    start = Memory(overhead=need.host.overhead)
+    read = trace.parameters - (trace.trained if trace.trained < trace.parameters else 0)  # adapters are in no file
+    files = Memory(files=float(setting.file_bytes * read))
+    return {
+        "loading": start.plus(_loading(setting, trace, gpu_bytes)).times(setting.on_pod).plus(files),
+        "training": need.host.times(setting.on_pod),
+        "saving": start.plus(held).times(setting.on_pod).plus(_saving(setting, trace)),
+    }
+
+
+def _loading(setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
+    technique, size = setting.technique, setting.weight_bytes
+    turned = 0.0 if size == setting.file_bytes else float(size)
+    if technique is Technique.FSDP:
+        if setting.packed:  # each rank packs the whole model here, and then cuts it up
+            return Memory(parameters=size * (trace.parameters - trace.packed) + _PACKED * trace.packed)
+        group = max(_largest_layer(trace).all, trace.rest.all)
+        shards = 0.0 if setting.gpu and not setting.offload else size * trace.parameters / setting.shards
+        return Memory(parameters=shards, communication=turned * group)
+    if technique.zero_stage == 3:
+        offloads = setting.gpu and "parameters" not in setting.offload
+        shards = 0.0 if offloads else size * trace.parameters / setting.shards
+        return Memory(parameters=shards, communication=0.0 if setting.gpu else float(size * trace.largest))
+    if setting.gpu:
+        return Memory(parameters=turned * trace.largest, communication=_flattened_here(setting, trace, gpu_bytes))
+    flat = float(size * trace.trained) if technique.zero_stage else 0.0
+    return Memory(parameters=turned * trace.parameters, communication=flat)
+
+
+def _flattened_here(setting: Setting, trace: Trace, gpu_bytes: float | None) -> float:
+    # ZeRO-1 and 2 copy the trained weights into one tensor: on the GPU where both fit there, else here, beside a copy.
+    if not setting.technique.zero_stage or gpu_bytes is None:
+        return 0.0
+    flat = float(setting.weight_bytes * trace.trained)
+    room = gpu_bytes - _CONTEXT_BYTES - setting.weight_bytes * trace.parameters
+    return 0.0 if room >= flat else 2 * flat
+
+
+def _saving(setting: Setting, trace: Trace) -> Memory:
+    """Return what rank 0 gathers of the others', or brings from its GPU, before it writes it."""
+    technique = setting.technique
+    if not setting.gpu and technique is not Technique.FSDP and technique.zero_stage < 3:
+        return Memory()
+    saved = trace.trained if trace.trained < trace.parameters else trace.parameters
+    layer = max(_largest_layer(trace).all, trace.rest.largest)
+    return Memory(communication=min(setting.weight_bytes * saved, SAVED_AT_ONCE + setting.weight_bytes * layer))

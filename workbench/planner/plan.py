@@ -11,13 +11,11 @@ from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
-from workbench.planner.forecast import Pace, Scaling, scaling_of
-from workbench.planner.host import highest, host_of
-from workbench.planner.memory import need_of
+from workbench.planner.forecast import Scaling, Speeds, scaling_of
+from workbench.planner.memory import host_of, need_of
 from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
-from workbench.planner.speed import Speeds
-from workbench.planner.table import GIB, Fit, PlanRow, PlanTable
+from workbench.planner.table import GIB, Fit, Pace, PlanRow, PlanTable
 from workbench.planner.tracing import Request, Trace, cached_trace, trace_step
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.kubernetes.nodes import NodeTable
@@ -189,7 +187,7 @@ def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searche
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
     stages = host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
-    host = highest(stages)
+    host = max(stages.values(), key=lambda memory: memory.total)
     gpu_gib = None if need.gpu is None else need.gpu.total / GIB
     fit = fit_of((gpu_gib, limits[0]), (host.total / GIB, limits[1]))
     return PlanRow(

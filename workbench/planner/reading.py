@@ -83,8 +83,8 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         else:
             prepared = prepare(dataset, folder, refusal=refusal)
             counts = (prepared.train_rows, prepared.eval_rows)
-        train, duplicates = _digests(folder / "train.jsonl")
-        overlap = sum(digest in train for digest in _lines(folder / "eval.jsonl"))
+        train = set(_digests(folder / "train.jsonl"))
+        overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
         answer = _ask(job, folder, counts[0], rows)
     return RowPreview(
         job=job,
@@ -94,22 +94,13 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         ],
         train_rows=counts[0],
         eval_rows=counts[1],
-        duplicates=duplicates,
+        duplicates=counts[0] - len(train),
         overlap=overlap,
         is_all=not isinstance(dataset, Hub),
     )
 
 
-def _digests(path: Path) -> tuple[set[bytes], int]:
-    digests: set[bytes] = set()
-    rows = 0
-    for digest in _lines(path):
-        digests.add(digest)
-        rows += 1
-    return digests, rows - len(digests)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
+def _digests(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         for line in file:
             yield hashlib.blake2b(line, digest_size=12).digest()

@@ -100,6 +100,9 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
     shards = 1 if technique.replicates else ranks
     # That of FSDP, and on CPUs DeepSpeed's own.
     own = not gpus and bool("optimizer" in config or zero.get("offload_optimizer"))
+    local = LocalSgd.from_dict(job.local_sgd)
+    anchors = 8.0 if local.outer_momentum else 4.0
+    saved = str((model or {}).get("dtype") or (model or {}).get("torch_dtype")).removeprefix("torch.")
     unfused = job.optimizer == Optimizer.ADAMW and (technique is Technique.FSDP or own)
     return Setting(
         technique=technique,
@@ -110,11 +113,11 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
         weight_bytes=2 if half and technique.uses_deepspeed else 4,
-        file_bytes=_file_bytes(model or {}),
+        file_bytes=2 if saved in ("bfloat16", "float16") else 4,
         compute_bytes=2 if half and not technique.replicates else 4,
         packed=job.peft == Peft.QLORA,
         state_bytes=_STATES[Optimizer(job.optimizer)],
-        outer_bytes=_outer_bytes(job),
+        outer_bytes=anchors if technique is Technique.LOCAL_SGD else 0.0,
         paged=job.optimizer.startswith("paged"),
         update_bytes=(4.0 if gpus and not fsdp.offload else 8.0) if unfused else 0.0,
         accumulates=job.gradient_accumulation_steps > 1,
@@ -138,7 +141,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         weights_kept=_on_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
         reduce_bytes=_reduce_bytes(job, config, half=half),
-        sync_steps=LocalSgd.from_dict(job.local_sgd).sync_steps,
+        sync_steps=local.sync_steps,
     )
 
 
@@ -193,17 +196,6 @@ def _reduce_bytes(job: FineTune, config: Mapping[str, Any], *, half: bool) -> in
         return 4 if asked == Communication.FP32 else 2
     shrinks = technique.uses_deepspeed or (technique is Technique.FSDP and not Fsdp.from_dict(job.fsdp).reduce_in_fp32)
     return 2 if half and shrinks else 4
-
-
-def _outer_bytes(job: FineTune) -> float:
-    if job.technique != Technique.LOCAL_SGD:
-        return 0.0
-    return 8.0 if LocalSgd.from_dict(job.local_sgd).outer_momentum else 4.0
-
-
-def _file_bytes(model: Mapping[str, object]) -> float:
-    named = str(model.get("dtype") or model.get("torch_dtype")).removeprefix("torch.")
-    return {"bfloat16": 2, "float16": 2}.get(named, 4)
 
 
 def _on_disk(zero: Mapping[str, Any], key: str, name: str, default: int) -> int:

@@ -11,7 +11,6 @@ from workbench.base.shown import Shown
 from workbench.base.words import counted
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
-from workbench.planner.forecast import Pace
 from workbench.planner.memory import Memory
 from workbench.pods.doctor.exchange import Exchange
 
@@ -24,6 +23,29 @@ class Fit(StrEnum):
     NOT = "does not fit"
     UNKNOWN = "no limit given"
     REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How long a job's steps take on one pod that nothing slows down."""
+
+    rows: int
+    """Rows of a micro-batch."""
+    micro_batch_s: float
+    """Seconds of its forward and backward pass."""
+    update_s: float
+    """Seconds of all else in an optimizer step."""
+
+    @classmethod
+    def of(cls, *, rows: int, step_s: float, micro_batch_s: float, accumulation: int) -> Pace:
+        """Work it out from the steps of a run on one pod.
+
+        Example:
+            >>> Pace.of(rows=8, step_s=0.75, micro_batch_s=0.25, accumulation=2).update_s
+            0.25
+        """
+        update_s = max(0.0, step_s - accumulation * micro_batch_s)
+        return cls(rows=rows, micro_batch_s=micro_batch_s, update_s=update_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

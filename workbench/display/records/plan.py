@@ -6,10 +6,9 @@ from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.jobs.choices import Technique
-from workbench.planner.forecast import Pace
 from workbench.planner.gpus import GpuTable
 from workbench.planner.memory import Memory
-from workbench.planner.table import Fit, PlanRow, PlanTable
+from workbench.planner.table import Fit, Pace, PlanRow, PlanTable
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
 _NAMES = {"overhead": "runtime"}  # no two begin alike
