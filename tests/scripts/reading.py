@@ -21,11 +21,12 @@ def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     from workbench.worker.data.rows import load
     from workbench.worker.data.tokens import TokenRows, shared_rows
     from workbench.worker.model.encode import Encoder
-    from workbench.worker.model.load import outline
+    from workbench.worker.model.load import load as load_model
     from workbench.worker.standalone import GlobalBatchSampler
 
     model = str(folder / "model")
-    encoder = Encoder(outline(model, (), seed=0), FineTune(model=model, dataset=str(folder), technique="single"))
+    outline = load_model(model, (), seed=0, weights=False)
+    encoder = Encoder(outline, FineTune(model=model, dataset=str(folder), technique="single"))
     rows = TokenRows(shared_rows(load(str(folder / "train.jsonl"), None, None).train, encoder.rows), folder)
     one = {"micro_batch": 32, "accumulation": 1, "rank": 0, "world_size": 1, "seed": 0}
     sampler = GlobalBatchSampler(rows=len(rows), lengths=rows.lengths, **one)

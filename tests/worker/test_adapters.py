@@ -112,7 +112,7 @@ def base_of(run: Ran) -> model.Loaded:
     job = json.loads((run.folder / "job.json").read_text())["job"]
     tokenizer = AutoTokenizer.from_pretrained(folder_of(run))
     options = adapters.load_options(job["peft"], job["precision"])
-    return model.initial(job["model"], tokenizer, seed=job["seed"], options=options)
+    return model.load(job["model"], (), tokenizer=tokenizer, seed=job["seed"], options=options)
 
 
 def logits(one: Any, tokenizer: Any) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_adapters_are_saved_alone_whole_and_with_their_base_s_name(ran: dict[str
     assert not [module for module in config["target_modules"] if "lm_head" in module]
     (start,) = run.data("start")
     assert start["trainable_parameters"] == sum(value.numel() for value in weights.values())
-    whole = model.parameter_count(model.initial(trained(name)[0], base_of(run).tokenizer, seed=0).model)
+    whole = model.parameter_count(model.load(trained(name)[0], (), tokenizer=base_of(run).tokenizer, seed=0).model)
     assert start["parameters"] == whole + int(str(start["trainable_parameters"]))  # 4-bit weights are counted whole
 
 

@@ -122,7 +122,6 @@ class Stepped:
 
     def step(self, check: TechniqueCheck | None = None) -> None:
         if check:
-            check.trainer = self
             check.on_step_begin(None, None, None)
         self.model(torch.ones(3, 4)).sum().backward()
         if check:
@@ -146,7 +145,8 @@ def test_a_plain_step_is_counted_on_its_tensors() -> None:
 
 
 def test_every_rank_tells_what_it_saw_after_the_first_step_and_only_then(capfd: pytest.CaptureFixture[str]) -> None:
-    trainer, check = Stepped(torch.optim.AdamW), TechniqueCheck(FineTune(technique="single"), world_size=1)
+    trainer = Stepped(torch.optim.AdamW)
+    check = TechniqueCheck(FineTune(technique="single"), trainer, world_size=1)
     for _ in range(2):
         trainer.step(check)
         check.on_step_end(None, None, None)
@@ -157,7 +157,8 @@ def test_every_rank_tells_what_it_saw_after_the_first_step_and_only_then(capfd: 
 
 
 def test_a_run_that_is_something_else_fails_after_it_has_told_so(capfd: pytest.CaptureFixture[str]) -> None:
-    trainer, check = Stepped(torch.optim.AdamW), TechniqueCheck(FineTune(technique="zero1"), world_size=3)
+    trainer = Stepped(torch.optim.AdamW)
+    check = TechniqueCheck(FineTune(technique="zero1"), trainer, world_size=3)
     trainer.step(check)
     with pytest.raises(RunError, match=r"zero1 was asked for \(ZeRO stage 1 on 3 ranks\), but this ran: no DeepSpeed"):
         check.on_step_end(None, None, None)

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import torch  # transformers first: without it there is nothing to test
 
 from workbench.base.errors import RunError
-from workbench.worker.train.callbacks import EventCallback, StepClock, StopCallback
+from workbench.worker.train.callbacks import EventCallback, StopCallback
 from workbench.worker.train.measure.meter import StepMeter
 
 
@@ -20,7 +20,7 @@ from workbench.worker.train.measure.meter import StepMeter
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let that many seconds pass on the clocks of the trainer."""
     now = [1000.0]
-    monkeypatch.setattr("workbench.worker.train.callbacks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("workbench.worker.train.measure.meter.time.monotonic", lambda: now[0])
 
     def go(seconds: float) -> None:
         now[0] += seconds
@@ -29,7 +29,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(passes: Callable[[float], None]) -> None:
-    clock = StepClock()
+    clock = StepMeter(causal=False)
     clock.resume()
     for profiled in (False, True, False):
         passes(0.1 if profiled else 0.02)
@@ -71,7 +71,7 @@ def test_a_step_s_time_is_of_one_of_mean_length(passes: Callable[[float], None])
 
 
 def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:
-    clock = StepClock()
+    clock = StepMeter(causal=False)
     clock.resume()
     time.sleep(0.02)
     clock.step(10, profiled=True)
@@ -80,7 +80,7 @@ def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -> None:
-    callback = EventCallback(StepClock(), samples=8, profile_step=0)
+    callback = EventCallback(StepMeter(causal=False), samples=8)
     state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
     with pytest.raises(RunError, match="is nan at step 7"):
         callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": 1.0, name: float("nan")})
@@ -89,7 +89,7 @@ def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -
 def test_with_a_scaled_loss_a_gradient_that_overflows_is_left_out_and_a_loss_still_ends_the_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    callback = EventCallback(StepClock(), samples=8, profile_step=0, scales_loss=True)
+    callback = EventCallback(StepMeter(causal=False), samples=8, scales_loss=True)
     state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
     callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": float("inf")})
     assert '"grad_norm": null' in "".join(capfd.readouterr())

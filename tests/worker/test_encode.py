@@ -126,7 +126,7 @@ def test_the_loss_of_aligned_logits_is_the_model_s_own(llama: model.Loaded) -> N
 def test_answers_depend_on_no_neighbour_and_hold_no_prompt(llama: model.Loaded) -> None:
     made = encoder(llama, prompt="alpaca", max_target_length=6)
     torch.manual_seed(5)
-    noisy = model.initial("tiny-llama", llama.tokenizer, seed=3).model
+    noisy = model.load("tiny-llama", (), tokenizer=llama.tokenizer, seed=3).model
     for weights in noisy.parameters():
         weights.data += 0.1 * torch.randn_like(weights)
     rows = made.questions([*EXAMPLES, Example(source="", target="", opening="Once upon")])

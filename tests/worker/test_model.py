@@ -65,12 +65,12 @@ def test_the_vocabulary_fits_the_model_and_dropout_is_off(loaded: model.Loaded) 
 
 @pytest.mark.slow
 def test_a_model_as_it_was_before_its_first_step(loaded: model.Loaded, tmp_path: Path) -> None:
-    again = model.initial("tiny-t5", loaded.tokenizer, seed=3)
+    again = model.load("tiny-t5", (), tokenizer=loaded.tokenizer, seed=3)
     mine, its = loaded.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(mine[name], its[name]) for name in mine)
     loaded.tokenizer.save_pretrained(tmp_path)
     loaded.model.save_pretrained(tmp_path)
-    folder = model.initial(str(tmp_path), None, seed=9)
+    folder = model.load(str(tmp_path), (), seed=9)
     assert all(torch.equal(mine[name], value) for name, value in folder.model.state_dict().items())
 
 

@@ -12,12 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from workbench.base import entries
 from workbench.base.errors import DiskFull
 from workbench.base.wire import from_line
 from workbench.jobs.choices import Peft
@@ -90,7 +91,7 @@ class Answerer:
     def _initial(self, tokenizer: Any) -> model.Loaded:
         job = self._job
         options = {**placement(job.model, _free()), **adapters.load_options(job.peft, job.number_format)}
-        return self._placed(model.initial(job.model, tokenizer, seed=job.seed, options=options), options)
+        return self._placed(model.load(job.model, (), seed=job.seed, options=options, tokenizer=tokenizer), options)
 
     def _placed(self, loaded: model.Loaded, options: Mapping[str, object]) -> model.Loaded:
         if "device_map" not in options:
@@ -143,16 +144,15 @@ def _example(question: Mapping[str, Any]) -> Example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stdin closes, the parent is gone or nobody asked for a while."""
-    parser = argparse.ArgumentParser(
-        prog="workbench.worker.answer.serve", description="Answer rows with a run's model."
-    )
+    parser = argparse.ArgumentParser(prog=entries.ANSWERS, description="Answer rows with a run's model.")
     parser.add_argument("model", help="the trained model's folder")
     parser.add_argument("--job", required=True, help="the job.json of the run")
     parser.add_argument("--idle-s", type=float, default=_IDLE_S, help="seconds without a request after which to end")
     options = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
-    replies = _own_stdout()
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no reply
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -170,12 +170,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except queue.Empty:
             return 0
         write(_reply(answerer, line, write))
-
-
-def _own_stdout() -> TextIO:
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return replies
 
 
 def _read(requests: queue.SimpleQueue[str]) -> None:
@@ -197,16 +191,13 @@ def _reply(answerer: Answerer, line: str, write: Callable[[Mapping[str, object]]
     try:
         request = from_line(line)
         number = request["id"]
-        return {
-            "id": number,
-            "ok": True,
-            **_result(answerer, request, lambda piece: write({"id": number, "piece": piece})),
-        }
+        result = _result(answerer, request, lambda piece: write({"id": number, "piece": piece}))
+        return {"id": number, "ok": True, **result}
     except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
         traceback.print_exc()
-        if isinstance(error, DiskFull):
-            return {"id": number, "ok": False, "full": True, "error": str(error)}
-        return {"id": number, "ok": False, "full": False, "error": f"{type(error).__name__}: {error}"}
+        full = isinstance(error, DiskFull)
+        why = str(error) if full else f"{type(error).__name__}: {error}"
+        return {"id": number, "ok": False, "full": full, "error": why}
 
 
 def _result(answerer: Answerer, request: Mapping[str, Any], on_text: Callable[[str], None]) -> dict[str, object]:

@@ -60,15 +60,13 @@ def _deepspeed_state(engine: Any, states: Sequence[Any]) -> dict[str, object]:
     # A buffer's own count of steps: one that two of them had in common would be counted up twice.
     of_buffer = {n: {**deepcopy(rest), **{key: parts[key][n] for key in flat}} for n in range(len(weights))}
     groups = zip(first["optimizer"]["param_groups"], _numbered(zero), strict=True)
+    counters = first["counters"]
     return {
         **first,
         "weights": weights,
         "optimizer": {"state": of_buffer, "param_groups": [{**group, "params": own} for group, own in groups]},
         # The global batch stays, but not the micro-batches that it is made of.
-        "counters": {
-            **first["counters"],
-            "micro_steps": first["counters"]["global_steps"] * engine.gradient_accumulation_steps(),
-        },
+        "counters": {**counters, "micro_steps": counters["global_steps"] * engine.gradient_accumulation_steps()},
     }
 
 
@@ -122,12 +120,10 @@ def _fsdp_state(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
     in_order = [weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]]
 
     def state_of(number: int, key: str, value: Any) -> object:
-        match value:
-            case (str() as marker, _) if marker == SHARD:
-                pieces = [state["optimizer"]["state"][number][key][1] for state in states]
-                return (SHARD, cut(in_order[number], pieces))
-            case _:
-                return value
+        if not (isinstance(value, tuple) and value[:1] == (SHARD,)):
+            return value
+        pieces = [state["optimizer"]["state"][number][key][1] for state in states]
+        return (SHARD, cut(in_order[number], pieces))
 
     names = trained_weights(trainer).items()
     kept = first["optimizer"]["state"].items()

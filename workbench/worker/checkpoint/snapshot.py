@@ -94,10 +94,13 @@ def _restore_plain(trainer: Any, state: Mapping[str, Any] | None) -> None:
         state = _from_the_first(state)
     assert state is not None
     trained = trained_weights(trainer)
-    _check_shapes(trained, state["weights"])
+    saved = state["weights"]
+    for name in trained.keys() | saved.keys():
+        if name not in trained or name not in saved or _local(trained[name]).shape != saved[name].shape:
+            raise RunError(f"the checkpoint is of another model: {name} does not fit; resume with the model of its run")
     with torch.no_grad():
         for name, parameter in trained.items():
-            _local(parameter).copy_(state["weights"][name])
+            _local(parameter).copy_(saved[name])
     optimizer = trainer.optimizer.optimizer
     in_order = [p for group in optimizer.param_groups for p in group["params"]]
     states = {
@@ -163,15 +166,8 @@ def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
         # DeepSpeed's own way, with what its checkpoint files would hold.
         scaling = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
         zero.checkpoint_event_prologue()
-        zero.load_state_dict(
-            {
-                ranks.rank(): {
-                    **scaling,
-                    "optimizer_state_dict": state["optimizer"],
-                    "fp32_flat_groups": state["weights"],
-                }
-            }
-        )
+        kept = {"optimizer_state_dict": state["optimizer"], "fp32_flat_groups": state["weights"]}
+        zero.load_state_dict({ranks.rank(): {**scaling, **kept}})
         zero.checkpoint_event_epilogue()
     else:
         zero.optimizer.load_state_dict(state["optimizer"])
@@ -235,24 +231,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _marked(value: object) -> object:
-    match value:
-        case DTensor():
-            return (SHARD, _local(value))
-        case _:
-            return value
+    return (SHARD, _local(value)) if isinstance(value, DTensor) else value
 
 
 def _unmarked(value: Any, parameter: Any) -> object:
-    match value:
-        case (str() as marker, shard) if marker == SHARD:
-            place = parameter.device_mesh, parameter.placements
-            shard = shard.to(_local(parameter).device)
-            return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())
-        case _:
-            return value
-
-
-def _check_shapes(trained: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
-    for name in trained.keys() | saved.keys():
-        if name not in trained or name not in saved or _local(trained[name]).shape != saved[name].shape:
-            raise RunError(f"the checkpoint is of another model: {name} does not fit; resume with the model of its run")
+    if not (isinstance(value, tuple) and value[:1] == (SHARD,)):
+        return value
+    place = parameter.device_mesh, parameter.placements
+    shard = value[1].to(_local(parameter).device)
+    return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())

@@ -112,8 +112,6 @@ def unpack(packed: object, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _key(key: object) -> object:
-    match key:
-        case None | str() | int():
-            return key
-        case _:
-            raise RunError(f"a checkpoint cannot keep a dictionary with the key {key!r}")
+    if key is None or isinstance(key, str | int):
+        return key
+    raise RunError(f"a checkpoint cannot keep a dictionary with the key {key!r}")

@@ -1,4 +1,4 @@
-"""The training and evaluation rows of a rank: read and tokenized."""
+"""The training and evaluation rows of a rank: of a file each is read when it is looked at, of a hub all at once."""
 
 from __future__ import annotations
 
@@ -42,19 +42,6 @@ def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | 
     if not rows.train:
         raise ConfigError(f"no row to train on in {train or hub}")
     return rows
-
-
-def tokenize(
-    tokenizer: object, examples: Sequence[Example], *, max_source_length: int, max_target_length: int
-) -> list[Row]:
-    """Turn examples into token ids, cut to the given lengths (the end-of-text token is kept)."""
-    if not examples:
-        return []
-    encode = tokenizer if callable(tokenizer) else None
-    assert encode is not None
-    sources = encode([e.source for e in examples], truncation=True, max_length=max_source_length)["input_ids"]
-    targets = encode([e.target for e in examples], truncation=True, max_length=max_target_length)["input_ids"]
-    return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
 
 
 def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:

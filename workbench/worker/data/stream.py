@@ -20,14 +20,13 @@ _CONNECT_S = 3.0
 
 def main() -> None:
     """Answer the request on standard input."""
-    request = json.load(sys.stdin)
+    request, code = json.load(sys.stdin), 0
     try:
         for row in _rows(request):
             sys.stdout.write(_line(row))
         sys.stdout.flush()
-        code = 0
     except BrokenPipeError:  # nobody wants more
-        code = 0
+        pass
     except Exception as error:  # the process ends here: its last word is what the other side reports
         sys.stderr.write(f"\n{type(error).__name__}: {' '.join(str(error).split())}\n")
         sys.stderr.flush()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,10 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
             "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'deepspeed-workbench[qlora]', "
             "or choose peft 'lora'"
         )
-    _never_repack()
+    # On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
+    # pass no gradient on ever after; and training begins after the first evaluation. Held by a test.
+    # https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
+    vars(import_module("bitsandbytes.nn.modules"))["has_avx512bf16"] = lambda: False
     computed = torch.bfloat16 if precision == Precision.BF16 else torch.float32
     config = BitsAndBytesConfig(
         load_in_4bit=True,
@@ -59,21 +63,17 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     options = Lora.from_dict(job.lora)
     torch.manual_seed(job.seed)
     if options.resume_from:
-        return replace(loaded, model=_continued(loaded.model, options.resume_from, job))
+        from peft.peft_model import PeftModel  # the package itself may be a stand-in that nothing was asked of yet
+
+        if job.gradient_checkpointing:
+            loaded.model.enable_input_require_grads()
+        return replace(loaded, model=PeftModel.from_pretrained(loaded.model, options.resume_from, is_trainable=True))
     try:
         return replace(loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing))
     except ValueError as error:
         raise ConfigError(
             f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"
         ) from error
-
-
-def _continued(model: Any, folder: str, job: FineTune) -> Any:
-    from peft.peft_model import PeftModel  # the package itself may be a stand-in that nothing was asked of yet
-
-    if job.gradient_checkpointing:
-        model.enable_input_require_grads()
-    return PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:
@@ -130,15 +130,6 @@ def merged(folder: str | Path, base: Loaded) -> Loaded:
 def _say_nothing_of_old_names() -> None:
     # peft 0.21 asks transformers 5 by a name that it has given another; every rank would say so.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-
-
-def _never_repack() -> None:
-    # On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
-    # pass no gradient on ever after; and training begins after the first evaluation. Held by a test.
-    # https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
-    from bitsandbytes.nn import modules
-
-    modules.has_avx512bf16 = lambda: False
 
 
 @contextmanager

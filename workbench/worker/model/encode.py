@@ -14,7 +14,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
 from workbench.jobs.refusals import check_family, no_template
-from workbench.worker.data.rows import Row, tokenize
+from workbench.worker.data.rows import Row
 from workbench.worker.model.chat import Chat
 from workbench.worker.model.load import Loaded
 from workbench.worker.order import IGNORED, pad
@@ -87,9 +87,14 @@ class Encoder:
                     f"row {number} is {kind}, from which {self.job.model!r} cannot learn: it answers a source; "
                     "use a causal model such as 'tiny-llama', or rows with a source"
                 )
-        read = [Example(source=source_text(e.source, e.input), target=e.target) for e in examples]
-        lengths = {"max_source_length": self.job.max_source_length, "max_target_length": self.job.max_target_length}
-        return tokenize(self.tokenizer, read, **lengths)
+        texts = [source_text(e.source, e.input) for e in examples], [e.target for e in examples]
+        lengths = self.job.max_source_length, self.job.max_target_length
+        # What is cut keeps the token that ends it.
+        sources, targets = (
+            self.tokenizer(part, truncation=True, max_length=most)["input_ids"] if part else []
+            for part, most in zip(texts, lengths, strict=True)
+        )
+        return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
 
     def _learned(self, example: Example) -> list[Row]:
         assert self._chat is not None
@@ -178,14 +183,11 @@ class Encoder:
                 if self._chat is not None:
                     form = "the chat template takes alone (with the tools of a row that has some)"
                 raise ConfigError(f"max_source_length is {most}, which {form}; give {most + over} or more")
-            text = self._shorter(text, over)
+            (ids,) = self._ids([text])
+            kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - over)]))
+            # Some tokenizers give back another text than they took; it must become shorter each time.
+            text = kept if len(kept) < len(text) else text[:-1]
         return text
-
-    def _shorter(self, text: str, tokens: int) -> str:
-        (ids,) = self._ids([text])
-        kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - tokens)]))
-        # Some tokenizers give back another text than they took; it must become shorter each time.
-        return kept if len(kept) < len(text) else text[:-1]
 
     def _text(self, instruction: str, given: str) -> str:
         return fill(self.job.prompt or "plain", instruction, given, system=self.job.system)

@@ -36,14 +36,29 @@ def load(
     options: Mapping[str, Any] | None = None,
     wording: str = "",
     chat_template: str | None = None,
+    weights: bool = True,
+    tokenizer: Any = None,
 ) -> Loaded:
-    """Load the model that a job names; every rank must call it, and all get the same weights."""
-    kind = model_kind(name)
-    if kind is ModelKind.BUILTIN:
-        return _built_in(name, tiny.tokenizer_for_all(name, examples, wording, chat_template), seed, options)
-    place = str(Path(name).expanduser()) if kind is ModelKind.FOLDER else name
+    """Load the model that a job names, or only its outline; all ranks must call it, and get the same weights.
+
+    A built-in model learns its `tokenizer` from the examples, unless it is given the one that it had before.
+    """
+    if model_kind(name) is ModelKind.BUILTIN:
+        if tokenizer is None:
+            tokenizer = tiny.tokenizer_for_all(name, examples, wording, chat_template)
+        return _built_in(name, tokenizer, seed, options)
+    place = str(Path(name).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    return _from_pretrained(place, tokenizer, options)
+    if tokenizer.pad_token_id is None:  # as with Llama 2; attention masks and labels leave padding out by themselves
+        tokenizer.pad_token = tokenizer.eos_token
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    if weights:
+        options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
+        model = _auto(config).from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **options})
+        model = pipeline.hooked(model, placed)
+    else:
+        model = _without_weights(config)
+    return Loaded(model=model, tokenizer=tokenizer, family=_family(config))
 
 
 def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
@@ -63,25 +78,6 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     half = _HALF.get(job.number_format) if technique.uses_deepspeed else None  # which turns all weights to it anyway
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
     return replace(loaded, model=loaded.model.to(device=device, dtype=half or torch.float32))
-
-
-def outline(
-    name: str, examples: Sequence[Example], *, seed: int, wording: str = "", chat_template: str | None = None
-) -> Loaded:
-    """Load the tokenizer of the model that a job names, and the model without its weights."""
-    if model_kind(name) is ModelKind.BUILTIN:
-        return load(name, examples, seed=seed, wording=wording, chat_template=chat_template)
-    place = str(Path(name).expanduser())
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    return Loaded(model=_without_weights(config), tokenizer=_padded(tokenizer), family=_family(config))
-
-
-def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] | None = None) -> Loaded:
-    """Load the model that a job named once more, as it was before its first step."""
-    if model_kind(name) is not ModelKind.BUILTIN:
-        return load(name, (), seed=seed, options=options)
-    return _built_in(name, tokenizer, seed, options)
 
 
 def own_format(name: str) -> str | None:
@@ -121,19 +117,6 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
         None, config=model.config, state_dict=model.state_dict(), **{"dtype": torch.float32, **options}
     )
     return Loaded(model=pipeline.hooked(read, placed), tokenizer=tokenizer, family=_family(read.config))
-
-
-def _from_pretrained(place: str, tokenizer: Any, options: Mapping[str, Any] | None) -> Loaded:
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
-    model = _auto(config).from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **options})
-    return Loaded(model=pipeline.hooked(model, placed), tokenizer=_padded(tokenizer), family=_family(config))
-
-
-def _padded(tokenizer: Any) -> Any:
-    if tokenizer.pad_token_id is None:  # as with Llama 2; attention masks and labels leave padding out by themselves
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def _auto(config: Any) -> Any:

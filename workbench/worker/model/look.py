@@ -12,9 +12,9 @@ from workbench.jobs.choices import LossOn
 from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.prompts import wording
-from workbench.worker.data.rows import load
+from workbench.worker.data.rows import load as load_rows
 from workbench.worker.model.encode import Encoder
-from workbench.worker.model.load import outline
+from workbench.worker.model.load import load
 from workbench.worker.order import IGNORED
 
 _UNCUT = 1 << 20  # tokens: more than any row has
@@ -24,10 +24,10 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     """Return the lengths of some rows, and the first of them as pieces of text."""
     job = job_from_dict(request["job"])
     assert isinstance(job, FineTune)
-    examples = load(request["train"], None, None).train
+    examples = load_rows(request["train"], None, None).train
     chosen = [examples[number] for number in request["numbers"]]
     words, template = wording(job.prompt, system=job.system), job.chat_template
-    loaded = outline(job.model, examples, seed=job.seed, wording=words, chat_template=template)
+    loaded = load(job.model, examples, seed=job.seed, wording=words, chat_template=template, weights=False)
     counted = job.replace(loss_on=LossOn.ANSWER.value)
     cut = Encoder(loaded, counted)
     whole = Encoder(loaded, counted.replace(max_source_length=_UNCUT, max_target_length=_UNCUT))

@@ -30,21 +30,23 @@ from torch.nn.utils import get_total_norm
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Communication, Precision, Shard
+from workbench.jobs.finetune import FineTune
 from workbench.worker.model.layers import named_layers
 from workbench.worker.rank import collectives as ranks
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
-def shard_model(model: Any, options: Fsdp, *, precision: str, communication: str | None, gpus: int) -> None:
+def shard_model(model: Any, job: FineTune, *, gpus: int) -> None:
     """Shard a model in place: every transformer layer by itself, and what is left as one more group."""
+    options = Fsdp.from_dict(job.fsdp)
     least = options.layer_parameters
     layers = layers_of(model, options.layers) if least is None else parts_of(model, least)
     if not gpus:
         _return_what_is_freed()
     how: dict[str, Any] = {
         "mesh": _mesh(options, "cuda" if gpus else "cpu"),
-        "mp_policy": _policy(precision, communication, options),
+        "mp_policy": _policy(job, options),
         "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0) if options.offload else OffloadPolicy(),
     }
     keep = options.shard == Shard.GRADS
@@ -174,11 +176,11 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
     return init_device_mesh(device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard"))
 
 
-def _policy(precision: str, communication: str | None, options: Fsdp) -> MixedPrecisionPolicy:
-    half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(Precision(precision))
+def _policy(job: FineTune, options: Fsdp) -> MixedPrecisionPolicy:
+    half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(Precision(job.number_format))
     sent = torch.float32 if half is None or options.reduce_in_fp32 else half
-    if communication:
-        sent = torch.bfloat16 if communication == Communication.BF16 else torch.float32
+    if job.communication:
+        sent = torch.bfloat16 if job.communication == Communication.BF16 else torch.float32
     return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=sent)
 
 

@@ -54,7 +54,9 @@ def main() -> None:
             break
     chunks = _chunks(device)
     alone_s, _ = _computed_and_waited_s(device, 1, chunks, _ROUNDS)
-    for among in _crowds(request["world_size"]):
+    world_size = request["world_size"]
+    crowds = [n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < world_size]  # few, ever twice as many
+    for among in (*crowds, world_size):
         computed_s, waited_s = _computed_and_waited_s(device, among, chunks, _ROUNDS)
         _say(request, {"computing": among, "slowdown": computed_s / alone_s})
     _, meeting_s = _computed_and_waited_s(device, request["world_size"], 1, _MEETINGS)
@@ -75,11 +77,6 @@ def _median_s(buffer: object, warm_up: int, times: int) -> float:
         if number >= warm_up:
             took.append(time.perf_counter() - began)
     return median(took)
-
-
-def _crowds(ranks: int) -> list[int]:
-    """Return how many are to compute at once: few, then ever twice as many, and all."""
-    return [*(n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < ranks), ranks]
 
 
 def _chunks(device: torch.device) -> int:

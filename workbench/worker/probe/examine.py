@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.machine.network import interface_of
 
 _GIB = 1024**3
+_BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
@@ -59,27 +60,25 @@ def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
             yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
 
 
-def clear_stale_locks(folder: Path, older_than_s: float, wait: Callable[[str], None]) -> list[str]:
-    """Remove the locks of builds that were killed and return their paths; `wait` is called while one may be alive."""
-    removed = []
-    while idle := [lock for lock in compile_locks(folder) if not lock["busy"]]:
+def clear_stale_locks() -> None:
+    """Remove the locks of builds that were killed: torch waits for the lock of a compiled op without a word."""
+    while idle := [lock for lock in compile_locks(extensions_folder()) if not lock["busy"]]:
         for lock in idle:
             path = str(lock["path"])
-            if float(str(lock["age_s"])) > older_than_s:
+            if float(str(lock["age_s"])) > _BUILD_LOCK_S:
                 Path(path).unlink(missing_ok=True)  # another rank of this pod may have been faster
-                removed.append(path)
+                why = f"no build works there, and it is older than {_BUILD_LOCK_S:g} s"
+                print(f"removed the stale build lock {path}: {why}", file=sys.stderr, flush=True)
             else:
-                wait(path)
-    return removed
+                print(f"waiting for the build that holds {path}", file=sys.stderr, flush=True)
+                time.sleep(1.0)
 
 
 def _working_folders() -> set[str]:
     folders = set()
     for process in Path("/proc").glob("[0-9]*/cwd"):
-        try:
+        with suppress(OSError):  # another user's, or gone
             folders.add(str(process.readlink()))
-        except OSError:
-            continue  # another user's, or gone
     return folders
 
 

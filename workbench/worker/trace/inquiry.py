@@ -6,9 +6,7 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from workbench.base.files import write_json
 from workbench.planner.prediction import prediction_of
@@ -24,14 +22,12 @@ def main() -> None:
     os.nice(_NICE)
     gc.disable()  # what a step holds must not depend on when cycles are collected
     inquiry = json.loads(Path("inquiry.json").read_text(encoding="utf-8"))
-    trace = inquiry.get("trace") or _traced(inquiry["request"])
+    trace = inquiry.get("trace")
+    if not trace:
+        from workbench.worker.trace.trace import prepared_trace
+
+        trace = prepared_trace(inquiry["request"])
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # set to nothing for the trace; NVML makes no CUDA context
     free_gib = shutil.disk_usage(Path.cwd()).free / 2**30
     prediction = prediction_of(inquiry, trace_of([trace]), limits(GpuWatch().latest()), free_gib)
     write_json(Path("answer.json"), {"prediction": prediction, "trace": trace})
-
-
-def _traced(request: Mapping[str, Any]) -> dict[str, Any]:
-    from workbench.worker.trace.trace import prepared_trace
-
-    return prepared_trace(request)

@@ -41,7 +41,13 @@ def main() -> None:
 
 def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
     """Trace as `trace` does, in a process that does nothing else: it may be changed for what the request asks."""
-    _on_gpu(bool(request.get("gpu")))
+    if request.get("gpu"):
+        # A GPU's dropout keeps a mask of a byte an element; a CPU's keeps a factor of the input's own type.
+        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+            del inplace
+            return torch.native_dropout(input, p, True)[0] if training and p else input
+
+        torch.nn.functional.dropout = dropout
     return trace(request)
 
 
@@ -126,14 +132,11 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     if request.get("checkpointing") and not request.get("checkpoint_layers"):
         model.gradient_checkpointing_enable()
     if request.get("lora") is not None:
-        model = _with_adapters(model, request)
+        with torch.device("meta"):
+            checkpointing = bool(request.get("checkpointing"))
+            model = with_lora(model, Lora.from_dict(request["lora"]), checkpointing=checkpointing)
     recompute(model, request.get("checkpoint_layers") or ())
     return model
-
-
-def _with_adapters(model: Any, request: Mapping[str, Any]) -> Any:
-    with torch.device("meta"):
-        return with_lora(model, Lora.from_dict(request["lora"]), checkpointing=bool(request.get("checkpointing")))
 
 
 def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
@@ -219,13 +222,12 @@ def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[
     here = {id(p) for name, p in model.named_parameters() if is_here(name)}
     stacks = layer_stacks(model)
     output = model.get_output_embeddings()
-    linear = {
-        id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not output and not _is_lora(m)
-    }
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not output]
+    packable = {id(m.weight) for m in linear if not any(p.requires_grad for p in m.parameters())}  # adapters are not
 
     def entry(parameter: Any) -> list[int]:
         frozen = not parameter.requires_grad
-        return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in linear)]
+        return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in packable)]
 
     listed = [[[entry(p) for p in layer.parameters() if id(p) in here] for layer in stack] for stack in stacks]
     inside = {id(p) for stack in stacks for layer in stack for p in layer.parameters()}
@@ -233,17 +235,3 @@ def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[
         "stacks": [[layer for layer in stack if layer] for stack in listed],
         "rest": [entry(p) for p in model.parameters() if id(p) in here - inside],
     }
-
-
-def _is_lora(module: Any) -> bool:
-    return any(p.requires_grad for p in module.parameters())
-
-
-def _on_gpu(gpu: bool) -> None:
-    if gpu:
-        # A GPU's dropout keeps a mask of a byte an element; a CPU's keeps a factor of the input's own type.
-        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-            del inplace
-            return torch.native_dropout(input, p, True)[0] if training and p else input
-
-        torch.nn.functional.dropout = dropout

@@ -68,10 +68,8 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Look on during the first step, tell what was seen, and stop the run where it is something else."""
 
-    def __init__(self, job: FineTune, *, world_size: int) -> None:
-        self.job = job
-        self.world_size = world_size
-        self.trainer: Any = None
+    def __init__(self, job: FineTune, trainer: Any, *, world_size: int) -> None:
+        self.job, self.trainer, self.world_size = job, trainer, world_size
         self._seen: Counter[str] = Counter()
         self._hooks: list[Any] = []
         self._gradients = Share(local=0, whole=0)
@@ -84,20 +82,31 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             # A layer of 4-bit weights computes in the format that it was told to, and answers in that of its input.
             if isinstance(module, nn.Linear) and not hasattr(module, "quant_state"):
                 self._hooks.append(module.register_forward_hook(self._note))
-        engine = getattr(self.trainer, "deepspeed", None)
-        if engine is not None:
-            self._look_before_step_of(engine)
+        if (engine := self._engine) is None:
+            return
+        original = engine.step
+
+        def step(*args: Any, **options: Any) -> Any:
+            if engine.is_gradient_accumulation_boundary():
+                self._gradients = gradients_of(self.trainer)
+            return original(*args, **options)
+
+        engine.step = step
 
     def on_pre_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """Count the gradients while they are there; a DeepSpeed engine has used them already."""
-        if not self._done and getattr(self.trainer, "deepspeed", None) is None:
+        if not self._done and self._engine is None:
             self._gradients = gradients_of(self.trainer)
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         if self._done:
             return
         self._done = True
-        self._look_no_more()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._engine is not None:
+            self._engine.__dict__.pop("step", None)
         most = self._seen.most_common(1)
         held = state_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
         emit("engine", **asdict(held))
@@ -107,35 +116,19 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             problems.append("technique single was asked for, but a process group is open")
         if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
             problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
-        if self.job.precision == Precision.FP16 and not self._scales_loss():
+        fp16_without_engine = self.job.precision == Precision.FP16 and self._engine is None
+        if fp16_without_engine and self.trainer.accelerator.scaler is None:
             problems.append("precision fp16 was asked for, but the loss is not scaled")
         if problems:
             raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
 
-    def _scales_loss(self) -> bool:
-        return getattr(self.trainer, "deepspeed", None) is not None or self.trainer.accelerator.scaler is not None
-
-    def _look_no_more(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        engine = getattr(self.trainer, "deepspeed", None)
-        if engine is not None:
-            engine.__dict__.pop("step", None)
+    @property
+    def _engine(self) -> Any:
+        return getattr(self.trainer, "deepspeed", None)
 
     def _note(self, _module: Any, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and torch.is_grad_enabled():
             self._seen[str(output.dtype).removeprefix("torch.")] += 1
-
-    def _look_before_step_of(self, engine: Any) -> None:
-        original = engine.step
-
-        def step(*args: Any, **options: Any) -> Any:
-            if engine.is_gradient_accumulation_boundary():
-                self._gradients = gradients_of(self.trainer)
-            return original(*args, **options)
-
-        engine.step = step
 
 
 class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from workbench.base.errors import RunError
 from workbench.rundir.events import emit
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.records import memory
+from workbench.worker.train.measure.meter import StepMeter
 
 
 def emit_memory(step: int) -> None:
@@ -20,70 +21,22 @@ def emit_memory(step: int) -> None:
     emit("memory", step=step, **memory())
 
 
-class StepClock:
-    """Time the training steps, and nothing else."""
-
-    def __init__(self) -> None:
-        self.runtime_s = 0.0
-        self._fair_s = 0.0
-        self._fair_samples = 0.0
-        self._logged = (0.0, 0.0)
-        self._samples = 0.0
-        self._since: float | None = None
-
-    def resume(self) -> None:
-        self._since = time.monotonic()
-
-    def pause(self) -> None:
-        """Leave out what follows, until `resume`."""
-        if self._since is not None:
-            self.runtime_s += time.monotonic() - self._since
-        self._since = None
-
-    def step(self, samples: float, *, profiled: bool) -> None:
-        before = self.runtime_s
-        StepClock.pause(self)  # a meter's own would look at what it measures
-        StepClock.resume(self)
-        self._samples += samples
-        if not profiled:
-            self._fair_s += self.runtime_s - before
-            self._fair_samples += samples
-
-    def since_last_log(self) -> float:
-        seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
-        self._logged = (self.runtime_s, self._samples)
-        return samples / seconds if seconds > 0 else 0.0
-
-    def per_s(self, count: float) -> float | None:
-        """Return a count of all steps but profiled ones as a rate; None where there were no others."""
-        return round(count / self._fair_s, 3) if self._fair_s > 0 else None
-
-    @property
-    def samples_per_s(self) -> float:
-        """The throughput of the steps so far, profiled ones left out where there are others."""
-        if self._fair_s > 0:
-            return self._fair_samples / self._fair_s
-        return self._samples / self.runtime_s if self.runtime_s > 0 else 0.0
-
-
 class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Turn the Trainer's progress into events."""
 
     def __init__(
         self,
-        clock: StepClock,
+        clock: StepMeter,
         *,
         samples: float,
-        profile_step: int,
         scales_loss: bool = False,
-        traced: range = range(0),
+        profiled: Collection[int] = (),
     ) -> None:
-        self.traced = traced
+        """Take the rows of a step (of packed ones the texts in them, on average), and the steps under a profiler."""
+        self.profiled = profiled
         self.scales_loss = scales_loss
         self.clock = clock
         self.samples = samples
-        """Rows of a step; of packed ones the texts in them, on average."""
-        self.profile_step = profile_step
         self._learning_rate: float | None = None
         self._epoch = 0, 0.0
 
@@ -92,7 +45,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         self._learning_rate = float(lr_scheduler.get_last_lr()[0])
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        self.clock.step(self.samples, profiled=self._is_profiled(state.global_step))
+        self.clock.step(self.samples, profiled=state.global_step in self.profiled)
         if state.global_step == 1:
             emit("first_step")
             emit_memory(1)
@@ -138,11 +91,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             learning_rate=self._learning_rate,
             samples_per_s=rate,
             train_samples_per_s=round(self.clock.samples_per_s, 3),
-            **({"profiled": True} if self._is_profiled(state.global_step) else {}),
+            **({"profiled": True} if state.global_step in self.profiled else {}),
         )
-
-    def _is_profiled(self, step: int) -> bool:
-        return step == self.profile_step or step in self.traced
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

@@ -130,15 +130,17 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
 
     def _tell(self, step: int, error: OSError | None) -> None:
         if error is not None and not self._told:
-            emit("checkpoint_failed", step=step, message=_problem(error))
+            full = isinstance(error, DiskFull)
+            message = str(error) if full else f"on {pod_name()} {error.strerror or error}"
+            emit("checkpoint_failed", step=step, message=message)
             self._told = True
 
 
 class ResumableTrainer(DecayTrainer):
     """The Trainer with its own checkpoints replaced by `Checkpoints`, which are alike under every technique."""
 
-    checkpoints: Checkpoints | None = None
-    """Its checkpoints; without them it neither saves nor resumes."""
+    checkpoints: Checkpoints
+    """Its checkpoints; `keep_checkpoints` makes them before it trains."""
 
     def keep_checkpoints(self, work: Assignment, stop: StopCallback) -> None:
         """Save, and go on from what was sent, as `Checkpoints` says."""
@@ -148,7 +150,6 @@ class ResumableTrainer(DecayTrainer):
         self.add_callback(self.checkpoints)
 
     def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
-        assert self.checkpoints is not None
         self.clock.pause()
         phase("checkpoint")
         try:
@@ -162,7 +163,7 @@ class ResumableTrainer(DecayTrainer):
 
     def _init_training_state(self, max_steps: int, steps_of_epoch: int, *rest: Any) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
-        if (tree := self._tree) is None:
+        if (tree := self.checkpoints.tree) is None:
             return begin
         self.state.global_step, self.state.epoch = tree["step"], tree["epoch"]
         epochs, steps = divmod(self.state.global_step, steps_of_epoch)
@@ -170,22 +171,17 @@ class ResumableTrainer(DecayTrainer):
 
     def _prepare_for_training(self, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)
-        if self.checkpoints is not None:
-            self.checkpoints.restore(self)
+        self.checkpoints.restore(self)
         return prepared
 
     def _run_epoch(self, **options: Any) -> None:
-        if self._tree is not None:
+        if self.checkpoints.tree is not None:
             options["resume_from_checkpoint"] = "sent"  # what is skipped and loaded in the first epoch hangs on it
         super()._run_epoch(**options)
 
     def _load_rng_state(self, _checkpoint: Any) -> None:
-        if (tree := self._tree) is not None:
+        if (tree := self.checkpoints.tree) is not None:
             snapshot.restore_random(tree, seed=self.args.seed)
-
-    @property
-    def _tree(self) -> dict[str, Any] | None:
-        return self.checkpoints.tree if self.checkpoints is not None else None
 
 
 def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError | None]:
@@ -197,14 +193,6 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
     except OSError as error:
         return 0, error
     return size, None
-
-
-def _problem(error: OSError) -> str:
-    match error:
-        case DiskFull():
-            return str(error)
-        case _:
-            return f"on {pod_name()} {error.strerror or error}"
 
 
 def _sent(folder: Path) -> list[Path]:

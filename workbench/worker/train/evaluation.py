@@ -135,17 +135,11 @@ def _numbers(returned: object, name: str = "") -> dict[str, float]:
 
 def _raised(error: BaseException) -> str:
     lines = [line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__]
-    mine = [line for line in lines if _was_sent(line.filename)] or lines
+    # What came from the notebook, a cell or a metric's file: of cached lines theirs alone have no time.
+    sent = {file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None}
+    mine = [line for line in lines if line.filename in sent] or lines
     where = f" ({mine[-1].filename} line {mine[-1].lineno}: {mine[-1].line})" if mine else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def _was_sent(file: str) -> bool:
-    """Whether its lines, of a cell or a metric's file, came from the notebook: those alone have no time."""
-    match linecache.cache.get(file):
-        case (_, None, *_):
-            return True
-    return False
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
-from workbench.jobs.adapters import Fsdp, LocalSgd
+from workbench.jobs.adapters import LocalSgd
 from workbench.jobs.choices import Communication, Peft, Precision, Technique
 from workbench.jobs.evaluation import LOSS, evaluates
 from workbench.jobs.finetune import FineTune
@@ -37,8 +37,7 @@ from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
 from workbench.worker.train.measure.meter import StepMeter
-from workbench.worker.train.measure.profile import StepProfiler, step_to_profile
-from workbench.worker.train.measure.trace import StepTrace, steps_to_trace
+from workbench.worker.train.measure.profile import StepProfiler, StepTrace, step_to_profile, steps_to_trace
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
 from workbench.worker.train.swapping import remove_folders
 from workbench.worker.train.trainer import FineTuner
@@ -93,11 +92,7 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
     attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
     packing = adapters.load_options(job.peft, job.number_format, sharded=job.technique == Technique.FSDP)
     options = {**model.load_options(job, gpus=gpus), **packing, **attention}
-    trained = job.lora.get("resume_from")
-    if trained and model_kind(job.model) is ModelKind.BUILTIN:
-        # Adapters belong to the tokens that they were trained with, and rows of now would give others.
-        tokenizer = AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
-        return model.initial(job.model, tokenizer, seed=job.seed, options=options)
+    trained = job.lora.get("resume_from") if model_kind(job.model) is ModelKind.BUILTIN else None
     return model.load(
         job.model,
         rows.train,
@@ -105,34 +100,26 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         options=options,
         wording=wording(job.prompt, system=job.system),
         chat_template=job.chat_template,
+        # Adapters belong to the tokens that they were trained with, and rows of now would give others.
+        tokenizer=AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False) if trained else None,
     )
 
 
 def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
+    job, apart = work.job, work.technique is Technique.LOCAL_SGD
     if work.technique is Technique.FSDP:
-        options = Fsdp.from_dict(work.job.fsdp)
-        sharding.shard_model(
-            loaded.model,
-            options,
-            precision=work.job.number_format,
-            communication=work.job.communication,
-            gpus=work.gpus,
-        )
-    apart = work.technique is Technique.LOCAL_SGD
-    clock = StepMeter(causal=encoder.causal, period=LocalSgd.from_dict(work.job.local_sgd).sync_steps if apart else 1)
-    check = TechniqueCheck(work.job, world_size=work.world_size)
-    job = work.job
+        sharding.shard_model(loaded.model, job, gpus=work.gpus)
+    clock = StepMeter(causal=encoder.causal, period=LocalSgd.from_dict(job.local_sgd).sync_steps if apart else 1)
     texts = shared_rows(rows.train, encoder.rows)
-    train = TokenRows(
-        packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts, work.rank_folder
-    )
+    texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
+    train = TokenRows(texts, work.rank_folder)
     count = sum(row["position_ids"].count(0) for row in train) if job.packing else len(train)
     trainer = FineTuner(
         rows=train,
-        eval_rows=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder) if evaluates(work.job) else [],
+        eval_rows=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder) if evaluates(job) else [],
         clock=clock,
-        evaluator=Evaluator(work.job, encoder, rows.eval, work.metric_inputs),
-        best=BestModel(work.job),
+        evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
+        best=BestModel(job),
         causal=encoder.causal,
         model=loaded.model,
         args=arguments,
@@ -140,47 +127,31 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         data_collator=encoder.collator,
     )
     # The profiler counts calls of torch's functions, which compiled code does not make.
-    asked = 0 if work.job.torch_compile else work.job.profile_step
+    asked = 0 if job.torch_compile else job.profile_step
     last = _steps(work, len(train))
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
     traced = steps_to_trace(job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step)
-    check.trainer = trainer
-    trainer.add_callback(check)
-    scaled = work.job.precision == Precision.FP16
+    trainer.add_callback(TechniqueCheck(job, trainer, world_size=work.world_size))
+    scaled = job.precision == Precision.FP16
     if scaled and work.technique is Technique.FSDP:
         trainer.accelerator.scaler = sharding.ShardScaler(trainer.args.device.type)
-    trainer.tell_first(
-        EventCallback(
-            clock,
-            samples=work.global_batch * count / len(train),
-            profile_step=profile_step,
-            scales_loss=scaled,
-            traced=traced,
-        )
-    )
+    samples = work.global_batch * count / len(train)
+    profiled = {profile_step, *traced}
+    trainer.tell_first(EventCallback(clock, samples=samples, scales_loss=scaled, profiled=profiled))
     if job.communication == Communication.BF16:
         trainer.send_in_bf16()
     if apart:
         trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
         trainer.add_callback(PackingCheck(trainer))
-    if work.rank == 0:
-        _profile(work, trainer, loaded, profile_step, traced)
-    return trainer
-
-
-def _profile(work: Assignment, trainer: FineTuner, loaded: model.Loaded, step: int, traced: range) -> None:
-    if traced:
+    if work.rank == 0 and traced:
         trainer.add_callback(StepTrace(traced, work.out))
-    if step:
-        trainer.profiler = StepProfiler(
-            loaded.model,
-            step=step,
-            micro_batch=work.job.per_device_train_batch_size,
-            report=work.out / "profile.txt",
-            options=(work.deepspeed or {}).get("flops_profiler", {}),
-        )
+    if work.rank == 0 and profile_step:
+        options, size = (work.deepspeed or {}).get("flops_profiler", {}), job.per_device_train_batch_size
+        report = work.out / "profile.txt"
+        trainer.profiler = StepProfiler(loaded.model, profile_step, micro_batch=size, report=report, options=options)
         trainer.add_callback(trainer.profiler)
+    return trainer
 
 
 def _steps(work: Assignment, rows: int) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,13 +21,11 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.refusals import check_ranks
 from workbench.worker.agent.ranks import stacks
-from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
+from workbench.worker.probe.examine import clear_stale_locks
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import flight, store
 from workbench.worker.standalone import prepare, training_options
 from workbench.worker.train.swapping import own_folders, prepare_folders
-
-_BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +68,9 @@ class Assignment:
             raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
         chosen = tuple(raw.get("chosen", ()))
         job = choose(job, gpus=gpus)
-        if "precision" in chosen and job.precision == Precision.BF16 and gpus and not _has_bf16():
+        left_open = "precision" in chosen and job.precision == Precision.BF16 and gpus > 0
+        # torch computes in it on any GPU, slowly: by Ampere's it is in the hardware.
+        if left_open and not (torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)):
             job = job.replace(precision=Precision.FP32)
         rank = int(os.environ.get("RANK", "0"))
         return cls(
@@ -125,13 +123,13 @@ def prepare_process(work: Assignment) -> None:
     if work.job.precision == Precision.TF32 and not work.gpus:
         raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
     check_ranks(work.technique, work.world_size)
-    single = work.technique is Technique.SINGLE
-    if work.technique.uses_deepspeed:
-        _clear_stale_locks()
+    deepspeed = work.technique.uses_deepspeed
+    if deepspeed:
+        clear_stale_locks()
     store.install()
     stacks.write_on_signal(work.rank_folder)
     flight.record(work.rank_folder)
-    deepspeed = work.technique.uses_deepspeed
+    single = work.technique is Technique.SINGLE
     prepare(single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout)
     prepare_folders(work.deepspeed)
 
@@ -152,23 +150,6 @@ def training_arguments(work: Assignment) -> Any:
     if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
         raise ConfigError("some GPUs of these pods have bf16 and others have not: give the job a precision")
     return arguments
-
-
-def _has_bf16() -> bool:
-    # torch computes in it on any GPU, slowly: by Ampere's it is in the hardware.
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def _clear_stale_locks() -> None:
-    """Torch waits for the lock of a compiled op without a word, also where whoever took it was killed."""
-
-    def wait(path: str) -> None:
-        print(f"waiting for the build that holds {path}", file=sys.stderr, flush=True)
-        time.sleep(1.0)
-
-    for path in clear_stale_locks(extensions_folder(), _BUILD_LOCK_S, wait):
-        why = f"no build works there, and it is older than {_BUILD_LOCK_S:g} s"
-        print(f"removed the stale build lock {path}: {why}", file=sys.stderr, flush=True)
 
 
 def _check_trackers(work: Assignment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def engine_of(trainer: Any) -> str:
             return "deepspeed-zero2" if optimizer.partition_gradients else "deepspeed-zero1"
         return "deepspeed-zero0"
     model = trainer.model
-    if isinstance(model, FSDPModule) and any(isinstance(p, DTensor) for p in _parameters(model)):
+    if isinstance(model, FSDPModule) and any(isinstance(p, DTensor) for p in trainer.model.parameters()):
         return "fsdp"
     wrapped = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # of a compiled model
     if isinstance(wrapped, DistributedDataParallel):
@@ -71,7 +71,7 @@ def engine_of(trainer: Any) -> str:
 
 def gradients_of(trainer: Any) -> Share:
     """Count the gradients, right before the optimizer uses them."""
-    trained = [p for p in _parameters(trainer.model) if p.requires_grad]
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
     engine = getattr(trainer, "deepspeed", None)
     if engine is None:
         return _share([p.grad for p in trained if p.grad is not None], whole=_whole(trained))
@@ -84,40 +84,31 @@ def gradients_of(trainer: Any) -> Share:
 
 
 def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
-    every = _parameters(trainer.model)
+    every = list(trainer.model.parameters())
     trained = [p for p in every if p.requires_grad]
     engine = getattr(trainer, "deepspeed", None)
-    optimizer = _torch_optimizer(trainer.optimizer if engine is None else engine.optimizer)
+    optimizer = trainer.optimizer if engine is None else engine.optimizer
+    # accelerate's and DeepSpeed's wrappers both keep what they wrap under this name.
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
     masters = _masters(engine.optimizer) if engine is not None else []
     files = on_disk(engine.optimizer) if engine is not None else {}
-    updated = [files.get(id(each), each) for each in masters] or [
-        p for group in optimizer.param_groups for p in group["params"]
-    ]
-    states = list(_states(optimizer, files))
-    per_element = round(_count(states) / max(1, _count(updated)))
+    in_groups = (p for group in optimizer.param_groups for p in group["params"])
+    updated = _share([files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained))
+    states = _share(_states(optimizer, files), whole=0)
+    per_element = round(states.local / max(1, updated.local))
     return RankState(
         engine=engine_of(trainer),
         world_size=ranks.world_size(),
         parameters=_share(every, whole=_whole(every)),
         trained=_share(trained, whole=_whole(trained)),
         gradients=gradients,
-        updated=_share(updated, whole=_whole(trained)),
-        states=_share(states, whole=per_element * _whole(trained)),
+        updated=updated,
+        states=replace(states, whole=per_element * updated.whole),
         arithmetic=arithmetic,
         offload=_offload(engine),
         packed=any(getattr(module, "quant_state", None) is not None for module in trainer.model.modules()),
     )
-
-
-def _parameters(model: Any) -> list[torch.Tensor]:
-    return list(model.parameters())
-
-
-def _torch_optimizer(optimizer: Any) -> Any:
-    # accelerate's and DeepSpeed's wrappers both keep what they wrap under this name.
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def _masters(optimizer: Any) -> list[torch.Tensor]:
@@ -153,10 +144,6 @@ def _local(tensor: Any) -> torch.Tensor:
 
 def _whole(tensors: Iterable[Any]) -> int:
     return sum(int(getattr(t, "ds_numel", t.numel())) for t in tensors)
-
-
-def _count(tensors: Iterable[Any]) -> int:
-    return sum(int(_local(t).numel()) for t in tensors)
 
 
 def _share(tensors: Iterable[Any], *, whole: int) -> Share:

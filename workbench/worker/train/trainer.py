@@ -98,13 +98,10 @@ class FineTuner(ResumableTrainer):
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
-        self.clock.see(inputs, profiled=self._is_profiled())
+        profiler = self._profiler_now()
+        self.clock.see(inputs, profiled=profiler is not None)
         began = time.perf_counter()
-        if self._is_profiled():
-            assert self.profiler is not None
-            with self.profiler.micro_batch_of(getattr(self, "deepspeed", None)):
-                loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
+        with profiler.micro_batch_of(getattr(self, "deepspeed", None)) if profiler else nullcontext():
             loss = super().training_step(model, inputs, num_items_in_batch)
         lost = loss.item()  # which waits for the GPU
         self.clock.computed(time.perf_counter() - began)
@@ -119,11 +116,9 @@ class FineTuner(ResumableTrainer):
         if "position_ids" in inputs:
             # transformers takes the borders of packed texts from the positions, where no mask is given.
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        if model.training and self._is_profiled():
-            assert self.profiler is not None
-            with self.profiler.forward():
-                return super().compute_loss(model, inputs, *args, **options)
-        return super().compute_loss(model, inputs, *args, **options)
+        profiler = self._profiler_now() if model.training else None
+        with profiler.forward() if profiler else nullcontext():
+            return super().compute_loss(model, inputs, *args, **options)
 
     def _clip_grad_norm(self, model: Any) -> Any:
         if self.sharded:
@@ -143,7 +138,6 @@ class FineTuner(ResumableTrainer):
             if best.wanted and best.step is None:
                 note(f"no evaluation had the figure {best.metric}: the model is that of the last step, {last}")
             return last
-        assert self.checkpoints is not None
         if not self.checkpoints.load_best(self):
             note(f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there")
             return last
@@ -210,7 +204,7 @@ class FineTuner(ResumableTrainer):
         better = self.best.see(step, figures)
         if not training:
             return
-        if better and self.best.wanted and self.checkpoints is not None and step < self.state.max_steps:
+        if better and self.best.wanted and step < self.state.max_steps:
             phase("checkpoint")
             self.checkpoints.save(self)
         if why := self.best.exhausted:
@@ -239,11 +233,11 @@ class FineTuner(ResumableTrainer):
                 batch = self._prepare_inputs(self.data_collator(rows))
                 labels = batch.pop("labels")
                 outputs = model(**batch)
-                loss = self._token_loss(outputs, labels)
+                logits, targets = aligned(outputs["logits"], labels, self.causal)
+                loss = token_loss({"logits": logits}, targets)
                 if not counts:
                     continue
                 total += float(loss.item())
-                logits, targets = aligned(outputs["logits"], labels, self.causal)
                 tokens += int((targets != IGNORED).sum().item())
                 if self.evaluator.counts_right:
                     right += int((logits.argmax(-1) == targets).sum().item())
@@ -254,17 +248,11 @@ class FineTuner(ResumableTrainer):
         smoothing = self.args.label_smoothing_factor
         return token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
 
-    def _token_loss(self, outputs: Any, labels: torch.Tensor) -> Any:
-        logits, targets = aligned(outputs["logits"], labels, self.causal)
-        return token_loss({"logits": logits}, targets)
-
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved
             super()._move_model_to_device(model, device)
 
-    def _is_profiled(self) -> bool:
-        return (
-            self.profiler is not None
-            and self.state.global_step == self.profiler.step - 1
-            and bool(self.accelerator.sync_gradients)
-        )
+    def _profiler_now(self) -> StepProfiler | None:
+        """Return the profiler in the last micro-batch of its step; else None."""
+        due = self.profiler is not None and self.state.global_step == self.profiler.step - 1
+        return self.profiler if due and self.accelerator.sync_gradients else None

@@ -43,18 +43,14 @@ def _seed(folders: list[str]) -> None:
     importlib.import_module("deepspeed.launcher.runner")
 
 
-def _unseed() -> None:
-    for name in [name for name in sys.modules if name == "torch" or name.startswith("deepspeed.")]:
-        del sys.modules[name]
-
-
 _spec = _real()
 __path__ = list(_spec.submodule_search_locations or ())
 if os.environ.get("DS_ACCELERATOR") is None:
     try:
         _seed(__path__)
     except Exception:  # another version of DeepSpeed
-        _unseed()
+        for name in [name for name in sys.modules if name == "torch" or name.startswith("deepspeed.")]:
+            del sys.modules[name]
 if "torch" not in sys.modules and _spec.loader is not None:
     __file__ = _spec.origin or ""
     _spec.loader.exec_module(sys.modules[__name__])

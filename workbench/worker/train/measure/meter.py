@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -13,7 +14,6 @@ import torch.distributed as dist
 
 from workbench.worker.order import IGNORED
 from workbench.worker.rank import collectives as ranks
-from workbench.worker.train.callbacks import StepClock
 from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 
 
@@ -33,23 +33,26 @@ class _Step(NamedTuple):
     """For a token in forward and backward passes."""
 
 
-class StepMeter(StepClock):
-    """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
+class StepMeter:
+    """Time the training steps and count what goes through them; evaluations and checkpoints are left out of it all."""
 
     def __init__(self, *, causal: bool, period: int = 1) -> None:
         """Start with nothing measured, on every rank; in each `period`-th step ranks meet that train apart."""
-        super().__init__()
-        self._period = period
+        self.runtime_s = 0.0
         self.profiled_tokens: int | None = None
         """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
-        self._causal = causal
+        self._causal, self._period = causal, period
+        self._since: float | None = None
+        self._steps, self._samples = 0, 0.0
+        self._logged = (0.0, 0.0)
+        # Of the step in progress.
         self._useful: Any = 0
-        self._padded = 0
-        self._fair_useful: Any = 0
-        self._fair_padded = 0
-        self._steps = 0
         self._tokens: list[int] = []
         self._took_s: list[float] = []
+        # Of all steps but profiled ones.
+        self._fair_s = self._fair_samples = 0.0
+        self._fair_useful: Any = 0
+        self._fair_padded = 0
         self._warm: list[_Step] = []
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
@@ -61,7 +64,7 @@ class StepMeter(StepClock):
     def see(self, batch: Mapping[str, torch.Tensor], *, profiled: bool) -> None:
         """Count a micro-batch that is about to be trained on."""
         useful, padded = tokens_of(batch, self._causal)
-        self._useful, self._padded = self._useful + useful, self._padded + padded
+        self._useful = self._useful + useful
         self._tokens.append(padded)
         if profiled:
             self.profiled_tokens = padded
@@ -71,28 +74,43 @@ class StepMeter(StepClock):
         self._took_s.append(seconds)
 
     def step(self, samples: float, *, profiled: bool) -> None:
-        before = self.runtime_s
-        super().step(samples, profiled=profiled)
-        if self._steps and self._took_s and not profiled:  # the first one warms up
-            # The last one of several may have the optimizer step in it, and what is sent for it.
-            took_s, tokens = self._took_s[:-1] or self._took_s, self._tokens
-            computing_s = sum(took_s) / sum(tokens[: len(took_s)])
-            step = _Step(self.runtime_s - before, sum(tokens), len(tokens), computing_s)
-            self._warm.append(step)
-        self._steps, self._took_s, self._tokens = self._steps + 1, [], []
+        step_s = self._lap_s()
+        self._samples += samples
         if not profiled:
-            self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
-        self._useful, self._padded = 0, 0
+            self._fair_s += step_s
+            self._fair_samples += samples
+            self._fair_useful = self._fair_useful + self._useful
+            self._fair_padded += sum(self._tokens)
+            if self._steps and self._took_s:  # the first one warms up
+                # The last one of several may have the optimizer step in it, and what is sent for it.
+                took_s = self._took_s[:-1] or self._took_s
+                computing_s = sum(took_s) / sum(self._tokens[: len(took_s)])
+                self._warm.append(_Step(step_s, sum(self._tokens), len(self._tokens), computing_s))
+        self._steps, self._useful, self._tokens, self._took_s = self._steps + 1, 0, [], []
         self._traffic.step()
 
     def resume(self) -> None:
         self._traffic.resume()
-        super().resume()
+        self._since = time.monotonic()
 
     def pause(self) -> None:
         """Leave out what follows, until `resume`."""
-        super().pause()
+        self._lap_s()
+        self._since = None
         self._traffic.pause()
+
+    def since_last_log(self) -> float:
+        """Return the samples a second since this was last asked."""
+        seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
+        self._logged = (self.runtime_s, self._samples)
+        return samples / seconds if seconds > 0 else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """The throughput of the steps so far, profiled ones left out where there are others."""
+        if self._fair_s > 0:
+            return self._fair_samples / self._fair_s
+        return self._samples / self.runtime_s if self.runtime_s > 0 else 0.0
 
     def totals(self) -> dict[str, float | int | None]:
         """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
@@ -102,10 +120,17 @@ class StepMeter(StepClock):
         return {
             "step_s": self._step_s(),
             "micro_batch_s": computing_s / ranks.world_size() if self._warm else None,
-            "useful_tokens_per_s": self.per_s(useful),
-            "padded_tokens_per_s": self.per_s(padded),
+            "useful_tokens_per_s": round(useful / self._fair_s, 3) if self._fair_s > 0 else None,
+            "padded_tokens_per_s": round(padded / self._fair_s, 3) if self._fair_s > 0 else None,
             "profiled_tokens": self.profiled_tokens,
         }
+
+    def _lap_s(self) -> float:
+        """Return the seconds since the clock was last looked at, which count; none while it pauses."""
+        now = time.monotonic()
+        took_s = 0.0 if self._since is None else now - self._since
+        self.runtime_s, self._since = self.runtime_s + took_s, now
+        return took_s
 
     # Steps may be of rows of any length, so a few must not stand for all: medians are of the seconds of a token.
     def _step_s(self) -> float | None:

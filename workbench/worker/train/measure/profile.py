@@ -1,4 +1,7 @@
-"""DeepSpeed's FLOPS profiler on one optimizer step: its own switch also turns on timers for every step of the run."""
+"""A step under DeepSpeed's FLOPS profiler, and some under torch's own: a trace of all operators and their table.
+
+DeepSpeed's own switch for its profiler also turns on timers for every step of the run.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
+from workbench.base.files import write_json
+from workbench.rundir.paths import TRACE, TRACE_OPERATORS
 from workbench.worker.rank import collectives as ranks
+
+_MOST_OPERATORS = 40
 
 
 def step_to_profile(asked: int, *, after: int, last: int) -> int:
@@ -23,10 +33,25 @@ def step_to_profile(asked: int, *, after: int, last: int) -> int:
     return min(max(asked, after + 1), last) if asked and after < last else 0
 
 
+def steps_to_trace(asked: int, *, after: int, last: int, profiled: int) -> range:
+    """Choose the steps that are traced: after the first, which warms up, and not the one of the FLOPS profiler.
+
+    Example:
+        >>> [steps_to_trace(asked, after=0, last=20, profiled=5) for asked in (0, 2, 4, 99)]
+        [range(0, 0), range(2, 4), range(6, 10), range(6, 21)]
+    """
+    if not asked or after >= last:
+        return range(0)
+    first = min(after + 2, last)
+    if profiled in range(first, first + asked):
+        first = min(profiled + 1, last)
+    return range(first, min(first + asked, last + 1))
+
+
 class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Profile one forward pass, and time the backward pass and the update that follow it."""
 
-    def __init__(self, model: Any, *, step: int, micro_batch: int, report: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, step: int, *, micro_batch: int, report: Path, options: Mapping[str, Any]) -> None:
         self.model = model
         self.step = step
         self.micro_batch = micro_batch
@@ -51,7 +76,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         began = time.perf_counter()
-        self._profiler = FlopsProfiler(self.model, _AsEngine(self))
+        self._profiler = FlopsProfiler(self.model, self._as_engine())
         self._profiler.start_profile()
         self.model.apply(_count_whole_parameters)
         try:
@@ -78,6 +103,23 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self._profiler.end_profile()
         self._profiler = None
 
+    def _as_engine(self) -> SimpleNamespace:
+        """Return what the profiler's report asks a DeepSpeed engine, from what was measured here."""
+
+        def timers(name: str) -> SimpleNamespace:
+            key = next(part for part in ("fwd", "bwd", "step") if name.startswith(part))
+            return SimpleNamespace(elapsed=lambda _reset: self.seconds[key] * 1000)
+
+        return SimpleNamespace(
+            has_moe_layers=False,
+            mp_world_size=1,
+            world_size=ranks.world_size(),
+            dp_world_size=ranks.world_size(),
+            train_micro_batch_size_per_gpu=lambda: self.micro_batch,
+            wall_clock_breakdown=lambda: "step" in self.seconds,
+            timers=timers,
+        )
+
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
@@ -100,33 +142,44 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
             owner.__dict__.pop(name, None)
 
 
-class _AsEngine:
-    """Answer what the profiler's report asks a DeepSpeed engine, from what was measured here."""
+class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Trace these steps, and write trace and table into a folder."""
 
-    has_moe_layers = False
-    mp_world_size = 1
+    def __init__(self, steps: range, out: Path) -> None:
+        self.steps = steps
+        self.out = out
+        self._profiler: Any = None
 
-    def __init__(self, profiler: StepProfiler) -> None:
-        self._profiler = profiler
-        self.world_size = self.dp_world_size = ranks.world_size()
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step + 1 == self.steps.start:
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
+            self._profiler.start()
 
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self._profiler.micro_batch
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End after the last of them, or where training ends before."""
+        if self._profiler is None or not (state.global_step == self.steps[-1] or control.should_training_stop):
+            return
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        self.out.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(self.out / TRACE))
+        averages = profiler.key_averages()
+        rows = sorted(averages, key=_own_us, reverse=True)[:_MOST_OPERATORS]
+        operators = [
+            {
+                "name": str(row.key),
+                "calls": int(row.count),
+                "cpu_s": row.self_cpu_time_total / 1e6,
+                "device_s": getattr(row, "self_device_time_total", 0.0) / 1e6,
+            }
+            for row in rows
+        ]
+        write_json(self.out / TRACE_OPERATORS, {"steps": [self.steps.start, state.global_step], "operators": operators})
 
-    def wall_clock_breakdown(self) -> bool:
-        return "step" in self._profiler.seconds
 
-    def timers(self, name: str) -> _Timer:
-        key = next(part for part in ("fwd", "bwd", "step") if name.startswith(part))
-        return _Timer(self._profiler.seconds[key])
-
-
-class _Timer:
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def elapsed(self, _reset: bool) -> float:
-        return self._seconds * 1000
+def _own_us(row: Any) -> float:
+    return float(getattr(row, "self_device_time_total", 0.0) or 0.0) + float(row.self_cpu_time_total)
 
 
 @contextmanager
