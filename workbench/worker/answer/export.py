@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ def export_model(loaded: Loaded, target: Path, dtype: str | None, max_shard_size
     """Write a whole model with its configurations and tokenizer, in a number format or as it is."""
     one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
     weights = dict(one.named_parameters())
-    _check_finite(weights)
-    with _whole(target, sum(value.nbytes for value in weights.values())) as part:
+    with _whole(target, weights) as part:
         one.save_pretrained(part, max_shard_size=max_shard_size)
         loaded.tokenizer.save_pretrained(part)
     return {"dtype": _name(one.dtype), "family": loaded.family}
@@ -41,8 +40,7 @@ def export_adapters(folder: str, tokenizer: Any, target: Path, dtype: str | None
     weights = load_file(Path(folder) / adapters.WEIGHTS)
     if dtype is not None:
         weights = {name: value.to(DTYPES[dtype]) for name, value in weights.items()}
-    _check_finite(weights)
-    with _whole(target, sum(value.nbytes for value in weights.values())) as part:
+    with _whole(target, weights) as part:
         save_file(weights, part / adapters.WEIGHTS, metadata={"format": "pt"})
         shutil.copyfile(config, part / config.name)
         tokenizer.save_pretrained(part)
@@ -52,8 +50,13 @@ def export_adapters(folder: str, tokenizer: Any, target: Path, dtype: str | None
 
 
 @contextmanager
-def _whole(target: Path, needed: int) -> Iterator[Path]:
-    """Make a folder beside the target, which takes its place once it is filled."""
+def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
+    """Check weights, and make a folder beside the target, which takes its place once it is filled with them."""
+    for name, value in weights.items():
+        if not bool(torch.isfinite(value).all()):
+            kind = _name(value.dtype)
+            raise ConfigError(f"{name} holds numbers that are not finite in {kind}; export with another dtype")
+    needed = sum(value.nbytes for value in weights.values())
     check_room(target.parent, needed)
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -68,13 +71,6 @@ def _whole(target: Path, needed: int) -> Iterator[Path]:
             part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _check_finite(weights: dict[str, torch.Tensor]) -> None:
-    for name, value in weights.items():
-        if not bool(torch.isfinite(value).all()):
-            kind = _name(value.dtype)
-            raise ConfigError(f"{name} holds numbers that are not finite in {kind}; export with another dtype")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -83,17 +83,16 @@ class Answerer:
 
     def _trained(self) -> model.Loaded:
         if self._job.peft == Peft.NONE:
-            options = placement(self._folder, _free())
-            return self._placed(model.load(self._folder, (), seed=0, options=options), options)
+            return self._load(self._folder, None, {})
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
-        job = self._job
-        options = {**placement(job.model, _free()), **adapters.load_options(job.peft, job.number_format)}
-        return self._placed(model.load(job.model, (), seed=job.seed, options=options, tokenizer=tokenizer), options)
+        return self._load(self._job.model, tokenizer, adapters.load_options(self._job.peft, self._job.number_format))
 
-    def _placed(self, loaded: model.Loaded, options: Mapping[str, object]) -> model.Loaded:
+    def _load(self, place: str, tokenizer: Any, options: Mapping[str, object]) -> model.Loaded:
+        options = {**placement(place, _free()), **options}
+        loaded = model.load(place, (), seed=self._job.seed, options=options, tokenizer=tokenizer)
         if "device_map" not in options:
             loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return loaded

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 
@@ -17,8 +17,10 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import Fields
 from workbench.jobs.data.messages import tools_of, turns_of
 from workbench.jobs.data.rows import Example
-from workbench.jobs.data.sources.hub import Hub
 from workbench.worker.data.stream import open_hub
+
+if TYPE_CHECKING:
+    from workbench.jobs.data.sources.hub import Hub
 
 Row = Mapping[str, Sequence[int]]
 """A tokenized example: `input_ids` and, unless it is only asked, `labels`."""
@@ -34,6 +36,8 @@ class Rows:
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
     if hub is not None:
+        from workbench.jobs.data.sources.hub import Hub  # takes all the others with it, and few jobs have one
+
         rows = _from_hub(Hub.from_dict(hub))
     elif train is not None:
         rows = Rows(train=_Lines(Path(train)), eval=_Lines(Path(evaluation)) if evaluation else [])
