@@ -11,7 +11,7 @@ from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.run import Run
-from workbench.display.failure.stacks import stacks_blocks
+from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture
 from workbench.display.run import panel as panels

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from writtenrun import T0, WrittenRun
 
-from workbench.display.cluster.view import ClusterView, cluster_doc
-from workbench.display.failure.fault import fault_card
+from workbench.display.cluster import ClusterView, cluster_doc
+from workbench.display.failure import fault_card
 from workbench.display.kit.doc import to_html, to_text
 from workbench.display.run.facts import RunFacts, facts_of
 from workbench.display.run.page import run_text, run_view_doc

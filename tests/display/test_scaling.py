@@ -20,7 +20,7 @@ from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
 from workbench.display.benchmark.scaling import scaling_plot, scaling_series, scaling_svg
 from workbench.display.benchmark.sheet import Sheet, sheet_of
-from workbench.display.kit.plots.labels import apart
+from workbench.display.kit.plots.static import apart
 from workbench.results.profile.parse import Profile
 
 

@@ -20,27 +20,28 @@ from workbench.client.history import History
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.client.trained import RunPlot
-from workbench.display.benchmark.forecast import forecast_doc
-from workbench.display.benchmark.live import BenchmarkLive
+from workbench.display.benchmark.live import BenchmarkLive, forecast_doc
 from workbench.display.benchmark.report import plots_doc, report_html, report_markdown
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
-from workbench.display.cluster.panel import follow_start, show_cluster
-from workbench.display.cluster.view import cluster_doc, look_at
-from workbench.display.failure.error import error_lines
-from workbench.display.failure.fault import FaultCard, fault_doc
+from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster
+from workbench.display.failure import FaultCard, error_lines, fault_doc
 from workbench.display.kit.doc import Code, Doc, Fold, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.downloads import report_links
 from workbench.display.kit.line import follow_run
 from workbench.display.kit.plots.live import show_doc
-from workbench.display.kit.table import html_table
-from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
+from workbench.display.kit.templates import html_table
+from workbench.display.records.answers import (
+    answers_doc,
+    conversation_doc,
+    predictions_doc,
+    predictions_grid,
+    show_conversation,
+)
 from workbench.display.records.board import board_bundle, board_html, show_board
-from workbench.display.records.conversation import conversation_doc, show_conversation
-from workbench.display.records.doctor import diagnosis_doc
 from workbench.display.records.export import export_doc, manifest_doc, model_card_doc, pushed_doc
 from workbench.display.records.history import history_doc, history_grid, runs_doc, show_history
-from workbench.display.records.nodes import nodes_doc
 from workbench.display.records.plan import gpus_doc, plan_doc
+from workbench.display.records.pods import diagnosis_doc, nodes_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
 from workbench.display.records.result import result_doc
 from workbench.display.records.rows import rows_doc

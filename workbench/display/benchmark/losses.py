@@ -9,9 +9,8 @@ from workbench.base.words import counted
 from workbench.benchmark.report import LossPoint
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.plots.figure import DASHES, STEP, Plot, Series, equal_series, look, time_axis
-from workbench.display.kit.plots.labels import look_of
 from workbench.display.kit.plots.runs import SINCE
-from workbench.display.kit.plots.static import plot_svg
+from workbench.display.kit.plots.static import look_of, plot_svg
 
 _SIZE_IN = (5.6, 2.9)
 _PLACE = (0.11, 0.155, 0.535, 0.81)

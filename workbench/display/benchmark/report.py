@@ -14,12 +14,11 @@ from workbench.base.table import Grid
 from workbench.base.words import gib, number
 from workbench.benchmark.report import HTML_NAME, LossPoint, Report
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
+from workbench.display.benchmark.columns import MARKS
 from workbench.display.benchmark.losses import loss_plots
-from workbench.display.benchmark.outcome_cell import MARKS
-from workbench.display.benchmark.published import published_blocks
 from workbench.display.benchmark.scaling import scaling_plot, scaling_series, scaling_svg
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
-from workbench.display.benchmark.table import sheet_blocks, sheet_html
+from workbench.display.benchmark.table import published_blocks, sheet_blocks, sheet_html
 from workbench.display.benchmark.wording import (
     answers_of,
     answers_shares,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from workbench.benchmark.published import Published
 from workbench.display.benchmark.sheet import Sheet
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Look, Plot, Series
-from workbench.display.kit.plots.labels import look_of
-from workbench.display.kit.plots.static import plot_svg
+from workbench.display.kit.plots.static import look_of, plot_svg
 
 _SIZE_IN = (6.6, 3.4)
 _PLACE = (0.075, 0.13, 0.585, 0.83)

@@ -10,8 +10,7 @@ from workbench.base.json_values import whole
 from workbench.base.words import UNKNOWN, count, counted, plain
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.columns import COLUMNS, WORK, Column, Figures, figures_of
-from workbench.display.benchmark.outcome_cell import MARKS, why_of
+from workbench.display.benchmark.columns import COLUMNS, MARKS, WORK, Column, Figures, figures_of, why_of
 
 _SPEED = "samples_per_s"
 

@@ -14,10 +14,9 @@ from workbench.client.cluster import Cluster
 from workbench.client.compose.composition import Composition
 from workbench.client.compose.fields import FIELDS, SECTIONS
 from workbench.client.compose.preview import Preview, count_memory, preview_of
-from workbench.display.kit.buttons import act_in_thread
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw, Table, to_bundle, to_html, to_text
 from workbench.display.kit.live import has_widgets, put, reserve
-from workbench.display.kit.widgets import make_widget, widget_bundle
+from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
 from workbench.planner.reading import preview as preview_rows
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from workbench.base.table import Cell, Grid, Key, cell_text
 from workbench.base.words import UNKNOWN, count, counted, duration, moment, number, percent, short_list
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
-from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Block, Doc, Figure, Note, Table, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import plot_svg
+from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50

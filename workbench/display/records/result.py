@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, scaled, size
 from workbench.client.result import RunResult
-from workbench.display.failure.fault import card_of, fault_doc
+from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Doc, Table
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.paths import RunPaths

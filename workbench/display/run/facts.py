@@ -10,7 +10,7 @@ from workbench.base import json_values
 from workbench.base.files import read_json
 from workbench.base.json_values import text, whole
 from workbench.base.words import UNKNOWN, count, counted, duration, gib, middle_cut, number, percent, plain, scaled
-from workbench.display.failure.fault import FaultCard, fault_card
+from workbench.display.failure import FaultCard, fault_card
 from workbench.display.kit.downloads import Link, run_links
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune

@@ -1,22 +1,29 @@
-"""What the picture of a run and its plots show at each look: what is slow to draw takes a hundredth of a core."""
+"""What the picture of a run and its plots show at each look; its buttons call methods of the `Run`.
+
+What is slow to draw takes a hundredth of a core.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from workbench.base.shown import as_html
 from workbench.client.trained import RunPlot
-from workbench.display.kit.doc import Doc, Figure, Note, to_bundle
+from workbench.display.failure import stacks_blocks
+from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import Watched, show_live
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.live import show_live_plot
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
 from workbench.display.kit.plots.static import figure_svg, plot_png, plot_svg
-from workbench.display.run.buttons import RunButtons
-from workbench.display.run.facts import facts_of
+from workbench.display.kit.templates import styled
+from workbench.display.kit.widgets import Button, ButtonBar
+from workbench.display.run.facts import RunFacts, facts_of
 from workbench.display.run.page import RunPage, run_doc
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
@@ -24,12 +31,14 @@ from workbench.rundir.view import RunView
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
+
 _TICK_S = 0.5
 _ENDED_TICK_S = 2.0  # then only the cluster can still change
 _PLOT_SHARE = 0.01  # of a core for each plot: what it took decides when it is due again
 _PLOT_AHEAD_S = 0.3  # some ten drawings: a short run's plots keep up with its figures
 _PLOT_MOST_S = 0.1  # of what one drawing took is counted: the first may load the library
 _PLOT_EVERY_S = 1.0
+_STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
@@ -149,3 +158,67 @@ class _Ration:
     def spend(self, took_s: float) -> None:
         self._left_s -= min(_PLOT_MOST_S, took_s)
         self._spent_at = time.monotonic()
+
+
+class RunButtons(ButtonBar):
+    def __init__(self, run: Run):
+        super().__init__(
+            "buttons of the run",
+            {"stop": self._stop, "kill": self._kill, "stacks": self._show_stacks, "board": self._show_board},
+        )
+        self._run = run
+        self._ended, self._asked = False, ""
+
+    def update(self, facts: RunFacts) -> None:
+        """Enable what makes sense now; offer the stacks where no step came for a while."""
+        ended = facts.state.is_terminal
+        if ended and not self._ended:
+            self._ended = True
+            self.say("")  # what was asked for has come to its end
+        stuck = facts.hint.startswith(_STUCK) and not ended
+        self._asked, stop, kill = _wording(facts.stop_grace_s)
+        stacks = Button(
+            name="stacks", text="No step for a while: see where every rank is" if stuck else "Stacks", urgent=stuck,
+            tip="Where every rank is now: why is it stuck?",
+        )  # fmt: skip
+        live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
+        self.draw([*live, Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")])
+
+    def _stop(self) -> None:
+        self.say(self._asked)
+        self._run.stop()
+
+    def _kill(self) -> None:
+        self.say("killing the run")
+        self._run.cancel()
+
+    def _show_stacks(self) -> None:
+        self.say("asking every rank …")
+        self.bring_up(styled(blocks_html(stacks_blocks(self._run.stacks()))))
+        self.say("")
+
+    def _show_board(self) -> None:
+        self.say("starting TensorBoard …")
+        self.bring_up(styled(as_html(self._run.tensorboard())))
+        self.say("")
+
+
+def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
+    """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
+    asked, text = "asked to stop after a checkpoint", "Stop after a checkpoint"
+    tip = (
+        "Ends training after the step in progress; checkpoint and model are saved, and a later run can go on from there"
+    )
+    sure = "Really kill? Nothing is saved"
+    if stop_grace_s is not None:
+        asked, text, sure = (
+            "asked every rank to stop",
+            "Ask to stop",
+            "Really kill? Only what it wrote by now comes back",
+        )
+        tip = (
+            "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
+            f"ended {stop_grace_s:g} s later; what they wrote comes back"
+        )
+    kill = Button(name="kill", text="Kill", sure=sure, tip="Ends all ranks at once")
+    return asked, Button(name="stop", text=text, tip=tip), kill
