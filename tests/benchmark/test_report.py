@@ -14,7 +14,7 @@ import pytest
 from benchrows import Page, cells_of, mixed_rows, write_row
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.benchmark.report import gather, rows_below, write_report
+from workbench.benchmark.result import gather, rows_below, write_report
 from workbench.benchmark.row import Outcome
 from workbench.cli import main
 from workbench.display.benchmark.sheet import sheet_of

@@ -15,8 +15,7 @@ from tests.browser.conftest import notebook
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
 from workbench.base.shown import as_html, as_page
-from workbench.benchmark.report import gather
-from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.result import BenchmarkResult, gather
 from workbench.client.history import history
 from workbench.client.result import RunResult
 from workbench.results.answers.predictions import Answers, Predictions

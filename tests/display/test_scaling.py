@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import PUBLISHED, Published
-from workbench.benchmark.report import LossPoint
+from workbench.benchmark.result import LossPoint
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.plots import loss_plots, scaling_blocks, scaling_series

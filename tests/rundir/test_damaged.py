@@ -25,7 +25,7 @@ from wrong import WRONG, places, replaced
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
-from workbench.benchmark.report import gather, rows_below
+from workbench.benchmark.result import gather, rows_below
 from workbench.client.history import history
 from workbench.client.run import Run
 from workbench.display.run.page import run_text

@@ -82,10 +82,14 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
         members.sort(key=lambda row: order[id(row)])
     grouped.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
     names = names_of(given)
+    first = grouped[0][0] if grouped else {}
     return tuple(
-        Group(same=_for_people(same), summaries=_summaries(members, names), difference=_difference(grouped[0][0], same))
+        Group(
+            same={"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"},
+            summaries=_summaries(members, names), difference=_difference(first, same),
+        )
         for same, members in grouped
-    )
+    )  # fmt: skip
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
@@ -106,10 +110,6 @@ def _work(row: BenchmarkRow) -> dict[str, object]:
         "data": row.provenance.data or None,
         "sequence": row.sequence or None,
     }
-
-
-def _for_people(same: Mapping[str, object]) -> dict[str, object]:
-    return {"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"}
 
 
 def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
@@ -201,11 +201,11 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     named = {}
     for key, row in firsts.items():
         twins = [k for k, other in firsts.items() if (short[k], other.model) == (short[key], row.model)]
-        varied = [name for name in jobs[key] if name != "technique" and any(_varies(name, key, k, jobs) for k in twins)]
+        varied = [
+            name
+            for name, value in jobs[key].items()
+            if name != "technique" and any(jobs[twin].get(name) != value for twin in twins)
+        ]
         extra = [f"{name.removeprefix('per_device_')} {jobs[key][name]}" for name in varied]
         named[key] = ", ".join([short[key], *extra])
     return named
-
-
-def _varies(name: str, key: str, other: str, jobs: Mapping[str, Mapping[str, object]]) -> bool:
-    return jobs[key][name] != jobs[other].get(name)

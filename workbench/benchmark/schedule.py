@@ -92,7 +92,8 @@ class Schedule:
         """Run what is not finished; side by side as far as there are pods, else one after another."""
         show(self.rows, {})
         # What is left of an earlier kernel goes on already, alone: nothing may start beside it and slow it down.
-        todo = deque(sorted(self._todo(), key=lambda item: id(item) not in self._left))
+        waiting = [item for item in self._items if not item.row.outcome.is_terminal]
+        todo = deque(sorted(waiting, key=lambda item: id(item) not in self._left))
         live: list[_Live] = []
         try:
             while todo or live:
@@ -112,15 +113,10 @@ class Schedule:
         finally:
             keep_rows(self._folder, self.rows)
 
-    def _todo(self) -> list[_Item]:
-        return [item for item in self._items if not item.row.outcome.is_terminal]
-
     def _has_room(self, item: _Item, live: Sequence[_Live], side_by_side: bool) -> bool:
-        if not live:
-            return True
-        taken = sum(each.item.planned.pods for each in live)
         alone = not side_by_side or any(each.was_left for each in live)
-        return not alone and taken + item.planned.pods <= len(self._cluster.pods)
+        taken = sum(each.item.planned.pods for each in live)
+        return not live or (not alone and taken + item.planned.pods <= len(self._cluster.pods))
 
     def _begin(self, item: _Item, live: Sequence[_Live]) -> list[_Live]:
         if (left := self._left.pop(id(item), None)) is not None:

@@ -11,8 +11,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.table import Grid, text_table
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
-from workbench.benchmark.report import Report, gather
-from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
+from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report, gather
 from workbench.client.card import Card
 from workbench.client.cluster import Cluster
 from workbench.client.comparison import RunComparison

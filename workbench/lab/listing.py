@@ -19,7 +19,7 @@ from zipfile import ZipFile, ZipInfo
 from workbench.base.errors import RunError
 from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
-from workbench.benchmark.report import gather, rows_below
+from workbench.benchmark.result import gather, rows_below
 from workbench.client.card import card_of
 from workbench.client.home import RunHome
 from workbench.client.result import RunResult

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from workbench.base.table import Grid
 from workbench.base.words import counted, number, percent
 from workbench.benchmark.published import Published
-from workbench.benchmark.report import LossPoint, Report
+from workbench.benchmark.result import LossPoint, Report
 from workbench.display.benchmark.bars import text_bars
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Figure, Note, Table

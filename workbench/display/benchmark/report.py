@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from workbench.base.words import count, counted, gib, number
 from workbench.benchmark.comparable_groups import differ
-from workbench.benchmark.report import HTML_NAME, Report
+from workbench.benchmark.result import HTML_NAME, Report
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_blocks
 from workbench.display.benchmark.columns import MARKS

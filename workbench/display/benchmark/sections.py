@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, percent, plain, scaled
-from workbench.benchmark.report import Report
+from workbench.benchmark.result import Report
 from workbench.client.card import Card
 from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
