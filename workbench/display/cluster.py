@@ -100,7 +100,9 @@ def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapp
     memory = ["memory in use"] if memory_gib else []
     rows = [
         (
-            pod.name, _where(pod), str(pod.slots), _phase_of(pod, phase),
+            pod.name, _where(pod), str(pod.slots),
+            # What the keeper saw last is no more true of a cluster that is closed.
+            "stopped" if phase == "closed" and not pod.phase.is_terminal else str(pod.phase),
             *(pod.versions.get(name, "") for name in shown),
             *([gib(used) if (used := (memory_gib or {}).get(pod.address)) else UNKNOWN] if memory else []),
             *([pod.message] if notes else []),
@@ -114,11 +116,6 @@ def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapp
         whole={"pod", "phase"},
         caption=f"Cluster {phase}: {message}" if message else f"Cluster {phase}",
     )
-
-
-def _phase_of(pod: Pod, cluster: str) -> str:
-    """Return the phase of a pod; what the keeper saw last is no more true of a cluster that is closed."""
-    return "stopped" if cluster == "closed" and not pod.phase.is_terminal else str(pod.phase)
 
 
 def _where(pod: Pod) -> str:

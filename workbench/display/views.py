@@ -41,8 +41,7 @@ from workbench.display.records.export import export_doc, manifest_doc, model_car
 from workbench.display.records.history import history_doc, history_grid, runs_doc, show_history
 from workbench.display.records.plan import gpus_doc, plan_doc
 from workbench.display.records.pods import diagnosis_doc, nodes_doc
-from workbench.display.records.profile import comparison_doc, profile_doc
-from workbench.display.records.result import result_doc
+from workbench.display.records.result import comparison_doc, profile_doc, result_doc
 from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc

@@ -26,8 +26,7 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.templates import render
 from workbench.display.records.answers import predictions_grid
-from workbench.display.records.profile import profile_doc
-from workbench.display.records.result import facts_of_result, result_doc
+from workbench.display.records.result import facts_of_result, profile_doc, result_doc
 from workbench.display.run.page import run_view_doc
 from workbench.results.recipe import Recipe
 
@@ -98,12 +97,12 @@ def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
         Code(recipe.commands, "Then:"),
         Note(", ".join(f"{file} ({count(len(content))} bytes)" for file, content in files)),
         Raw(render("card.html", anchor=anchor, packed=packed)),
-        *(Fold(file, [Code(_text(content))]) for file, content in files if _is_readable(file, content)),
+        *(
+            Fold(file, [Code(_text(content))])
+            for file, content in files
+            if len(content) <= _TEXT_FILES and not file.startswith("tokenizer/") and not file.endswith(".jsonl")
+        ),
     ]
-
-
-def _is_readable(name: str, content: bytes) -> bool:
-    return len(content) <= _TEXT_FILES and not name.startswith("tokenizer/") and not name.endswith(".jsonl")
 
 
 def _text(content: bytes) -> str:

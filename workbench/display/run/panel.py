@@ -164,7 +164,12 @@ class RunButtons(ButtonBar):
     def __init__(self, run: Run):
         super().__init__(
             "buttons of the run",
-            {"stop": self._stop, "kill": self._kill, "stacks": self._show_stacks, "board": self._show_board},
+            {
+                "stop": self._stop,
+                "kill": self._kill,
+                "stacks": lambda: self._show("asking every rank …", lambda: blocks_html(stacks_blocks(run.stacks()))),
+                "board": lambda: self._show("starting TensorBoard …", lambda: as_html(run.tensorboard())),
+            },
         )
         self._run = run
         self._ended, self._asked = False, ""
@@ -192,33 +197,23 @@ class RunButtons(ButtonBar):
         self.say("killing the run")
         self._run.cancel()
 
-    def _show_stacks(self) -> None:
-        self.say("asking every rank …")
-        self.bring_up(styled(blocks_html(stacks_blocks(self._run.stacks()))))
-        self.say("")
-
-    def _show_board(self) -> None:
-        self.say("starting TensorBoard …")
-        self.bring_up(styled(as_html(self._run.tensorboard())))
+    def _show(self, words: str, draw: Callable[[], str]) -> None:
+        self.say(words)
+        self.bring_up(styled(draw()))
         self.say("")
 
 
 def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
     """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
-    asked, text = "asked to stop after a checkpoint", "Stop after a checkpoint"
+    asked, text, sure = "asked to stop after a checkpoint", "Stop after a checkpoint", "Nothing is saved"
     tip = (
         "Ends training after the step in progress; checkpoint and model are saved, and a later run can go on from there"
     )
-    sure = "Really kill? Nothing is saved"
     if stop_grace_s is not None:
-        asked, text, sure = (
-            "asked every rank to stop",
-            "Ask to stop",
-            "Really kill? Only what it wrote by now comes back",
-        )
+        asked, text, sure = "asked every rank to stop", "Ask to stop", "Only what it wrote by now comes back"
         tip = (
             "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
             f"ended {stop_grace_s:g} s later; what they wrote comes back"
         )
-    kill = Button(name="kill", text="Kill", sure=sure, tip="Ends all ranks at once")
+    kill = Button(name="kill", text="Kill", sure=f"Really kill? {sure}", tip="Ends all ranks at once")
     return asked, Button(name="stop", text=text, tip=tip), kill

@@ -173,7 +173,8 @@ def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
     limits = [float("-inf"), *((a + b) / 2 for a, b in pairwise(xs)), float("inf")]
     bands = Markup("")
     for n, x in enumerate(xs):
-        lines = [_x_words(axis, x), *_values(series, axis, x, limits[n], limits[n + 1])]
+        where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {axis.partition(' since ')[0]}"
+        lines = [where, *_values(series, axis, x, limits[n], limits[n + 1])]
         side, anchor = (_GAP_PT, "start") if at[n] < (left + right) / 2 else (-_GAP_PT, "end")
         words = Markup("").join(Markup('<tspan x="{}" dy="{}">{}</tspan>').format(side, _LINE_PT, it) for it in lines)
         bands += Markup(
@@ -203,12 +204,6 @@ def _values(series: Sequence[Series], axis: str, x: float, low: float, high: flo
         if within:
             words.append(f"{one.name} {number(min(within)[1])}")
     return words
-
-
-def _x_words(axis: str, x: float) -> str:
-    if axis == STEP:
-        return f"step {x:,.0f}"
-    return f"{number(x)} {axis.partition(' since ')[0]}"
 
 
 def look_of(technique: str, dash: str = "-") -> Look:
