@@ -11,19 +11,7 @@ from markupsafe import Markup
 from workbench.base.table import facts
 from workbench.base.words import count, moment
 from workbench.client.card import Card
-from workbench.display.kit.doc import (
-    Block,
-    Code,
-    Doc,
-    Fold,
-    Heading,
-    Items,
-    Note,
-    Raw,
-    Table,
-    blocks_html,
-    to_page,
-)
+from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Items, Note, Raw, Table, blocks_html, to_page
 from workbench.display.kit.templates import render
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.result import facts_of_result, profile_doc, result_doc

@@ -43,8 +43,8 @@ class RunFacts:
     head: Sequence[tuple[str, str]]
     """What it is: name and value of model, technique, hosts, global batch, time."""
     progress: Progress
-    started: float
-    """How much of its start is done, 0 to 1."""
+    share: float
+    """How much of the way is done, or of its start while it starts, 0 to 1."""
     bar: str
     figures: Sequence[tuple[str, str]]
     memory: Sequence[tuple[str, str]]
@@ -62,15 +62,6 @@ class RunFacts:
         """Whether it is a script of the user's, which reports by what it prints."""
         return self.stop_grace_s is not None
 
-    @property
-    def share(self) -> float:
-        p = self.progress
-        if self.state is RunState.SUCCEEDED:
-            return 1.0
-        if self.state is RunState.STARTING:
-            return self.started
-        return min(1.0, p.step / p.max_steps) if p.step and p.max_steps else 0.0
-
 
 def facts_of(view: RunView, *, alone: bool = False) -> RunFacts:
     """Work out what to state of a run by now; `alone` is for a page that outlives its notebook and its cluster."""
@@ -87,7 +78,7 @@ def facts_of(view: RunView, *, alone: bool = False) -> RunFacts:
         hint=plain(view.hint),
         head=_head(view),
         progress=progress,
-        started=max(0, _stage(view) - 1) / len(_STAGES),
+        share=_share(view, progress),
         bar=_bar(view, progress),
         figures=_figures(view, progress),
         memory=_memory(view),
@@ -96,6 +87,14 @@ def facts_of(view: RunView, *, alone: bool = False) -> RunFacts:
         links=run_links(view.paths) if view.state.is_terminal and not alone else (),
         stop_grace_s=getattr(job, "stop_grace_s", None),
     )
+
+
+def _share(view: RunView, progress: Progress) -> float:
+    if view.state is RunState.SUCCEEDED:
+        return 1.0
+    if view.state is RunState.STARTING:
+        return max(0, _stage(view) - 1) / len(_STAGES)
+    return min(1.0, progress.step / progress.max_steps) if progress.step and progress.max_steps else 0.0
 
 
 def _head(view: RunView) -> list[tuple[str, str]]:
