@@ -102,7 +102,6 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_grid: {History: history.history_grid, Predictions: answers.predictions_grid},
     shown.as_page: {Card: card.card_html, Report: report.report_html},
     shown.as_markdown: {Report: report.report_markdown},
-    shown.as_bundle: {Board: board.board_bundle},
     shown.as_live: {
         BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),
         Board: board.show_board,

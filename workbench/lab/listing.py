@@ -113,7 +113,7 @@ class Listing:
 
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard of runs, unless it runs, and return the path of its page."""
-        runs = [self.run(name) for name in names]
+        runs = map(self.run, names)
         server = serve_folders({read_label(run).name or run.root.name: board_folder(run) for run in runs})
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
