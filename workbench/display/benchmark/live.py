@@ -16,7 +16,7 @@ from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.columns import COLOURS, MARKS, label_of, why_of
 from workbench.display.kit.doc import Doc, Note, Table
-from workbench.display.kit.line import Screen, cut
+from workbench.display.kit.line import Screen, cut, text_bar
 from workbench.display.kit.live import image_bundle
 from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
 from workbench.display.kit.plots.static import plot_png
@@ -62,8 +62,7 @@ class LiveLine:
         return f"{MARKS[self.outcome]} {self.outcome}" + (", from disk" if self.from_disk else "")
 
     def __str__(self) -> str:
-        done = int(_BAR * self.share)
-        bar = f"[{'#' * done}{'-' * (_BAR - done)}] {self.bar}" if self.bar else ""
+        bar = f"[{text_bar(self.share, _BAR)}] {self.bar}" if self.bar else ""
         figures = ", ".join(f"{name} {text}" for name, text in self.figures.items())
         return "; ".join(filter(None, (bar, self.reason, figures)))
 

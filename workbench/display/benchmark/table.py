@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, percent, plain
+from workbench.base.words import UNKNOWN, count, duration, number, percent, plain
 from workbench.benchmark.comparable_groups import Group
 from workbench.benchmark.published import CAVEATS, PUBLISHED, WALKTHROUGH, Published
 from workbench.display.benchmark.columns import COLOURS, COLUMNS, MEMORY, Figures, figures_of
@@ -23,7 +23,6 @@ _MOST_LETTERS = 20
 _LETTER_PX = 7.2  # of the fonts that notebooks use, at 13 px
 _WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # of the widest of them, bold; between columns
 _CELL_PX = 1190  # of a notebook's cell in a window of 1400
-_NOT_FOUND = "not found"
 _WIDTH = 40  # letters of a cell in text
 _COLUMNS = {column.field: column for column in COLUMNS}
 
@@ -170,23 +169,24 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         "technique": [plain(row.technique) for row in rows],
         "pods": [count(row.pods) for row in rows],
         "on each": [plain(row.device) for row in rows],
-        "global batch": [_known(row.global_batch, count(row.global_batch)) for row in rows],
-        "epochs": [_known(row.epochs, count(row.epochs)) for row in rows],
-        "duration": [_known(row.duration_s, duration(row.duration_s)) for row in rows],
+        "global batch": [count(row.global_batch) for row in rows],
+        "epochs": [count(row.epochs) for row in rows],
+        "duration": [duration(row.duration_s) for row in rows],
         "samples/s": _written("samples_per_s", [row.samples_per_s for row in rows]),
         "speed-up": _written("speed_up", [row.speed_up for row in rows]),
-        "efficiency": [_known(row.efficiency, percent(row.efficiency)) for row in rows],
-        "GPU memory GB": [
-            "out of memory" if row.out_of_memory else _known(row.memory_gb, f"{row.memory_gb or 0:g}") for row in rows
-        ],
+        "efficiency": [percent(row.efficiency) for row in rows],
+        "GPU memory GB": ["out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows],
         "note": [plain(row.note) for row in rows],
     }
-    lacking = [title for title, cells in columns.items() if set(cells) == {_NOT_FOUND}]
+    lacking = [title for title, cells in columns.items() if set(cells) == {UNKNOWN}]
     titles = [title for title in columns if title not in lacking]
     absent = f"; not found in it: {', '.join(lacking)}" if lacking else ""
     return Grid(
         columns=titles,
-        rows=[[columns[title][n] for title in titles] for n in range(len(rows))],
+        rows=[
+            ["not found" if columns[title][n] == UNKNOWN else columns[title][n] for title in titles]
+            for n in range(len(rows))
+        ],
         right={*titles} - {"model", "technique", "on each", "note"},
         whole={*titles} - {"note"},
         caption=f"Published, not measured here: {plain(source)}{absent}",
@@ -196,11 +196,7 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
 def _written(field: str, values: Sequence[float | None]) -> list[str]:
     numbers = [value for value in values if value is not None]
     if not numbers:
-        return [_NOT_FOUND for _ in values]
+        return [UNKNOWN for _ in values]
     figures = figures_of(_COLUMNS[field], numbers)
     unit = f" {figures.unit}" if figures.unit not in ("", "1/s") else ""
-    return [_NOT_FOUND if value is None else figures.write(value) + unit for value in values]
-
-
-def _known(value: object, text: str) -> str:
-    return _NOT_FOUND if value is None else text
+    return [UNKNOWN if value is None else figures.write(value) + unit for value in values]

@@ -14,6 +14,7 @@ from workbench.base.words import UNKNOWN, count, duration, gib, number, percent,
 from workbench.client.run import Run
 from workbench.display.failure import fault_text
 from workbench.display.kit.doc import Doc, Note, Raw, Table, blocks_html
+from workbench.display.kit.line import text_bar
 from workbench.display.kit.logs import fold, folded_text, ranks_word
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
 from workbench.display.kit.plots.static import plot_svg
@@ -74,7 +75,7 @@ class RunPage:
         facts = self.facts
         rows = [("note", facts.note)] if facts.note else []
         rows += [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
-        parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{_drawn(facts.share)}] {facts.bar}"]
+        parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{text_bar(facts.share, _BAR)}] {facts.bar}"]
         if facts.card:
             parts.append(fault_text(facts.card))
         parts += facts.receipt
@@ -129,11 +130,6 @@ def _title(facts: RunFacts) -> str:
     message = f": {facts.message}" if facts.message and facts.card is None else ""
     name = f"{facts.name} ({facts.run_id})" if facts.name else facts.run_id
     return f"Run {name} {facts.state}{message}" + (f" ({facts.hint})" if facts.hint else "")
-
-
-def _drawn(share: float) -> str:
-    done = int(_BAR * share)
-    return "#" * done + "-" * (_BAR - done)
 
 
 def worker_grids(book: WorkerBook) -> list[Grid]:
