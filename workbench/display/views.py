@@ -28,7 +28,7 @@ from workbench.display.kit.line import follow_run
 from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.templates import html_table
 from workbench.display.records import answers, board, export, history, plan, pods, result, rows
-from workbench.display.run import card, page, panel
+from workbench.display.run import page, panel
 from workbench.keeper.launch.command import LaunchCommand
 from workbench.planner.gpus import GpuTable
 from workbench.planner.reading import RowPreview
@@ -100,7 +100,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     },
     shown.as_error: {WorkbenchError: error_lines},
     shown.as_grid: {History: history.history_grid, Predictions: answers.predictions_grid},
-    shown.as_page: {Card: card.card_html, Report: report.report_html},
+    shown.as_page: {Card: page.card_html, Report: report.report_html},
     shown.as_markdown: {Report: report.report_markdown},
     shown.as_live: {
         BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),

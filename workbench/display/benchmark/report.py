@@ -17,8 +17,7 @@ from workbench.display.benchmark.sections import answers_blocks, behind_blocks, 
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
 from workbench.display.benchmark.table import published_blocks, sheet_blocks, sheet_html
 from workbench.display.kit.doc import Block, Contents, Doc, Fold, Heading, Items, Note, Raw, to_markdown, to_page
-from workbench.display.run.card import card_body
-from workbench.display.run.page import run_text
+from workbench.display.run.page import card_body, run_text
 
 _MOST_CARRIED = 24 << 20  # bytes of archives in all cards: beyond it a browser opens the page slowly
 _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
