@@ -257,7 +257,7 @@ def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: Ru
 def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(panels.time, "monotonic", lambda: now)
-    ration, drawn = panels._Ration(1.0), []
+    ration, drawn = panels._KeptPlot(), []
     while now < 1000:
         if ration.allows():
             ration.spend(0.05)

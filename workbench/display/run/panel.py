@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -126,38 +126,36 @@ class Drawings:
     """The plots of a run as they were drawn last: each is drawn anew when its figures are other ones and it is due."""
 
     def __init__(self) -> None:
-        self._plots: dict[str, tuple[object, str]] = {}
-        self._rations: dict[str, _Ration] = {}
+        self._plots: dict[str, _KeptPlot] = {}
 
     def draw(self, name: str, state: object, draw: Callable[[], str], *, at_once: bool = False) -> str:
-        before, drawn = self._plots.get(name, (None, ""))
-        ration = self._rations.setdefault(name, _Ration(_PLOT_EVERY_S))
-        if state != before and (at_once or not drawn or ration.allows()):
+        kept = self._plots.setdefault(name, _KeptPlot())
+        if state != kept.state and (at_once or not kept.drawn or kept.allows()):
             began = time.thread_time()
-            drawn = draw()
-            self._plots[name] = (state, drawn)
-            ration.spend(time.thread_time() - began)
-        return drawn
+            kept.state, kept.drawn = state, draw()
+            kept.spend(time.thread_time() - began)
+        return kept.drawn
 
 
-class _Ration:
-    """What a plot may take: on average one hundredth of a core, some of it ahead, and never two soon after another."""
+@dataclass(slots=True)
+class _KeptPlot:
+    """It may take one hundredth of a core on average, some of it ahead, and is never drawn twice soon after another."""
 
-    def __init__(self, every_s: float):
-        self._every_s = every_s
-        self._left_s = _PLOT_AHEAD_S
-        self._counted_at = time.monotonic()
-        self._spent_at = float("-inf")
+    state: object = None
+    drawn: str = ""
+    left_s: float = _PLOT_AHEAD_S
+    counted_at: float = field(default_factory=lambda: time.monotonic())
+    drawn_at: float = float("-inf")
 
     def allows(self) -> bool:
         now = time.monotonic()
-        self._left_s = min(_PLOT_AHEAD_S, self._left_s + (now - self._counted_at) * _PLOT_SHARE)
-        self._counted_at = now
-        return self._left_s > 0 and now >= self._spent_at + self._every_s
+        self.left_s = min(_PLOT_AHEAD_S, self.left_s + (now - self.counted_at) * _PLOT_SHARE)
+        self.counted_at = now
+        return self.left_s > 0 and now >= self.drawn_at + _PLOT_EVERY_S
 
     def spend(self, took_s: float) -> None:
-        self._left_s -= min(_PLOT_MOST_S, took_s)
-        self._spent_at = time.monotonic()
+        self.left_s -= min(_PLOT_MOST_S, took_s)
+        self.drawn_at = time.monotonic()
 
 
 class RunButtons(ButtonBar):
