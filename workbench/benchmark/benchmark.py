@@ -184,9 +184,17 @@ class Benchmark(Shown):
             raise RunError(f"the cluster is {cluster.phase}: {cluster.message or 'call start() first'}")
         if self._most_pods > cluster.spec.count:
             raise ConfigError(f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}")
+        # What takes no time to see is refused; whatever else is wrong with a job is found when its row starts.
         for row in self.grid.rows:
             try:
-                _check_job(row.job, cluster.spec.pods)
+                check_launcher(Launcher(row.job.launcher))
+                match row.job:
+                    case FineTune() as job:
+                        check_at_submit(job, gpus=cluster.spec.pods.gpus)
+                        dataset_from(job.dataset)
+                        model_kind(job.model)
+                    case Script() as job:
+                        check_script(Path(job.path).expanduser().absolute())
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 
@@ -205,15 +213,3 @@ class Benchmark(Shown):
 
     def __repr__(self) -> str:
         return f"Benchmark({self.name}: {len(self.grid.rows)} runs, in {self.path})"
-
-
-def _check_job(job: Job, pod: PodSpec) -> None:
-    """Refuse what takes no time to see; whatever else is wrong with a job is found when its row starts."""
-    check_launcher(Launcher(job.launcher))
-    match job:
-        case FineTune():
-            check_at_submit(job, gpus=pod.gpus)
-            dataset_from(job.dataset)
-            model_kind(job.model)
-        case Script():
-            check_script(Path(job.path).expanduser().absolute())
