@@ -15,7 +15,7 @@ from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture
 from workbench.display.run import panel as panels
-from workbench.display.run.facts import facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import RunPanel
 from workbench.rundir.view import RunView
@@ -313,5 +313,5 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
 
 def test_a_model_in_a_folder_is_named_by_the_folder(write: Callable[..., WrittenRun], tmp_path: Path) -> None:
     view = RunView(write({"kind": "finetune", "model": str(tmp_path / "flan-mine")}).paths.root)
-    named = dict(facts_of(view).head)["model"]
+    named = dict(RunFacts(view).head)["model"]
     assert named.endswith("/flan-mine") and len(named) <= 40

@@ -25,7 +25,7 @@ from workbench.client.home import RunHome
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
-from workbench.display.run.facts import facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
 from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
@@ -171,7 +171,7 @@ class Listing:
             return {}
         try:
             view, _ = self._view(self.root / row["path"])
-            facts = facts_of(view)
+            facts = RunFacts(view)
         except Exception:  # the border of one run: whatever its files hold, the others are shown
             logger.exception("reading %s", row["path"])
             return {}

@@ -28,7 +28,7 @@ from workbench.display.kit.plots.static import plot_svg
 from workbench.display.kit.templates import macro, render, styled
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.result import facts_of_result, profile_doc, result_doc
-from workbench.display.run.facts import RunFacts, facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.results.recipe import Recipe
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.view import RunView
@@ -72,7 +72,7 @@ class RunPage:
         alone: bool = False,
     ):
         """Take in the view; `folds` is what the user unfolded, by title; `alone`: the page outlives its cluster."""
-        self.facts = facts_of(view, alone=alone)
+        self.facts = RunFacts(view, alone=alone)
         self._view, self._plot = view, plot
         self._grids = worker_grids(view.totals.book)
         self._folds = {} if folds is None else folds

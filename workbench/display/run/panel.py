@@ -23,7 +23,7 @@ from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_pl
 from workbench.display.kit.plots.static import figure_svg, plot_png, plot_svg
 from workbench.display.kit.templates import styled
 from workbench.display.kit.widgets import Button, ButtonBar
-from workbench.display.run.facts import RunFacts, facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage, run_doc
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
@@ -100,7 +100,7 @@ class RunPanel(Watched):
     def bar(self) -> RunButtons:
         if self._bar is None:
             self._bar = RunButtons(self._run)
-            self._bar.update(facts_of(self.view))
+            self._bar.update(RunFacts(self.view))
         return self._bar
 
     def unfold(self, title: str, is_open: bool) -> None:
