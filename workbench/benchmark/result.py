@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +16,6 @@ from workbench.base.table import data_frame
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.finished_rows import kept_rows
 from workbench.benchmark.grid import LeftOut
-from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.card import Card, card_of, replace_text
@@ -27,6 +26,9 @@ from workbench.rundir.view import RunView
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+logger = logging.getLogger(__name__)
+HTML_NAME, MD_NAME = "report.html", "report.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,10 +99,6 @@ class BenchmarkPlots(ShownLive):
     result: BenchmarkResult
 
 
-logger = logging.getLogger(__name__)
-HTML_NAME, MD_NAME = "report.html", "report.md"
-
-
 class LossPoint(NamedTuple):
     step: float
     seconds: float
@@ -108,20 +106,45 @@ class LossPoint(NamedTuple):
     loss: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    title: str
-    rows: tuple[BenchmarkRow, ...]
-    groups: tuple[Group, ...]
-    losses: Mapping[Path, Sequence[LossPoint]]
-    """By run directory the training losses, as they were logged."""
-    cards: Mapping[Path, Card]
-    """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
-    problems: tuple[str, ...]
-    """What could not be read, and what has not ended, a line each."""
-    published: tuple[Published, ...] = PUBLISHED
-    written_s: float = 0.0
-    """When it was made, in seconds since 1970."""
+    """What the report of some rows states; what cannot be read is left out, and named."""
+
+    def __init__(
+        self,
+        rows: Sequence[BenchmarkRow],
+        *,
+        title: str = "Benchmark",
+        problems: Iterable[str] = (),
+        with_cards: bool = True,
+    ):
+        self.title, self.rows, self.groups = title, tuple(rows), groups(rows)
+        self.losses: dict[Path, Sequence[LossPoint]] = {}
+        """By run directory the training losses, as they were logged."""
+        self.cards: dict[Path, Card] = {}
+        """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
+        self.problems = list(problems)
+        """What could not be read, and what has not ended, a line each."""
+        for row in rows:
+            if not row.outcome.is_terminal:
+                self.problems.append(f"{row.name} is {row.outcome}: its figures are those so far, and it has no card")
+            if row.path is not None and row.path not in self.losses:
+                self._read(row.name, row.path, with_cards)
+        self.written_s = time.time()
+
+    def _read(self, name: str, path: Path, with_card: bool) -> None:
+        if not path.is_dir():
+            self.problems.append(f"{name} has no card: its run directory {path} is gone")
+            return
+        try:
+            view = RunView(path)
+            curve, began_s = view.curves["loss"], view.began_s or 0.0
+            points = zip(*curve.thinned(len(curve)), strict=True)
+            self.losses[path] = [LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points]
+            if with_card and RunPaths(path).result.exists():
+                self.cards[path] = card_of(RunResult.load(path), HTML_NAME)
+        except Exception as error:  # the border of one run
+            logger.debug("reading %s", path, exc_info=True)
+            self.problems.append(f"{name} has no card: {error}")
 
     def card_of(self, row: BenchmarkRow) -> Card | None:
         """Return the card of a row's run; None where it did not end, or cannot be read."""
@@ -141,7 +164,7 @@ def write_report(
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
-    report = gather(rows, title=title, problems=problems)
+    report = Report(rows, title=title, problems=problems)
     html, md = target / HTML_NAME, target / MD_NAME
     replace_text(html, as_page(report))
     replace_text(md, as_markdown(report))
@@ -195,37 +218,3 @@ def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> lis
     last = (len(kept), BenchmarkRow(name="", outcome=Outcome.WAITING))
     priced = [replace(row, cost=row.cost or before.get((row.key, row.repeat), last)[1].cost) for row in read]
     return sorted([*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name))
-
-
-def _losses_of(view: RunView) -> Sequence[LossPoint]:
-    curve, began_s = view.curves["loss"], view.began_s or 0.0
-    points = zip(*curve.thinned(len(curve)), strict=True)
-    return [LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points]
-
-
-def gather(
-    rows: Sequence[BenchmarkRow], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
-) -> Report:
-    """Gather what the report of some rows states; what cannot be read is left out, and named."""
-    lines = list(problems)
-    losses: dict[Path, Sequence[LossPoint]] = {}
-    cards: dict[Path, Card] = {}
-    for row in rows:
-        if not row.outcome.is_terminal:
-            lines.append(f"{row.name} is {row.outcome}: its figures are those so far, and it has no card")
-        if row.path is None or row.path in losses:
-            continue
-        if not row.path.is_dir():
-            lines.append(f"{row.name} has no card: its run directory {row.path} is gone")
-            continue
-        try:
-            losses[row.path] = _losses_of(RunView(row.path))
-            if with_cards and RunPaths(row.path).result.exists():
-                cards[row.path] = card_of(RunResult.load(row.path), HTML_NAME)
-        except Exception as error:  # the border of one run
-            logger.debug("reading %s", row.path, exc_info=True)
-            lines.append(f"{row.name} has no card: {error}")
-    return Report(
-        title=title, rows=tuple(rows), groups=groups(rows), losses=losses, cards=cards, problems=tuple(lines),
-        written_s=time.time(),
-    )  # fmt: skip

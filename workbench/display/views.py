@@ -11,7 +11,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.table import Grid, text_table
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
-from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report, gather
+from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report
 from workbench.client.card import Card
 from workbench.client.cluster import Cluster
 from workbench.client.comparison import RunComparison
@@ -53,7 +53,7 @@ def _follow_benchmark(_: Benchmark) -> Iterator[Callable[..., None]]:
 
 
 def _plots_doc(plots: BenchmarkPlots) -> Doc:
-    return report.plots_doc(gather(plots.result.rows, title=plots.result.name, with_cards=False))
+    return report.plots_doc(Report(plots.result.rows, title=plots.result.name, with_cards=False))
 
 
 _DOCS: Mapping[type, Callable[..., Doc]] = {

@@ -19,7 +19,7 @@ from zipfile import ZipFile, ZipInfo
 from workbench.base.errors import RunError
 from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
-from workbench.benchmark.result import gather, rows_below
+from workbench.benchmark.result import Report, rows_below
 from workbench.client.card import card_of
 from workbench.client.home import RunHome
 from workbench.client.result import RunResult
@@ -95,7 +95,7 @@ class Listing:
     def report(self, folder: str) -> str:
         place = self._place(folder)
         rows, problems = rows_below([place])
-        return as_page(gather(rows, title=place.name, problems=problems))
+        return as_page(Report(rows, title=place.name, problems=problems))
 
     def model(self, name: str) -> Iterator[bytes]:
         """Return the model of a run as the pieces of a zip; links in its folder are left out."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from workbench.base.words import count, counted, gib, number
 from workbench.benchmark.comparable_groups import differ
+from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.result import HTML_NAME, Report
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_blocks
@@ -42,19 +43,19 @@ def plots_doc(report: Report) -> Doc:
     """State the pictures of the report alone, for a notebook: scaling, memory and losses."""
     sheet = sheet_of(report.groups)
     return Doc(
-        blocks=[*scaling_blocks(sheet, report.published), *memory_blocks(sheet), *loss_blocks(sheet, report)], full=True
+        blocks=[*scaling_blocks(sheet, PUBLISHED), *memory_blocks(sheet), *loss_blocks(sheet, report)], full=True
     )
 
 
 def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]:
     sections = {
         "Rows": table,
-        "Scaling": scaling_blocks(sheet, report.published),
+        "Scaling": scaling_blocks(sheet, PUBLISHED),
         "Memory": memory_blocks(sheet),
         "Loss": [*loss_blocks(sheet, report), *loss_table(sheet, report)],
         "Profiles": profile_blocks(sheet, report),
         "Answers": answers_blocks(sheet, report),
-        "Published figures": published_blocks(report.published),
+        "Published figures": published_blocks(PUBLISHED),
         "Behind the rows": behind_blocks(sheet),
         "Run cards": _cards(sheet, report),
     }
