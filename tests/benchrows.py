@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench import display
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
-from workbench.display.benchmark.outcome_cell import MARKS
+from workbench.display.benchmark.columns import MARKS
 from workbench.display.benchmark.sheet import Sheet
 from workbench.rundir.paths import RunPaths
 

@@ -11,7 +11,7 @@ from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
 from workbench.base.errors import RunError
-from workbench.display.run.buttons import RunButtons
+from workbench.display.run.panel import RunButtons
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 

@@ -101,7 +101,7 @@ def _plan(args: argparse.Namespace) -> bool:
 
 
 def _report(args: argparse.Namespace) -> bool:
-    from workbench.benchmark.report import rows_below, write_report
+    from workbench.benchmark.result import rows_below, write_report
 
     rows, problems = rows_below(args.folders)
     html, md = write_report(rows, args.out, problems=problems)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from workbench.base.table import Bar, Grid, Marked, cell_text, text_table
 from workbench.base.words import plain
-from workbench.display.kit.table import html_table
+from workbench.display.kit.templates import html_table
 
 EVIL = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n"
 GRID = Grid(

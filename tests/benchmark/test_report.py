@@ -14,7 +14,7 @@ import pytest
 from benchrows import Page, cells_of, mixed_rows, write_row
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.benchmark.report import gather, rows_below, write_report
+from workbench.benchmark.result import Report, rows_below, write_report
 from workbench.benchmark.row import Outcome
 from workbench.cli import main
 from workbench.display.benchmark.sheet import sheet_of
@@ -88,7 +88,7 @@ def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(written: tu
 
 
 def test_its_figures_are_the_rows(folder: Path, written: tuple[str, str]) -> None:
-    sheet = sheet_of(gather(rows_below([folder])[0]).groups)
+    sheet = sheet_of(Report(rows_below([folder])[0]).groups)
     tables = cells_of(Page(written[0].partition('id="scaling"')[0]), sheet)
     assert len(tables) == len(sheet.lines) == 5
     for line in sheet.lines:
@@ -126,7 +126,7 @@ def test_rows_are_enough(tmp_path: Path) -> None:
     assert "Never started." in md
     assert "needs 91 GiB" in page
     gone = tmp_path / "gone"
-    (problem,) = gather([replace(mixed_rows()[0], path=gone)]).problems
+    (problem,) = Report([replace(mixed_rows()[0], path=gone)]).problems
     assert problem.endswith(f"its run directory {gone} is gone")
     assert "Most samples/s: row 3 (tiny-t5 zero1, 3 pods), 249.5." in Page(page).text
 

@@ -13,7 +13,7 @@ from benchrows import write_row
 from poll import until
 
 from tests.browser.conftest import notebook
-from workbench.benchmark.report import rows_below, write_report
+from workbench.benchmark.result import rows_below, write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -15,8 +15,7 @@ from tests.browser.conftest import notebook
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
 from workbench.base.shown import as_html, as_page
-from workbench.benchmark.report import gather
-from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.result import BenchmarkResult, Report
 from workbench.client.history import history
 from workbench.client.result import RunResult
 from workbench.results.answers.predictions import Answers, Predictions
@@ -81,7 +80,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "answers": as_html(answers()),
         "one model's answers": as_html(Answers(names=("answered",), models=answers().models[:1])),
         "result": as_html(RunResult.load(Path(str(run.path)))),
-        "report": as_page(gather(rows, title="sweep", with_cards=False)),
+        "report": as_page(Report(rows, title="sweep", with_cards=False)),
     }
 
 

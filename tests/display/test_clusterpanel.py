@@ -12,9 +12,8 @@ from writtenrun import T0, WrittenRun
 from workbench.base.files import read_json, write_json
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import await_ready
-from workbench.display.cluster import panel as panels
-from workbench.display.cluster.panel import ClusterPanel, follow_start
-from workbench.display.cluster.view import look_at
+from workbench.display import cluster as panels
+from workbench.display.cluster import ClusterPanel, follow_start, look_at
 from workbench.display.kit.doc import to_text
 from workbench.pods.local.pods import LocalPods
 

@@ -10,7 +10,7 @@ from writtenrun import WrittenRun
 
 from workbench.client.result import RunResult
 from workbench.display.kit.downloads import report_links, run_links
-from workbench.display.run.facts import facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.rundir.view import RunView
 
 
@@ -60,7 +60,7 @@ def test_a_page_of_its_own_states_neither_links_nor_what_needs_the_notebook(
     written.paths.tensorboard.mkdir()
     (written.paths.tensorboard / "events.out.tfevents.1").touch()
     written.end()
-    facts = facts_of(RunView(written.paths.root))
+    facts = RunFacts(RunView(written.paths.root))
     assert facts.links and "run.tensorboard()" in facts.receipt[-1] and "Pods: 3 pods kept" in facts.receipt[1]
     page = RunResult.load(written.paths.root).to_html(tmp_path / "card.html").read_text()
     assert "Ranks: all gone" in page

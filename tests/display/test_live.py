@@ -11,10 +11,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from poll import until
 
 from workbench.display.kit import live
-from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Doc, Note
 from workbench.display.kit.live import Picture, show_live
-from workbench.display.kit.widgets import VIEW
+from workbench.display.kit.widgets import VIEW, Button, ButtonBar
 
 RUN = Path("/runs/r1")
 

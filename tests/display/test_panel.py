@@ -11,11 +11,11 @@ from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.run import Run
-from workbench.display.failure.stacks import stacks_blocks
+from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture
 from workbench.display.run import panel as panels
-from workbench.display.run.facts import facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import RunPanel
 from workbench.rundir.view import RunView
@@ -257,7 +257,7 @@ def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: Ru
 def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(panels.time, "monotonic", lambda: now)
-    ration, drawn = panels._Ration(1.0), []
+    ration, drawn = panels._KeptPlot(), []
     while now < 1000:
         if ration.allows():
             ration.spend(0.05)
@@ -313,5 +313,5 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
 
 def test_a_model_in_a_folder_is_named_by_the_folder(write: Callable[..., WrittenRun], tmp_path: Path) -> None:
     view = RunView(write({"kind": "finetune", "model": str(tmp_path / "flan-mine")}).paths.root)
-    named = dict(facts_of(view).head)["model"]
+    named = dict(RunFacts(view).head)["model"]
     assert named.endswith("/flan-mine") and len(named) <= 40

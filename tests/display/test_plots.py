@@ -23,10 +23,9 @@ from workbench.client.trained import PLOTS
 from workbench.display.kit.doc import to_bundles, to_html
 from workbench.display.kit.plots.figure import COLOURS, Plot, Series, look, plot_words, smoothed
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
-from workbench.display.kit.plots.labels import write_labels
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, losses_plot, memory_plot
-from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg
+from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg, write_labels
 from workbench.display.records.history import runs_doc
 from workbench.display.run.page import run_view_doc
 from workbench.display.run.panel import run_plot_doc

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.client.result import RunResult
-from workbench.display.cluster.view import cluster_grid
+from workbench.display.cluster import cluster_grid
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import HostSlots, RunFault
 from workbench.rundir.state import RunState

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from writtenrun import T0, WrittenRun
 
-from workbench.display.cluster.view import ClusterView, cluster_doc
-from workbench.display.failure.fault import fault_card
+from workbench.display.cluster import ClusterView, cluster_doc
+from workbench.display.failure import fault_card
 from workbench.display.kit.doc import to_html, to_text
-from workbench.display.run.facts import RunFacts, facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text, run_view_doc
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Phase, Pod
@@ -98,7 +98,7 @@ def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatc
     view = RunView(written.paths.root)
     text, page = run_text(view), Seen(to_html(run_view_doc(view)))
     text = folded(text)
-    facts = facts_of(view)
+    facts = RunFacts(view)
     assert len(stated(facts)) >= 5
     for fact in stated(facts):
         assert folded(fact) in page.text

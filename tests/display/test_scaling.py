@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import PUBLISHED, Published
-from workbench.benchmark.report import LossPoint
+from workbench.benchmark.result import LossPoint
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
-from workbench.display.benchmark.losses import loss_plots
-from workbench.display.benchmark.scaling import scaling_plot, scaling_series, scaling_svg
+from workbench.display.benchmark.plots import loss_plots, scaling_blocks, scaling_series
 from workbench.display.benchmark.sheet import Sheet, sheet_of
-from workbench.display.kit.plots.labels import apart
+from workbench.display.kit.doc import Figure
+from workbench.display.kit.plots.static import apart
 from workbench.results.profile.parse import Profile
 
 
 def drawn_scaling(sheet: Sheet, published: Sequence[Published] = ()) -> str:
-    return scaling_svg(scaling_plot(sheet, published))
+    first = scaling_blocks(sheet, published)[0]
+    return first.svg if isinstance(first, Figure) else ""
 
 
 @settings(deadline=None)
@@ -46,8 +47,8 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
         make_row("ddp", 3, 90.0, global_batch=96, key="other"),
     ]  # fmt: skip
     sheet = sheet_of(groups(rows))
-    assert [(p.pods, p.speed_up) for p in scaling_series(sheet)["zero1"]] == [(1, 1.0), (2, 1.5), (3, 1.8)]
-    assert list(scaling_series(sheet)) == ["zero1"]
+    (one,) = scaling_series(sheet)
+    assert (one.name, list(one.xs["pods"]), list(one.ys)) == ("zero1", [1, 2, 3], [1.0, 1.5, 1.8])
     drawn = drawn_scaling(sheet, PUBLISHED)
     assert "zero1 1.80 x" in drawn
     assert ">ideal<" in drawn
@@ -58,9 +59,9 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
 
 def test_the_range_of_repeats_is_drawn() -> None:
     rows = [make_row("ddp", pods, speed * pods, repeat=n) for pods in (1, 2) for n, speed in enumerate((80, 100, 110))]
-    last = scaling_series(sheet_of(groups(rows)))["ddp"][-1]
-    assert (last.pods, last.speed_up, last.low) == (2, 2.0, 1.6)
-    assert last.high == pytest.approx(2.2)
+    (one,) = scaling_series(sheet_of(groups(rows)))
+    assert (one.name, one.xs["pods"][-1], one.ys[-1], one.low[-1]) == ("ddp", 2, 2.0, 1.6)
+    assert one.high[-1] == pytest.approx(2.2)
 
 
 def test_without_a_row_on_one_pod_there_is_no_scaling() -> None:
@@ -130,7 +131,7 @@ def test_many_rows_are_drawn_by_number_of_pods() -> None:
     sheet = sheet_of(groups(rows))
     plots = loss_plots(sheet, {line.number: losses(5, lower=line.number) for line in sheet.lines})
     assert [plot.title for plot in plots] == ["tiny-t5, 1 pod", "tiny-t5, 3 pods"]
-    assert [len(plot.lines) for plot in plots] == [5, 5]
+    assert [len(plot.plot.series) for plot in plots] == [5, 5]
 
 
 def test_the_time_of_a_step_is_drawn_by_its_parts() -> None:

@@ -15,7 +15,7 @@ import pytest
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
-from workbench.benchmark.report import rows_below, write_report
+from workbench.benchmark.result import rows_below, write_report
 from workbench.jobs.deepspeed.config import resolve
 from workbench.rundir.make.script import check_args
 from workbench.rundir.spec import RunSpec

@@ -15,7 +15,7 @@ import pytest
 
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
-from workbench.display.cluster.panel import ClusterPanel
+from workbench.display.cluster import ClusterPanel
 from workbench.display.kit.live import Picture
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec

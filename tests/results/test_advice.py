@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.display.failure.fault import fault_card
+from workbench.display.failure import fault_card
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.results.advice.rules import advise

@@ -15,7 +15,7 @@ from workbench import FineTune, PodSpec, Run, Script, compare, history
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.shown import as_html
-from workbench.benchmark.report import rows_below, write_report
+from workbench.benchmark.result import rows_below, write_report
 from workbench.results.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths

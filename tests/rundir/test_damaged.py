@@ -25,7 +25,7 @@ from wrong import WRONG, places, replaced
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
-from workbench.benchmark.report import gather, rows_below
+from workbench.benchmark.result import Report, rows_below
 from workbench.client.history import history
 from workbench.client.run import Run
 from workbench.display.run.page import run_text
@@ -223,7 +223,7 @@ def look_at(place: Place, what: list[Damage], *, how: str, drawn: bool) -> None:
 
 def report_of(folder: Path) -> list[str]:
     rows, problems = rows_below([folder])
-    return [repr(gather(rows, problems=problems, with_cards=True))]
+    return [repr(Report(rows, problems=problems, with_cards=True))]
 
 
 @dataclass(frozen=True)

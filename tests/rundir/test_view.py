@@ -14,7 +14,7 @@ from workbench.base.errors import RunError
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.kit.line import progress_text
-from workbench.display.run.facts import facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.rundir.catalog.store import record_of
 from workbench.rundir.events import read_events
 from workbench.rundir.state import RunState
@@ -161,7 +161,7 @@ def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_not
 def test_throughput_is_one_figure_whoever_shows_it(written: WrittenRun) -> None:
     def shown() -> list[str]:
         view = RunView(written.paths.root)
-        figures = dict(facts_of(view).figures)
+        figures = dict(RunFacts(view).figures)
         record = record_of(written.paths)
         assert view.progress.samples_per_s is not None and record.train_samples_per_s is not None
         line = re.search(r"([\d.]+) samples/s", progress_text(Run.load(written.paths.root).progress))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.table import text_table
-from workbench.display.run.workers import worker_grids
+from workbench.display.run.page import worker_grids
 from workbench.rundir.events import Event
 from workbench.rundir.figures.workers import EpochTime, WorkerBook
 from workbench.rundir.totals import RunTotals

@@ -106,8 +106,10 @@ class Benchmark(Shown):
         Raises:
             ConfigError: A file is missing, is no JSON, or asks for something unknown.
         """
-        read = [RunSpec.load(Path(spec).expanduser()) for spec in specs]
-        made = [cls([spec.job], pods=[_pods_of(spec)], pod=spec.cluster.pods, path=path) for spec in read]
+        made = []
+        for spec in (RunSpec.load(Path(spec).expanduser()) for spec in specs):
+            pods = 1 if spec.job.word == Technique.SINGLE else spec.pods or spec.cluster.count
+            made.append(cls([spec.job], pods=[pods], pod=spec.cluster.pods, path=path))
         if not made:
             raise ConfigError("specs is empty; give paths of SPEC.json files")
         return reduce(operator.add, made)
@@ -167,7 +169,9 @@ class Benchmark(Shown):
                 "holds the rows so far."
             ) from None
         finally:
-            rows = tuple(self._priced(row) for row in schedule.rows)
+            price, rows = self._price, schedule.rows
+            if price is not None:
+                rows = tuple(replace(row, cost=row.pod_hours and row.pod_hours * price) for row in rows)
             self.result = BenchmarkResult(name=self.name, folder=self.path, rows=rows, left_out=self.grid.left_out)
         return self.result
 
@@ -180,9 +184,17 @@ class Benchmark(Shown):
             raise RunError(f"the cluster is {cluster.phase}: {cluster.message or 'call start() first'}")
         if self._most_pods > cluster.spec.count:
             raise ConfigError(f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}")
+        # What takes no time to see is refused; whatever else is wrong with a job is found when its row starts.
         for row in self.grid.rows:
             try:
-                _check_job(row.job, cluster.spec.pods)
+                check_launcher(Launcher(row.job.launcher))
+                match row.job:
+                    case FineTune() as job:
+                        check_at_submit(job, gpus=cluster.spec.pods.gpus)
+                        dataset_from(job.dataset)
+                        model_kind(job.model)
+                    case Script() as job:
+                        check_script(Path(job.path).expanduser().absolute())
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 
@@ -199,29 +211,5 @@ class Benchmark(Shown):
             finished=sum(repeat in done for repeat in repeats),
         )
 
-    def _priced(self, row: BenchmarkRow) -> BenchmarkRow:
-        if self._price is None or row.pod_hours is None:
-            return row
-        return replace(row, cost=row.pod_hours * self._price)
-
     def __repr__(self) -> str:
         return f"Benchmark({self.name}: {len(self.grid.rows)} runs, in {self.path})"
-
-
-def _pods_of(spec: RunSpec) -> int:
-    match spec.job:
-        case FineTune(technique=Technique.SINGLE):
-            return 1
-    return spec.pods or spec.cluster.count
-
-
-def _check_job(job: Job, pod: PodSpec) -> None:
-    """Refuse what takes no time to see; whatever else is wrong with a job is found when its row starts."""
-    check_launcher(Launcher(job.launcher))
-    match job:
-        case FineTune():
-            check_at_submit(job, gpus=pod.gpus)
-            dataset_from(job.dataset)
-            model_kind(job.model)
-        case Script():
-            check_script(Path(job.path).expanduser().absolute())

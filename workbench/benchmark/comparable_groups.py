@@ -83,10 +83,14 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
         members.sort(key=lambda row: order[id(row)])
     grouped.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
     names = names_of(given)
+    first = grouped[0][0] if grouped else {}
     return tuple(
-        Group(same=_for_people(same), summaries=_summaries(members, names), difference=_difference(grouped[0][0], same))
+        Group(
+            same={"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"},
+            summaries=_summaries(members, names), difference=_difference(first, same),
+        )
         for same, members in grouped
-    )
+    )  # fmt: skip
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
@@ -109,10 +113,6 @@ def _work(row: BenchmarkRow) -> dict[str, object]:
     }
 
 
-def _for_people(same: Mapping[str, object]) -> dict[str, object]:
-    return {"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"}
-
-
 def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
     parts = [
         f"{'data' if name == 'dataset' else name} {value} instead of {first[name]}"
@@ -133,7 +133,7 @@ def _summaries(rows: Sequence[BenchmarkRow], names: Mapping[str, str]) -> tuple[
         _fold(names[key] if short.count(names[key]) == 1 else f"{names[key]}, {key[:6]}", members)
         for key, members in by_key.items()
     ]
-    return tuple(_forecast(_sped_up(summary, folded), folded) for summary in folded)
+    return tuple(_compared(summary, folded) for summary in folded)
 
 
 def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
@@ -151,32 +151,26 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
     return Summary(name=name, row=replace(good[0], **medians), rows=ordered, spreads=spreads)  # type: ignore[arg-type]
 
 
-def _sped_up(summary: Summary, among: Sequence[Summary]) -> Summary:
-    row = summary.row
-    base = _baseline(row, among)
-    if base is None or not row.samples_per_s or not base.row.samples_per_s or not row.slots or not base.row.slots:
+def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
+    """Put in its speed over that of its one-pod line, and what that line and the exchange between the pods predict."""
+    row, base = summary.row, _baseline(summary.row, among)
+    if base is None:
         return summary
-    speed_up = row.samples_per_s / base.row.samples_per_s
-    efficiency = speed_up / (row.slots / base.row.slots)
-    return replace(summary, row=replace(row, speed_up=speed_up, efficiency=efficiency), baseline=base.name)
-
-
-def _forecast(summary: Summary, among: Sequence[Summary]) -> Summary:
-    """Put in what a one-pod line and the exchange between the pods would have said of its speed."""
-    row = summary.row
-    base, scaling = _baseline(row, among), row.scaling
-    one_s = base.row.step_s if base is not None else None
-    match scaling.get("sending_s"), scaling.get("slowdown"), scaling.get("shards"):
-        case float() as sending_s, float() as slowdown, int() as shards if base is not None and one_s is not None:
-            one, micro_s = base.row, base.row.micro_batch_s or one_s
+    one, figures, baseline = base.row, dict[str, float](), ""
+    if row.samples_per_s and one.samples_per_s and row.slots and one.slots:
+        speed_up = row.samples_per_s / one.samples_per_s
+        figures = {"speed_up": speed_up, "efficiency": speed_up / (row.slots / one.slots)}
+        baseline = base.name
+    match row.scaling.get("sending_s"), row.scaling.get("slowdown"), row.scaling.get("shards"):
+        case float() as sending_s, float() as slowdown, int() as shards if one.step_s is not None:
             counts = {"rows": one.per_device_batch or 1, "accumulation": one.accumulation or 1}
-            pace = Pace.of(step_s=one_s, micro_batch_s=micro_s, **counts)
+            pace = Pace.of(step_s=one.step_s, micro_batch_s=one.micro_batch_s or one.step_s, **counts)
             rows, accumulation = row.per_device_batch or 1, row.accumulation or 1
             step_s = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards).step_s(
                 pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s
             )
-            return replace(summary, row=replace(row, predicted_samples_per_s=rows * accumulation * row.slots / step_s))
-    return summary
+            figures["predicted_samples_per_s"] = rows * accumulation * row.slots / step_s
+    return replace(summary, row=replace(row, **figures), baseline=baseline)  # type: ignore[arg-type]
 
 
 def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
@@ -202,11 +196,11 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     named = {}
     for key, row in firsts.items():
         twins = [k for k, other in firsts.items() if (short[k], other.model) == (short[key], row.model)]
-        varied = [name for name in jobs[key] if name != "technique" and any(_varies(name, key, k, jobs) for k in twins)]
+        varied = [
+            name
+            for name, value in jobs[key].items()
+            if name != "technique" and any(jobs[twin].get(name) != value for twin in twins)
+        ]
         extra = [f"{name.removeprefix('per_device_')} {jobs[key][name]}" for name in varied]
         named[key] = ", ".join([short[key], *extra])
     return named
-
-
-def _varies(name: str, key: str, other: str, jobs: Mapping[str, Mapping[str, object]]) -> bool:
-    return jobs[key][name] != jobs[other].get(name)

@@ -36,11 +36,6 @@ def data_of(job: Job) -> str:
     return digest.hexdigest()[:16]
 
 
-def note_of(key: str, repeat: int, *, code: str, data: str, versions: Mapping[str, str]) -> dict[str, object]:
-    """Make the note that a benchmark leaves in the `run.json` of a row."""
-    return {"benchmark": {"key": key, "repeat": repeat, "code": code, "data": data, "versions": dict(versions)}}
-
-
 class FinishedRows:
     """The run directories below one folder, as they were when it was made; a missing folder holds none."""
 

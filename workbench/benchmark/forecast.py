@@ -114,9 +114,8 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     same = [r.duration_s for r in done if r.key == row.key and r.duration_s is not None]
     if same:
         return TimeForecast(seconds=statistics.median(same), basis="measured before")
-    measured = [_Step.of(r) for r in done if _shape(r) == _shape(row)]
-    steps, rows = _steps(row), (row.per_device_batch or 0) * (row.accumulation or 0)
-    alike = [step for step in measured if step is not None]
+    steps, rows = whole(part(row.spec, "job").get("max_steps")), (row.per_device_batch or 0) * (row.accumulation or 0)
+    alike = [step for r in done if _shape(r) == _shape(row) and (step := _Step.of(r)) is not None]
     if not alike or not steps or not rows:
         return TimeForecast()
     beside_s = statistics.median(step.beside_s for step in alike)
@@ -158,7 +157,3 @@ def _shape(row: BenchmarkRow) -> tuple[object, ...]:
     backend, pod = part(cluster, "backend"), part(cluster, "pods")
     where = (backend.get("kind"), pod.get("cpus"), pod.get("gpus"))
     return row.model, row.technique, row.precision, row.launcher, row.sequence, row.dataset, *where
-
-
-def _steps(row: BenchmarkRow) -> int | None:
-    return whole(part(row.spec, "job").get("max_steps"))

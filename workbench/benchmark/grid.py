@@ -97,7 +97,9 @@ def make_grid(
         varying = {key: value for key, value in options.items() if len(vary[key]) > 1}
         name = _name(job, technique, varying, count, many=len(asked.jobs) > 1)
         try:
-            made = _made(job, technique, options, count, slots)
+            made = (
+                _tuned(job, technique, options, count, slots) if isinstance(job, FineTune) else job.replace(**options)
+            )
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue
@@ -110,14 +112,6 @@ def make_grid(
 def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
     """Keep the first of rows that are the same; a script is the same under every technique."""
     return tuple(row for n, row in enumerate(rows) if all(row.work != other.work for other in rows[:n]))
-
-
-def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: int, slots: int) -> Job:
-    match job:
-        case FineTune():
-            return _tuned(job, technique, options, pods, slots)
-        case _:
-            return job.replace(**options)
 
 
 def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int) -> FineTune:

@@ -105,11 +105,7 @@ def key_of(spec: RunSpec | Json) -> str:
 
 
 def _raw(spec: RunSpec | Json) -> Json:
-    match spec:
-        case RunSpec():
-            return spec.chosen().to_dict()
-        case _:
-            return spec
+    return spec.chosen().to_dict() if isinstance(spec, RunSpec) else spec
 
 
 def _job_of(spec: Json) -> Json:

@@ -1,20 +1,33 @@
-"""`BenchmarkResult`: the rows of a benchmark, with what they may be compared with, and its pictures and report."""
+"""`BenchmarkResult`: the rows of a benchmark, with what they may be compared with; and its report, as two files."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import part
-from workbench.base.shown import Shown, ShownLive
+from workbench.base.shown import Shown, ShownLive, as_markdown, as_page
 from workbench.base.table import data_frame
 from workbench.benchmark.comparable_groups import Group, groups
+from workbench.benchmark.finished_rows import kept_rows
 from workbench.benchmark.grid import LeftOut
+from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.client.result import Card, RunResult, card_of, replace_text
+from workbench.rundir.catalog.store import find_runs
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.view import RunView
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+logger = logging.getLogger(__name__)
+HTML_NAME, MD_NAME = "report.html", "report.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +73,6 @@ class BenchmarkResult(Shown):
 
     def report(self, folder: str | Path | None = None) -> Path:
         """Write `report.html` and `report.md`, which need no network."""
-        from workbench.benchmark.report import write_report
-
         return write_report(self.rows, Path(folder or self.folder))[0]
 
     def plots(self) -> BenchmarkPlots:
@@ -85,3 +96,124 @@ class BenchmarkPlots(ShownLive):
     """The pictures of a benchmark. Shows in a notebook; as text it says where they can be seen."""
 
     result: BenchmarkResult
+
+
+class LossPoint(NamedTuple):
+    step: float
+    seconds: float
+    """Seconds since the run was submitted."""
+    loss: float
+
+
+class Report:
+    """What the report of some rows states; what cannot be read is left out, and named."""
+
+    def __init__(
+        self,
+        rows: Sequence[BenchmarkRow],
+        *,
+        title: str = "Benchmark",
+        problems: Iterable[str] = (),
+        with_cards: bool = True,
+    ):
+        self.title, self.rows, self.groups = title, tuple(rows), groups(rows)
+        self.losses: dict[Path, Sequence[LossPoint]] = {}
+        """By run directory the training losses, as they were logged."""
+        self.cards: dict[Path, Card] = {}
+        """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
+        self.problems = list(problems)
+        """What could not be read, and what has not ended, a line each."""
+        for row in rows:
+            if not row.outcome.is_terminal:
+                self.problems.append(f"{row.name} is {row.outcome}: its figures are those so far, and it has no card")
+            if row.path is not None and row.path not in self.losses:
+                self._read(row.name, row.path, with_cards)
+        self.written_s = time.time()
+
+    def _read(self, name: str, path: Path, with_card: bool) -> None:
+        if not path.is_dir():
+            self.problems.append(f"{name} has no card: its run directory {path} is gone")
+            return
+        try:
+            view = RunView(path)
+            curve, began_s = view.curves["loss"], view.began_s or 0.0
+            points = zip(*curve.thinned(len(curve)), strict=True)
+            self.losses[path] = [LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points]
+            if with_card and RunPaths(path).result.exists():
+                self.cards[path] = card_of(RunResult.load(path), HTML_NAME)
+        except Exception as error:  # the border of one run
+            logger.debug("reading %s", path, exc_info=True)
+            self.problems.append(f"{name} has no card: {error}")
+
+    def card_of(self, row: BenchmarkRow) -> Card | None:
+        """Return the card of a row's run; None where it did not end, or cannot be read."""
+        return self.cards.get(row.path) if row.path else None
+
+    def losses_of(self, row: BenchmarkRow) -> Sequence[LossPoint]:
+        """Return the training losses of a row's run; empty where there are none."""
+        return self.losses.get(row.path, ()) if row.path else ()
+
+
+def write_report(
+    rows: Sequence[BenchmarkRow], folder: Path, *, title: str = "Benchmark", problems: Iterable[str] = ()
+) -> tuple[Path, Path]:
+    """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
+    target = Path(folder).expanduser().absolute()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
+    report = Report(rows, title=title, problems=problems)
+    html, md = target / HTML_NAME, target / MD_NAME
+    replace_text(html, as_page(report))
+    replace_text(md, as_markdown(report))
+    return html, md
+
+
+def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
+    """Read the rows of all runs at or below some folders; those of one benchmark in its order, the others by age."""
+    rows: list[BenchmarkRow] = []
+    broken: list[str] = []
+    seen: set[Path] = set()
+    given = [Path(place).expanduser().absolute() for place in places]
+    for place in given:
+        if not place.is_dir():
+            raise ConfigError(
+                f"there is no folder {place}; give run directories, a cluster's directory or a benchmark's folder"
+            )
+        roots = sorted(paths.root.resolve() for paths in find_runs(place))
+        read: list[BenchmarkRow] = []
+        for root in roots:
+            if root not in seen:
+                seen.add(root)
+                try:
+                    read.append(row_of(root))
+                except Exception as error:  # the border of one run: whatever its files hold, the others are shown
+                    logger.debug("reading %s", root, exc_info=True)
+                    broken.append(f"{root} cannot be read: {error}")
+        kept = kept_rows(place)
+        newest = [row for row in read if not _run_again_since(row, kept)]
+        if len(newest) < len(read):
+            broken.append(f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)")
+        rows += _in_order(newest, kept)
+    if not rows and not broken:
+        named = ", ".join(map(str, given)) or "nothing"
+        raise ConfigError(f"no run is at or below {named}; a run directory is one that holds a run.json")
+    return rows, broken
+
+
+def _run_again_since(row: BenchmarkRow, kept: Sequence[BenchmarkRow]) -> bool:
+    """Whether the benchmark took another run for this row; by name, as the folder may have been moved."""
+    taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
+    return bool(taken) and row.path is not None and row.path.name not in taken
+
+
+def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
+    """Put rows into the order that their benchmark kept, with those that it never started; others stand behind."""
+    before = {(row.key, row.repeat): (number, row) for number, row in enumerate(kept)}
+    there = {(row.key, row.repeat) for row in read}
+    never = [row for row in kept if row.path is None and row.outcome.is_terminal and (row.key, row.repeat) not in there]
+    # What money a row cost is known to the benchmark that ran it, not to the run directory.
+    last = (len(kept), BenchmarkRow(name="", outcome=Outcome.WAITING))
+    priced = [replace(row, cost=row.cost or before.get((row.key, row.repeat), last)[1].cost) for row in read]
+    return sorted([*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name))

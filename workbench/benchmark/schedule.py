@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.benchmark.finished_rows import FinishedRows, code_of, data_of, keep_rows, note_of
+from workbench.benchmark.finished_rows import FinishedRows, code_of, data_of, keep_rows
 from workbench.benchmark.forecast import MemoryForecast, forecast_memory
 from workbench.benchmark.grid import PlannedRun
 from workbench.benchmark.read import key_of, row_of, skipped_row
@@ -39,8 +39,11 @@ class _Item:
     planned: PlannedRun
     spec: RunSpec
     note: Mapping[str, object]
+    """What is left in the `run.json` of its run, by which a later benchmark finds it."""
     memory: MemoryForecast
     row: BenchmarkRow
+    left: Path | None
+    """The directory of the same run of an earlier kernel, where that still goes on."""
 
 
 class _Live:
@@ -77,12 +80,11 @@ class Schedule:
         self._items: list[_Item] = []
         for planned in rows:
             spec = RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
-            data = data_of(planned.job)
-            note = note_of(key_of(spec), planned.repeat, code=code, data=data, versions=versions)
+            facts = {"code": code, "data": data_of(planned.job), "versions": versions}
+            note = {"benchmark": {"key": key_of(spec), "repeat": planned.repeat, **facts}}
             memory = forecast_memory(spec, gpu_memory_gib=gpu_memory_gib)
             row = finished.finished(note) or _unstarted(spec, planned, memory, force)
-            self._items.append(_Item(planned, spec, note, memory, row))
-        self._left = {id(item): path for item in self._items if (path := finished.live(item.note)) is not None}
+            self._items.append(_Item(planned, spec, note, memory, row, finished.live(note)))
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
@@ -92,7 +94,8 @@ class Schedule:
         """Run what is not finished; side by side as far as there are pods, else one after another."""
         show(self.rows, {})
         # What is left of an earlier kernel goes on already, alone: nothing may start beside it and slow it down.
-        todo = deque(sorted(self._todo(), key=lambda item: id(item) not in self._left))
+        waiting = [item for item in self._items if not item.row.outcome.is_terminal]
+        todo = deque(sorted(waiting, key=lambda item: item.left is None))
         live: list[_Live] = []
         try:
             while todo or live:
@@ -112,18 +115,14 @@ class Schedule:
         finally:
             keep_rows(self._folder, self.rows)
 
-    def _todo(self) -> list[_Item]:
-        return [item for item in self._items if not item.row.outcome.is_terminal]
-
     def _has_room(self, item: _Item, live: Sequence[_Live], side_by_side: bool) -> bool:
-        if not live:
-            return True
-        taken = sum(each.item.planned.pods for each in live)
         alone = not side_by_side or any(each.was_left for each in live)
-        return not alone and taken + item.planned.pods <= len(self._cluster.pods)
+        taken = sum(each.item.planned.pods for each in live)
+        return not live or (not alone and taken + item.planned.pods <= len(self._cluster.pods))
 
     def _begin(self, item: _Item, live: Sequence[_Live]) -> list[_Live]:
-        if (left := self._left.pop(id(item), None)) is not None:
+        if (left := item.left) is not None:
+            item.left = None
             return [_Live(item, Run.load(left), was_left=True)]
         if self._cluster.phase != "ready":
             raise RunError(

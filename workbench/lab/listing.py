@@ -19,11 +19,11 @@ from zipfile import ZipFile, ZipInfo
 from workbench.base.errors import RunError
 from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
-from workbench.benchmark.report import gather, rows_below
+from workbench.benchmark.result import Report, rows_below
 from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
-from workbench.display.run.facts import facts_of
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
 from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
@@ -91,7 +91,7 @@ class Listing:
     def report(self, folder: str) -> str:
         place = self._place(folder)
         rows, problems = rows_below([place])
-        return as_page(gather(rows, title=place.name, problems=problems))
+        return as_page(Report(rows, title=place.name, problems=problems))
 
     def model(self, name: str) -> Iterator[bytes]:
         """Return the model of a run as the pieces of a zip; links in its folder are left out."""
@@ -108,7 +108,7 @@ class Listing:
 
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard of runs, unless it runs, and return the path of its page."""
-        runs = [self.run(name) for name in names]
+        runs = map(self.run, names)
         server = serve_folders({read_label(run).name or run.root.name: board_folder(run) for run in runs})
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
@@ -166,7 +166,7 @@ class Listing:
             return {}
         try:
             view, _ = self._view(self.root / row["path"])
-            facts = facts_of(view)
+            facts = RunFacts(view)
         except Exception:  # the border of one run: whatever its files hold, the others are shown
             logger.exception("reading %s", row["path"])
             return {}

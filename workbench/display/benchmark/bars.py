@@ -1,4 +1,4 @@
-"""Bars over the rows of a benchmark, as static SVG: memory measured and predicted, and where a step's time goes."""
+"""Bars over the rows of a benchmark, as SVG and text: memory measured and predicted, and where a step's time goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from workbench.base.words import duration, gib
 from workbench.benchmark.row import Outcome
-from workbench.display.benchmark.sheet import Line
+from workbench.display.benchmark.sheet import Line, Sheet
+from workbench.display.kit.doc import Block, Figure, Note
 from workbench.display.kit.plots.figure import COLOURS, FOREGROUND
 from workbench.display.kit.plots.static import dress_axes, figure_svg, legend_above
 from workbench.results.profile.parse import Profile
@@ -20,7 +21,31 @@ _FOOT_IN = 0.42
 _LETTER_IN = 0.083
 _HATCHES = ("", "////", "....")
 _NOT_FITTING = (Outcome.SKIPPED, Outcome.OUT_OF_MEMORY)
+_BAR = 30  # letters
 _FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it is cut, and says so
+
+
+def memory_blocks(sheet: Sheet) -> list[Block]:
+    """State the memory of each row, or that no row tells it."""
+    drawn = memory_bars_svg(sheet.lines)
+    if not drawn:
+        return [Note("Not drawn: no row tells its memory, measured or predicted.")]
+    rows = [(line.label, line.row.peak_memory_gib, line.row.predicted_memory_gib) for line in sheet.lines]
+    most = max((value for _, *both in rows for value in both if value), default=1.0)
+    bars = [
+        (f"{label}, {what}", value / most, gib(value))
+        for label, *both in rows
+        for what, value in zip(("measured", "predicted"), both, strict=True)
+        if value
+    ]
+    kinds = {"cuda": "reserved CUDA memory", "resident": "resident memory of the ranks"}
+    counted = sorted({kinds.get(line.row.memory_kind, "") for line in sheet.lines} - {""})
+    note = (
+        f"The highest of the pods. Measured is {' or '.join(counted) or 'what the pods reported'}; predicted is the "
+        "planner's figure for the longest rows that the job allows: shorter rows need less. "
+        "» marks a bar that is cut."
+    )
+    return [Figure(drawn, text=text_bars("peak memory of a pod", bars)), Note(note)]
 
 
 def memory_bars_svg(lines: Sequence[Line]) -> str:
@@ -82,6 +107,13 @@ def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
         axes.set_xlim(0, reach)
 
     return _bars(draw, list(parts), "seconds of the profiled step, rank 0", "where a step's time goes", after=0.1)
+
+
+def text_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
+    """Draw bars as text, a line each: its name, its share of the width, and its words."""
+    names = max((len(name) for name, _, _ in bars), default=0)
+    lines = [f"{name:<{names}}  {'█' * max(1, round(share * _BAR)):<{_BAR}}  {text}" for name, share, text in bars]
+    return "\n".join([title, *lines])
 
 
 def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, title: str, after: float) -> str:

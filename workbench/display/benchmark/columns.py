@@ -1,4 +1,4 @@
-"""The columns of a benchmark's table; each picks unit and decimals once, for all rows, so that the eye can compare."""
+"""The columns of a benchmark's table, which pick unit and decimals once for all rows; how a row ended, for the eye."""
 
 from __future__ import annotations
 
@@ -7,15 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base.json_values import number
-from workbench.base.words import UNKNOWN
-from workbench.benchmark.row import BenchmarkRow
+from workbench.base.words import UNKNOWN, counted, gib, plain
+from workbench.benchmark.row import BenchmarkRow, Outcome
 
 _MOST_DECIMALS = 5
-_BINARY = 1024.0
-_TIMES = (("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf))
-_BYTES = (("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf))
-_MEMORY = (("MiB", 1 / _BINARY, 0.1), ("GiB", 1.0, math.inf))
-_FLOPS = (("GFLOPS", 1e-3, 0.1), ("TFLOPS", 1.0, math.inf))
+
+MARKS: Mapping[Outcome, str] = {
+    Outcome.SUCCEEDED: "✓",
+    Outcome.OUT_OF_MEMORY: "▲",
+    Outcome.FAILED: "✗",
+    Outcome.CANCELLED: "■",
+    Outcome.SKIPPED: "▷",
+    Outcome.RUNNING: "●",
+    Outcome.WAITING: "○",
+}
+"""A mark for each outcome, unlike in shape: colour alone would tell some readers nothing."""
+
+COLOURS: Mapping[Outcome, str] = {
+    Outcome.SUCCEEDED: "var(--wb-good)",
+    Outcome.OUT_OF_MEMORY: "var(--wb-bad)",
+    Outcome.FAILED: "var(--wb-bad)",
+    Outcome.CANCELLED: "var(--wb-warn)",
+    Outcome.SKIPPED: "var(--wb-warn)",
+    Outcome.RUNNING: "var(--wb-busy)",
+    Outcome.WAITING: "var(--wb-quiet)",
+}
 
 Scale = tuple[str, float, float]
 
@@ -32,14 +48,15 @@ class Kind:
 
 _COUNT = Kind(decimals=0)
 _PLAIN = Kind(digits=4)
-_TIME = Kind(scales=_TIMES, digits=4)
-_GIB = Kind(scales=_MEMORY)
+_TIME = Kind(scales=(("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf)), digits=4)
+_BYTES = Kind(scales=(("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf)))
+_GIB = Kind(scales=(("MiB", 1 / 1024, 0.1), ("GiB", 1.0, math.inf)))
+_FLOPS = Kind(scales=(("GFLOPS", 1e-3, 0.1), ("TFLOPS", 1.0, math.inf)))
 _SHARE = Kind(scales=(("%", 0.01, math.inf),), decimals=1)
-_RATE = Kind(digits=4)
 _MOST, _LEAST = 1, -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     field: str
     title: str
@@ -50,11 +67,12 @@ class Column:
     """The unit where the kind has none."""
     best: int = 0
     """1 where the largest figure is the best, -1 where the smallest is, 0 where none is better than another."""
+    alone: str = ""
+    """What it is called out of its section, where that is not its title."""
 
     @property
     def name(self) -> str:
-        """What it is called on its own, out of its section."""
-        return _ALONE.get(self.field, self.title)
+        return self.alone or self.title
 
     def value(self, row: BenchmarkRow) -> float | None:
         """Return a row's figure; None where it was not measured, or cannot be written."""
@@ -68,46 +86,31 @@ WORK = "work"
 """The section of what was asked for: a column of it that is equal in all rows stands above the table."""
 
 COLUMNS: tuple[Column, ...] = (
-    Column(field="samples_per_s", title="samples/s", section="speed", kind=_RATE, best=_MOST),
-    Column(field="predicted_samples_per_s", title="forecast", section="speed", kind=_RATE),
-    Column(field="speed_up", title="speed-up", section="speed", unit="x", best=_MOST),
-    Column(field="efficiency", title="efficiency", section="speed", kind=_SHARE),
-    Column(field="peak_memory_gib", title="measured", section=MEMORY, kind=_GIB, best=_LEAST),
-    Column(field="predicted_memory_gib", title="predicted", section=MEMORY, kind=_GIB),
-    Column(field="eval_loss", title="eval loss", section="quality", best=_LEAST),
-    Column(field="perplexity", title="perplexity", section="quality", best=_LEAST),
-    Column(field="exact_match", title="exact match", section="quality", kind=_SHARE, best=_MOST),
-    Column(field="train_loss", title="train loss", section="quality", best=_LEAST),
-    Column(field="duration_s", title="duration", section="time", kind=_TIME, best=_LEAST),
-    Column(field="time_to_first_step_s", title="to first step", section="time", kind=_TIME, best=_LEAST),
-    Column(field="useful_tokens_per_s", title="tokens/s, useful", section="tokens and FLOPS", kind=_RATE, best=_MOST),
-    Column(field="padded_tokens_per_s", title="tokens/s, padded", section="tokens and FLOPS", kind=_RATE, best=_MOST),
-    Column(
-        field="tflops_per_device", title="per device", section="tokens and FLOPS", kind=Kind(scales=_FLOPS), best=_MOST
-    ),
-    Column(field="mfu", title="MFU", section="tokens and FLOPS", kind=_SHARE, best=_MOST),
-    Column(field="host_memory_gib", title="host memory", section="host", kind=_GIB, best=_LEAST),
-    Column(field="sent_bytes_per_step", title="sent", section="network", kind=Kind(scales=_BYTES), best=_LEAST),
-    Column(field="pod_hours", title="pod-hours", section="cost", kind=Kind(digits=3), best=_LEAST),
-    Column(field="cost", title="money", section="cost", kind=Kind(digits=3), unit="as priced", best=_LEAST),
-    Column(field="slots", title="slots", section=WORK, kind=_COUNT),
-    Column(field="global_batch", title="global batch", section=WORK, kind=_COUNT, unit="rows"),
-    Column(field="steps", title="steps", section=WORK, kind=_COUNT),
-    Column(field="epochs", title="epochs", section=WORK, kind=Kind(digits=3)),
+    Column("samples_per_s", "samples/s", "speed", best=_MOST),
+    Column("predicted_samples_per_s", "forecast", "speed", alone="forecast of samples/s"),
+    Column("speed_up", "speed-up", "speed", unit="x", best=_MOST),
+    Column("efficiency", "efficiency", "speed", _SHARE),
+    Column("peak_memory_gib", "measured", MEMORY, _GIB, best=_LEAST, alone="peak memory measured"),
+    Column("predicted_memory_gib", "predicted", MEMORY, _GIB, alone="peak memory predicted"),
+    Column("eval_loss", "eval loss", "quality", best=_LEAST),
+    Column("perplexity", "perplexity", "quality", best=_LEAST),
+    Column("exact_match", "exact match", "quality", _SHARE, best=_MOST),
+    Column("train_loss", "train loss", "quality", best=_LEAST),
+    Column("duration_s", "duration", "time", _TIME, best=_LEAST),
+    Column("time_to_first_step_s", "to first step", "time", _TIME, best=_LEAST, alone="time to first step"),
+    Column("useful_tokens_per_s", "tokens/s, useful", "tokens and FLOPS", best=_MOST, alone="useful tokens/s"),
+    Column("padded_tokens_per_s", "tokens/s, padded", "tokens and FLOPS", best=_MOST, alone="padded tokens/s"),
+    Column("tflops_per_device", "per device", "tokens and FLOPS", _FLOPS, best=_MOST, alone="TFLOPS per device"),
+    Column("mfu", "MFU", "tokens and FLOPS", _SHARE, best=_MOST),
+    Column("host_memory_gib", "host memory", "host", _GIB, best=_LEAST),
+    Column("sent_bytes_per_step", "sent", "network", _BYTES, best=_LEAST, alone="bytes sent per step and pod"),
+    Column("pod_hours", "pod-hours", "cost", Kind(), best=_LEAST),
+    Column("cost", "money", "cost", Kind(), unit="as priced", best=_LEAST, alone="cost in money"),
+    Column("slots", "slots", WORK, _COUNT),
+    Column("global_batch", "global batch", WORK, _COUNT, unit="rows"),
+    Column("steps", "steps", WORK, _COUNT),
+    Column("epochs", "epochs", WORK, Kind()),
 )
-
-_ALONE: Mapping[str, str] = {
-    "time_to_first_step_s": "time to first step",
-    "useful_tokens_per_s": "useful tokens/s",
-    "padded_tokens_per_s": "padded tokens/s",
-    "tflops_per_device": "TFLOPS per device",
-    "peak_memory_gib": "peak memory measured",
-    "predicted_samples_per_s": "forecast of samples/s",
-    "predicted_memory_gib": "peak memory predicted",
-    "host_memory_gib": "host memory",
-    "sent_bytes_per_step": "bytes sent per step and pod",
-    "cost": "cost in money",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,3 +153,27 @@ def _decimals(values: Sequence[float], column: Column) -> int:
     wanted = column.kind.digits - 1 - math.floor(math.log10(max(positive)))
     least = 1 - math.floor(math.log10(min(positive)))
     return max(0, min(_MOST_DECIMALS, max(wanted, min(least, wanted + 2))))
+
+
+def label_of(row: BenchmarkRow, name: str = "") -> str:
+    """Return what a row is in a few words; its name among others tells it from those of its technique and pods.
+
+    Example:
+        >>> row = BenchmarkRow(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1)
+        >>> label_of(row)
+        'tiny-t5 zero1 on 3 pods, repeat 2'
+    """
+    what = " ".join(part for part in (row.model, row.technique) if part) or row.name
+    where = f" on {counted(row.pods, 'pod')}" if row.pods else ""
+    _, comma, extra = name.partition(", ")
+    return plain(what + where + comma + extra + (f", repeat {row.repeat + 1}" if row.repeat else ""))
+
+
+def why_of(row: BenchmarkRow) -> str:
+    """Return why a row failed, was skipped or ran out of memory, with what was asked for; empty where all went well."""
+    parts = [plain(row.reason)]
+    if row.wanted_gib is not None:
+        parts.append(f"asked for {gib(row.wanted_gib)}")
+    if row.free_gib is not None:
+        parts.append(f"{gib(row.free_gib)} free" if row.memory_kind == "cuda" else f"limit {gib(row.free_gib)}")
+    return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""A benchmark while it runs: a line a row with its state, progress and figures, drawn at most four times a second."""
+"""A benchmark before it starts, and while it runs: a line a row, drawn at most four times a second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from workbench.base.words import count, duration, gib, number, percent, plain
+from workbench.base.table import Grid
+from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, plain
 from workbench.benchmark.comparable_groups import names_of
+from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.outcome_cell import COLOURS, MARKS, label_of, why_of
-from workbench.display.kit.line import Screen, cut
+from workbench.display.benchmark.columns import COLOURS, MARKS, label_of, why_of
+from workbench.display.kit.doc import Doc, Note, Table
+from workbench.display.kit.line import Screen, cut, text_bar
 from workbench.display.kit.live import image_bundle
 from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
 from workbench.display.kit.plots.static import plot_png
@@ -33,6 +36,7 @@ _FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {
     "steps": ("steps", count),
 }
 """By the column's title, the field of a row or of a run's progress, and how it is written."""
+_COLUMNS = ("row", "runs", "predicted memory", "predicted time", "time is", "before it starts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +62,7 @@ class LiveLine:
         return f"{MARKS[self.outcome]} {self.outcome}" + (", from disk" if self.from_disk else "")
 
     def __str__(self) -> str:
-        done = int(_BAR * self.share)
-        bar = f"[{'#' * done}{'-' * (_BAR - done)}] {self.bar}" if self.bar else ""
+        bar = f"[{text_bar(self.share, _BAR)}] {self.bar}" if self.bar else ""
         figures = ", ".join(f"{name} {text}" for name, text in self.figures.items())
         return "; ".join(filter(None, (bar, self.reason, figures)))
 
@@ -208,3 +211,45 @@ class BenchmarkLive:
 
     def __str__(self) -> str:
         return live_text(self._lines, self._left_s())
+
+
+def forecast_doc(forecast: BenchmarkForecast) -> Doc:
+    """State one row a row of the benchmark, repeats together, and what that comes to."""
+    rows = counted(len(forecast.rows), "row")
+    grid = Grid(
+        columns=_COLUMNS,
+        rows=[_row(row) for row in forecast.rows],
+        right=_COLUMNS[1:4],
+        whole=_COLUMNS[:4],
+        caption=f"{forecast.name}: {rows}, {counted(forecast.runs, 'run')}, {count(forecast.to_go)} to go",
+    )
+    return Doc(blocks=[Table(grid), *map(Note, _notes(forecast))])
+
+
+def _row(row: ForecastRow) -> list[str]:
+    seconds = row.time.seconds
+    time = UNKNOWN if seconds is None else duration(seconds)
+    return [row.name, count(row.runs), gib(row.memory.gib), time, row.time.basis, _before_start(row)]
+
+
+def _before_start(row: ForecastRow) -> str:
+    if row.finished == row.runs:
+        return "finished on disk"
+    if row.memory.refusal:
+        return f"will be skipped: {row.memory.refusal}"
+    some = f"{count(row.finished)} of {count(row.runs)} finished on disk" if row.finished else ""
+    return "; ".join(part for part in (some, row.memory.unknown) if part)
+
+
+def _notes(forecast: BenchmarkForecast) -> list[str]:
+    with_time, without = forecast.to_go - forecast.without_time, forecast.without_time
+    parts = [f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go"] if with_time else []
+    parts += [f"not known yet for {count(without)}: no row like them is on disk"] if without else []
+    notes = [f"Predicted time: {'; '.join(parts) or 'nothing to go'}."]
+    memory = [row.memory.gib for row in forecast.rows if row.memory.gib is not None]
+    if memory:
+        notes.append(f"Predicted memory: at most {gib(max(memory))} a pod, by the longest rows that the jobs allow.")
+    why: dict[str, list[str]] = {}
+    for left in forecast.left_out:
+        why.setdefault(left.why, []).append(left.name)
+    return [*notes, *(f"Left out: {'; '.join(names)}: {reason}." for reason, names in why.items())]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.json_values import whole
 from workbench.base.words import UNKNOWN, count, counted, plain
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.columns import COLUMNS, WORK, Column, Figures, figures_of
-from workbench.display.benchmark.outcome_cell import MARKS, why_of
+from workbench.display.benchmark.columns import COLUMNS, MARKS, WORK, Column, Figures, figures_of, why_of
 
 _SPEED = "samples_per_s"
 
@@ -41,7 +40,9 @@ class Line:
 
     @property
     def model(self) -> str:
-        return _short(plain(self.row.model))
+        """The model; one that is a folder by the end of its path."""
+        name = plain(self.row.model)
+        return "…/" + "/".join(name.split("/")[-2:]) if name.startswith("/") and name.count("/") > 2 else name
 
     @property
     def technique(self) -> str:
@@ -126,30 +127,32 @@ class Sheet:
 
 def sheet_of(groups: Sequence[Group]) -> Sheet:
     summaries = [summary for group in groups for summary in group.summaries]
-    seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
+    rows = [summary.row for summary in summaries]
+    seen = {column: [value for row in rows if (value := column.value(row)) is not None] for column in COLUMNS}
     measured = tuple(figures_of(column, values) for column, values in seen.items() if values)
-    figures = tuple(one for one in measured if not _is_equal(one, groups))
+    # A column of what was asked for stands above the table where it tells the lines of no group apart.
+    figures = tuple(
+        one for one in measured if one.column.section != WORK or any(len(_asked(one, its.rows)) > 1 for its in groups)
+    )
     equal = [one for one in measured if one not in figures]
     several = len({summary.row.model for summary in summaries}) > 1
     parts: list[Part] = []
     number = 1
     for group in groups:
-        lines = [_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number)]
+        lines = [
+            Line(
+                number=place, summary=summary, several_models=several,
+                figures=tuple(one.of(summary.row) for one in figures),
+                spreads=tuple(_spread(one, summary) for one in figures),
+            )
+            for place, summary in enumerate(group.summaries, number)
+        ]  # fmt: skip
         number += len(lines)
         best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
         starred = tuple(replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines)
         parts.append(_part(group, starred, equal, first=not parts))
     absent = [column for column, values in seen.items() if not values and not column.field.startswith("predicted_")]
     return Sheet(figures=figures, parts=tuple(parts), unmeasured=tuple(column.name for column in absent))
-
-
-def _values(column: Column, summaries: Iterable[Summary]) -> list[float]:
-    return [value for summary in summaries if (value := column.value(summary.row)) is not None]
-
-
-def _is_equal(figures: Figures, groups: Sequence[Group]) -> bool:
-    """Whether a column of what was asked for tells the lines of no group apart."""
-    return figures.column.section == WORK and all(len(_asked(figures, group.rows)) < 2 for group in groups)
 
 
 def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
@@ -180,21 +183,6 @@ def _overlap(one: Line, other: Line, column: Column) -> bool:
     return None not in spreads and not differ(one.summary, other.summary, column.field)
 
 
-def _line(number: int, summary: Summary, figures: Sequence[Figures], several_models: bool) -> Line:
-    return Line(
-        number=number,
-        summary=summary,
-        several_models=several_models,
-        figures=tuple(one.of(summary.row) for one in figures),
-        spreads=tuple(_spread(one, summary) for one in figures),
-    )
-
-
-def _short(model: str) -> str:
-    """Name a model that is a folder by the end of its path."""
-    return "…/" + "/".join(model.split("/")[-2:]) if model.startswith("/") and model.count("/") > 2 else model
-
-
 def _spread(figures: Figures, summary: Summary) -> str:
     spread = summary.spreads.get(figures.column.field)
     low, high = (figures.write(spread.low), figures.write(spread.high)) if spread else ("", "")
@@ -202,21 +190,20 @@ def _spread(figures: Figures, summary: Summary) -> str:
 
 
 def _part(group: Group, lines: tuple[Line, ...], equal: Sequence[Figures], *, first: bool) -> Part:
-    same = [f"{name} {_value(value)}" for name, value in group.same.items() if value is not None]
+    same = [
+        f"{name} {value if (size := whole(value)) is None else count(size)}"
+        for name, value in group.same.items()
+        if value is not None
+    ]
     same += [
         f"{one.column.name} {text}"
         for one in equal
         if group.same.get(one.column.name) is None
         for text in _asked(one, group.rows)
     ]
-    heading = f"Apart: {group.difference}" if group.difference else "Like for like"
-    if not first and not group.difference:
-        heading = "Apart: other work"
+    apart = group.difference or ("" if first else "other work")
+    heading = f"Apart: {apart}" if apart else "Like for like"
     return Part(heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(lines)))
-
-
-def _value(value: object) -> str:
-    return str(value) if (size := whole(value)) is None else count(size)
 
 
 def _notes(lines: Sequence[Line]) -> Iterator[str]:

@@ -14,10 +14,9 @@ from workbench.client.cluster import Cluster
 from workbench.client.compose.composition import Composition
 from workbench.client.compose.fields import FIELDS, SECTIONS
 from workbench.client.compose.preview import Preview, count_memory, preview_of
-from workbench.display.kit.buttons import act_in_thread
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw, Table, to_bundle, to_html, to_text
 from workbench.display.kit.live import has_widgets, put, reserve
-from workbench.display.kit.widgets import make_widget, widget_bundle
+from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
 from workbench.planner.reading import preview as preview_rows
 
 if TYPE_CHECKING:
@@ -120,16 +119,14 @@ class Form:
             blocks.append(
                 Fold("The data, as the model reads them", [Raw(as_html(self.rows), as_text(self.rows))], True)
             )
-        active = [field for field in self.composition.fields if field.is_main or not self._is_default(field.name)]
+        chosen = self.composition
+        active = [field for field in chosen.fields if field.is_main or chosen[field.name] != field.default]
         tables = [
             Table(facts(section, [(f.label, self._value(f.name)) for f in active if f.section == section]))
             for section in SECTIONS
         ]
         blocks.append(Fold("All that is chosen", tables))
         return Doc(blocks=[Fold("What was chosen", blocks)] if folded else blocks)
-
-    def _is_default(self, name: str) -> bool:
-        return bool(self.composition[name] == FIELDS[name].default)
 
     def _value(self, name: str) -> str:
         match self.composition[name]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 
 from markupsafe import Markup, escape
 
-from workbench.base.table import Grid, text_table
+from workbench.base.table import Bar, Cell, Grid, Marked, cell_text, text_table
 from workbench.base.words import plain
-from workbench.display.kit import markdown as md
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
-from workbench.display.kit.table import html_table
-from workbench.display.kit.templates import macro, render, styled
+from workbench.display.kit.templates import html_table, macro, render, styled
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,22 +202,68 @@ def to_markdown(doc: Doc) -> str:
 def _markdown(block: Block) -> str:
     match block:
         case Heading():
-            return f"{'#' * block.level} {md.escape(block.text)}"
+            return f"{'#' * block.level} {_escaped(block.text)}"
         case Table():
-            return md.table(block.grid)
+            return markdown_table(block.grid)
         case Figure():
-            return md.fenced(_text(block)) if "\n" in block.text else md.escape(block.text)
+            return _fenced(_text(block)) if "\n" in block.text else _escaped(block.text)
         case Note():
-            return md.escape(block.text)
+            return _escaped(block.text)
         case Items():
-            title = [md.escape(block.title), ""] if block.title and block.lines else []
-            return "\n".join([*title, *(f"- {md.escape(line)}" for line in block.lines)])
+            title = [_escaped(block.title), ""] if block.title and block.lines else []
+            return "\n".join([*title, *(f"- {_escaped(line)}" for line in block.lines)])
         case Code():
-            return "\n\n".join(filter(None, (md.escape(block.title), md.fenced(block.text))))
+            return "\n\n".join(filter(None, (_escaped(block.title), _fenced(block.text))))
         case Fold():
             inside = to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
             return f"<details><summary>{escape(plain(block.title))}</summary>\n\n{inside}\n\n</details>"
         case Raw():
-            return md.fenced(block.text) if block.text else ""
+            return _fenced(block.text) if block.text else ""
         case Contents():
             return ""
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", plain(text))
+
+
+def _code(text: str) -> str:
+    fence = "`" * (1 + _longest_fence(text))
+    return f"{fence} {plain(text)} {fence}" if "`" in text else f"`{plain(text)}`"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, 1 + _longest_fence(text))
+    return f"{fence}\n{clean(text)}\n{fence}"
+
+
+def markdown_table(grid: Grid) -> str:
+    r"""Write a table, its caption above it.
+
+    Example:
+        >>> print(markdown_table(Grid(columns=("pod", "GiB"), rows=[("a|b", "1.5")], right={"GiB"})))
+        | pod | GiB |
+        | --- | ---: |
+        | a\|b | 1.5 |
+    """
+    sides = ["---:" if title in grid.right else "---" for title in grid.columns]
+    lines = [_line(map(_cell, grid.columns)), _line(sides), *(_line(map(_cell, row)) for row in grid.rows)]
+    caption = [f"**{_escaped(grid.caption)}**", ""] if grid.caption else []
+    return "\n".join([*caption, *lines])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(cell: Cell) -> str:
+    match cell:
+        case Marked(parts):
+            return _escaped(" ".join(text for text, _ in parts)) or " "
+        case Bar():
+            return _code(cell_text(cell))
+    return _escaped(cell) or " "
+
+
+def _longest_fence(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)

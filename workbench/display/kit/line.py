@@ -161,6 +161,12 @@ def _tenth(progress: Progress) -> int | None:
     return 10 * progress.step // progress.max_steps
 
 
+def text_bar(share: float, width: int) -> str:
+    """Draw a share of the way in so many letters."""
+    done = int(width * share)
+    return "#" * done + "-" * (width - done)
+
+
 def cut(text: str, columns: int) -> str:
     """Return as much of a text as fits into so many columns."""
     return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"

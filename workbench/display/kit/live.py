@@ -20,7 +20,7 @@ from workbench.display.kit.doc import Doc, Note, to_bundle
 from workbench.display.kit.line import is_notebook, show_bundle
 
 if TYPE_CHECKING:
-    from workbench.display.kit.buttons import ButtonBar
+    from workbench.display.kit.widgets import ButtonBar
 
 logger = logging.getLogger(__name__)
 NOTHING: Mapping[str, object] = {"text/plain": "", "text/html": ""}

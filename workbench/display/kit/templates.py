@@ -1,4 +1,4 @@
-"""HTML by templates, which escape whatever they are given but `Markup`, and drop what a terminal would obey.
+"""HTML by templates, tables too, which escape whatever they are given but `Markup`, and drop what terminals obey.
 
 The style sheet `assets/sheet.css` confines every rule to `.wb`; colours are JupyterLab's if they are there.
 """
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from workbench.base.table import Key
+from workbench.base.table import Grid, Key, bar_parts, cell_text
 from workbench.base.words import middle_cut, plain
 from workbench.display.kit.logs import clean
+from workbench.display.kit.plots.figure import COLOURS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 _BAD = "var(--jp-error-color1, #d32f2f)"
 _BUSY = "var(--jp-brand-color1, #1976d2)"
@@ -29,6 +31,8 @@ _STATE_COLOURS = {
     "cancelled": "var(--jp-warn-color1, #c77700)",
     "queued": "var(--jp-ui-font-color3, #888)",
 }
+_PROSE = 30  # letters of a cell
+_WORD = 40  # letters of a word
 
 
 def render(name: str, **values: object) -> Markup:
@@ -61,13 +65,13 @@ def _environment() -> Environment:
     )
     environment.filters["plain"] = lambda text: escape(plain(text))
     environment.filters["middle_cut"] = lambda text: escape(middle_cut(plain(text)))
-    environment.filters["lines"] = _lines
+    environment.filters["lines"] = _kept_lines
     environment.filters["key"] = _key
     environment.filters["source"] = _source
     return environment
 
 
-def _lines(text: str) -> Markup:
+def _kept_lines(text: str) -> Markup:
     lines = text.split("\n")
     return escape("\n".join(" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines))
 
@@ -84,3 +88,37 @@ def _key(value: Key) -> str:
 def _source(name: str) -> str:
     """Return what a Content Security Policy calls a script of ours."""
     return f"'sha256-{b64encode(hashlib.sha256(render(name).encode()).digest()).decode()}'"
+
+
+def html_table(grid: Grid) -> str:
+    loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
+    prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
+    styles = [_style(grid, title, 90 // len(prose) if title in prose else 0) for title in grid.columns]
+    cut = [title in grid.cut for title in grid.columns]
+    bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
+    return str(render("table.html", grid=grid, styles=styles, cut=cut, bars=bars))
+
+
+def _style(grid: Grid, title: str, share: int) -> str:
+    side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
+    border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
+    space = "white-space: nowrap" if title in grid.whole or title in grid.right else _wrap(grid, title)
+    # Sentences share what room there is, however long one of them is, and stay wide enough to read in a table that
+    # scrolls.
+    wide = f"; min-width: 14em; width: {share}%" if share else ""
+    return f"text-align: {side}; padding: 2px 8px; vertical-align: top; {border}; {space}{wide}"
+
+
+def _wrap(grid: Grid, title: str) -> str:
+    """Break no word but one that no screen has room for; keep the lines of plain texts, as of what a model wrote."""
+    words = [word for text in _texts(grid, title) for word in text.split()]
+    cells = [row[list(grid.columns).index(title)] for row in grid.rows]
+    breaks = f"overflow-wrap: {'anywhere' if any(len(word) > _WORD for word in words) else 'break-word'}"
+    has_lines = any("\n" in cell for cell in cells if isinstance(cell, str))
+    keeps_lines = has_lines and all(isinstance(cell, str) for cell in cells)
+    return breaks + ("; white-space: pre-wrap" if keeps_lines else "")
+
+
+def _texts(grid: Grid, title: str) -> list[str]:
+    place = list(grid.columns).index(title)
+    return [cell_text(row[place]) for row in grid.rows]

@@ -1,9 +1,15 @@
-"""Widgets that are a script of ours, and values that page and kernel share."""
+"""Widgets that are a script of ours, buttons above all; what a click asks for is done in a thread of its own."""
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
+
+from workbench.base.errors import WorkbenchError
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -34,3 +40,91 @@ def heard_at_once(widget: Any) -> None:
 def widget_bundle(widget: Any, words: str) -> dict[str, object]:
     """Return a widget as a notebook takes it, with the words for where there are none."""
     return {"text/plain": words, VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
+
+
+logger = logging.getLogger(__name__)
+
+
+def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: str) -> None:
+    """Do what a click asks for; `fail` takes the words of what goes wrong."""
+
+    def carry_out() -> None:
+        try:
+            act()
+        except (WorkbenchError, OSError) as error:
+            fail(str(error))
+        except Exception as error:  # thread boundary: what is raised here would be seen by nobody
+            logger.exception("what a click asked for: %s", name)
+            fail(f"{type(error).__name__}: {error}")
+
+    threading.Thread(target=carry_out, name=name, daemon=True).start()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Button:
+    name: str
+    text: str
+    tip: str
+    sure: str = ""
+    """What it asks before it acts: the second click within some seconds is the one that counts. Empty: it asks not."""
+    disabled: bool = False
+    urgent: bool = False
+    """Whether it is what the user should look at."""
+
+
+class ButtonBar:
+    """A row of buttons with room for a word on them, and for what they bring up."""
+
+    def __init__(self, label: str, actions: Mapping[str, Callable[[], object]], ticks: str = ""):
+        """Make it; the rows of the table beside it can be ticked where `ticks` says what for."""
+        self.note = ""
+        """What went wrong, or what is being done."""
+        self.ticked: Sequence[int] = ()
+        """The rows of the table beside it that had a tick at the last click, by the numbers in their first cells."""
+        self._actions = actions
+        self._answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+        self.widget = make_widget(
+            "buttons", label=label, buttons=[], note={}, extra="", picture="", ticks=ticks, beat=0
+        )
+        self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it shows something that was asked for, or that went wrong."""
+        return bool(self.note or self.widget.extra)
+
+    def bundle(
+        self, picture: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    ) -> dict[str, object]:
+        """Return it as a notebook takes it, for the picture of a name, which may `answer` what is no click."""
+        self._answer = answer
+        self.widget.picture = picture
+        return widget_bundle(self.widget, f"({self.widget.label}: they need the kernel)")
+
+    def draw(self, buttons: Sequence[Button]) -> None:
+        self.widget.buttons = [asdict(button) for button in buttons]
+
+    def beat(self, count: int) -> None:
+        """Tell pages how often the picture was drawn: one that was loaded anew asks for it."""
+        self.widget.beat = count
+
+    def say(self, words: str, *, bad: bool = False) -> None:
+        """Put a word beside the buttons; empty takes it away."""
+        self.note = words
+        self.widget.note = {"text": words, "kind": "wb-hint" if bad else "wb-quiet"}
+
+    def bring_up(self, page: str) -> None:
+        """Show some HTML of our own below the buttons, until the user closes it."""
+        self.widget.extra = page
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Do what the page asks for, and let it know that somebody heard it."""
+        answer: Mapping[str, Any] = {}
+        if act := self._actions.get(str(message.get("click"))):
+            self.ticked = [int(row) for row in message.get("ticked", ())]
+            act_in_thread(act, lambda words: self.say(words, bad=True), "button")
+        elif message.get("close"):
+            self.bring_up("")
+        else:
+            answer = self._answer(message)
+        self.widget.send({"heard": True, **answer})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from workbench.base.shown import as_bundle
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import has_widgets
 from workbench.display.kit.templates import macro
@@ -20,13 +21,9 @@ def board_html(board: Board) -> str:
     return str(macro("board.html", "line")(board.facts, link))
 
 
-def board_bundle(board: Board) -> dict[str, object]:
-    return {"text/plain": repr(board), "text/html": board_html(board)}
-
-
 def show_board(board: Board) -> None:
     """Display the line, and where there are widgets the button that shows the page."""
-    show_bundle(board_bundle(board))
+    show_bundle(as_bundle(board))
     if has_widgets():
         from IPython.display import display
 

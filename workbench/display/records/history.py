@@ -14,13 +14,13 @@ from workbench.base.table import Cell, Grid, Key, cell_text
 from workbench.base.words import UNKNOWN, count, counted, duration, moment, number, percent, short_list
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
-from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Block, Doc, Figure, Note, Table, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import plot_svg
+from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
@@ -100,7 +100,7 @@ def runs_doc(comparison: RunComparison) -> Doc:
 def history_grid(history: History, limit: int | None = None) -> Grid:
     """Return the runs as a table; of options that differ, notes and folders, it has what there is room for."""
     shown = history[:limit]
-    columns = [*_columns(shown), *_figures(shown)]
+    columns = _columns(shown)
     more = [_option(name, values) for name, values in shown.options().items()]
     more[1:1] = [_texts("note", [record.note for record in shown], cut=True)]
     more.append(_texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True))
@@ -136,17 +136,29 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
 def _columns(history: History) -> list[_Column]:
     records = history.records
     states = [f"● {r.state}" if r.is_live else str(r.state) for r in records]
-    pods = [record.pods for record in records]
     times = [record.submitted_s for record in records]
+    figures: Sequence[tuple[str, str, Callable[..., str]]] = (
+        ("steps", "steps", count),
+        ("train loss", "train_loss", number),
+        ("eval loss", "eval_loss", number),
+        ("exact match", "exact_match", percent),
+        ("samples/s", "train_samples_per_s", number),
+        ("duration", "duration_s", duration),
+    )
     return [
-        _Column(title="#", keys=list(range(len(records))), cells=[str(n) for n in range(len(records))], right=True),
+        _numbers("#", range(len(records)), str),
         _texts("run", [record.name or record.id for record in records]),
         _Column(title="when", keys=times, cells=[moment(at, "%y-%m-%d %H:%M") for at in times]),
         _Column(title="state", keys=[str(record.state) for record in records], cells=states),
         _texts("model", [record.model for record in records], cut=True, above=True),
         _texts("technique", [record.technique for record in records], above=True),
-        _Column(title="pods", keys=pods, cells=[count(n) for n in pods], right=True, above=True),
+        _numbers("pods", [record.pods for record in records], count, above=True),
+        *(_numbers(title, [getattr(record, field) for record in records], write) for title, field, write in figures),
     ]
+
+
+def _numbers(title: str, keys: Sequence[Key], write: Callable[..., str], *, above: bool = False) -> _Column:
+    return _Column(title=title, keys=list(keys), cells=[write(key) for key in keys], right=True, above=above)
 
 
 def _option(name: str, values: Sequence[object]) -> _Column:
@@ -155,21 +167,6 @@ def _option(name: str, values: Sequence[object]) -> _Column:
     cells = [UNKNOWN if value is None else str(value) for value in values]
     title = name.removeprefix("per_device_").replace("_", " ")  # which can go on in a second line
     return _Column(title=title, keys=keys, cells=cells, right=numbers, cut=True)
-
-
-def _figures(history: History) -> list[_Column]:
-    figures: list[tuple[str, Callable[[RunRecord], float | None], Callable[..., str]]] = [
-        ("steps", lambda r: r.steps, count),
-        ("train loss", lambda r: r.train_loss, number),
-        ("eval loss", lambda r: r.eval_loss, number),
-        ("exact match", lambda r: r.exact_match, percent),
-        ("samples/s", lambda r: r.train_samples_per_s, number),
-        ("duration", lambda r: r.duration_s, duration),
-    ]
-    return [
-        _Column(title=title, keys=(keys := [of(r) for r in history]), cells=[write(key) for key in keys], right=True)
-        for title, of, write in figures
-    ]
 
 
 def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool = False) -> _Column:

@@ -92,7 +92,7 @@ def _speed_titles(table: PlanTable) -> dict[str, str]:
 
 def _parts_grid(table: PlanTable) -> Grid:
     unit, size = _unit(table)
-    memories = {row.technique: memory for row in table.rows if (memory := _memory(row)) is not None}
+    memories = _memories(table)
     parts = [part for part in _PARTS if any(getattr(memory, part) >= size / 200 for memory in memories.values())]
     columns = ("technique", *(_NAMES.get(part, part) for part in parts), "together")
     rows = [
@@ -107,13 +107,16 @@ def _memory(row: PlanRow) -> Memory | None:
     return row.gpu or row.host
 
 
+def _memories(table: PlanTable) -> dict[str, Memory]:
+    return {row.technique: memory for row in table.rows if (memory := _memory(row)) is not None}
+
+
 def _place(table: PlanTable) -> str:
     return "GPU" if table.gpu_memory_gib else "pod"
 
 
 def _unit(table: PlanTable) -> tuple[str, int]:
-    memories = [memory for row in table.rows if (memory := _memory(row)) is not None]
-    largest = max((getattr(memory, part) for memory in memories for part in _PARTS[:-1]), default=_GIB)
+    largest = max((getattr(memory, part) for memory in _memories(table).values() for part in _PARTS[:-1]), default=_GIB)
     return ("MiB", _MIB) if largest < _TINY_GIB * _GIB else ("GiB", _GIB)
 
 
@@ -124,7 +127,7 @@ def _written(size: float, unit: int) -> str:
 def _bar(table: PlanTable, memory: Memory, row: PlanRow) -> Bar:
     unit, size = _unit(table)
     limit = table.gpu_memory_gib or table.memory_gib
-    most = max(need.total for other in table.rows if (need := _memory(other)) is not None)
+    most = max(need.total for need in _memories(table).values())
     width = most if limit is None else max(limit * _GIB, min(most, _WIDEST * limit * _GIB))
     sizes = {_NAMES.get(part, part): getattr(memory, part) for part in _PARTS if getattr(memory, part)}
     parts = tuple((part, its / width) for part, its in sizes.items())
@@ -143,11 +146,7 @@ def _verdict(table: PlanTable) -> str:
     limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
-        return (
-            f"{_fastest(table)}No verdict on memory without a limit; {need}"
-            if table.fastest
-            else (f"No verdict without a limit; {need}")
-        )
+        return f"{_fastest(table)}No verdict{' on memory' if table.fastest else ''} without a limit; {need}"
     fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
     into = f"{count(len(fits))} of {counted(len(table.rows), 'technique')} fit into {' and '.join(limits)}"
     if table.fastest is not None:
@@ -176,11 +175,9 @@ def _fastest(table: PlanTable) -> str:
         fastest = f"★ {best.technique} on {pods} is the fastest that fits: {best.speed_up:.2f} times one pod"
         return f"{fastest}{_more(table, best.speed_up)}{_apart(table, best.speed_up)}. "
     other = max(several, key=lambda row: row.speed_up or 0.0)
-    pays = (
-        f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
-        if table.pays_from
-        else ("more micro-batches a step do not change that")
-    )
+    pays = "more micro-batches a step do not change that"
+    if table.pays_from:
+        pays = f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
     return (
         f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} a step makes "
         f"{other.speed_up:.2f} times its samples/s; {pays}{_apart(table, 1.0)}. "
@@ -243,9 +240,8 @@ def _stages(table: PlanTable) -> list[str]:
     highest: dict[str, list[str]] = {}
     for row in table.rows:
         if row.stages:
-            highest.setdefault(next(name for name, need in row.stages.items() if need is row.host), []).append(
-                row.technique
-            )
+            stage = next(name for name, need in row.stages.items() if need is row.host)
+            highest.setdefault(stage, []).append(row.technique)
     if not highest:
         return []
     where = "; ".join(f"while {stage} under {', '.join(names)}" for stage, names in highest.items())

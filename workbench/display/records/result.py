@@ -1,16 +1,23 @@
-"""The facts of a run that has ended, for the eye."""
+"""A run that has ended, for the eye: its facts; its FLOPS profile, the modules as a tree to fold or as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.base.table import facts
+from workbench.base.table import facts, text_table
 from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, scaled, size
 from workbench.client.result import RunResult
-from workbench.display.failure.fault import card_of, fault_doc
-from workbench.display.kit.doc import Doc, Table
+from workbench.display.failure import card_of, fault_doc
+from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
+from workbench.display.kit.templates import render
+from workbench.results.profile.compare import ProfileComparison
+from workbench.results.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.paths import RunPaths
+
+_OPEN = 2  # levels that are unfolded, and shown as text
+_DEEPEST = 20  # levels
+_MODULES = 600  # in a tree, so that a deep model's page stays below some 300 kB
 
 
 def result_doc(result: RunResult) -> Doc:
@@ -107,3 +114,44 @@ def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
     places = [host.address for host in result.hosts]
     order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
     return ", ".join(f"{host} {gib(peaks[host])}" for host in order)
+
+
+def profile_doc(profile: Profile) -> Doc:
+    """State the figures, and all modules as a tree to unfold; text has those of the first levels."""
+    blocks: list[Block] = [Table(profile.summary())]
+    blocks += [Note(profile.note)] if profile.note else []
+    blocks += [Raw(html=_tree(profile.root), text=_first_levels(profile, profile.root))] if profile.root else []
+    return Doc(blocks=blocks)
+
+
+def comparison_doc(two: ProfileComparison) -> Doc:
+    grids = [two.summary(), two.table()] if two.one.root or two.other.root else [two.summary()]
+    notes = [Note(two.note, "caution")] if two.note else []
+    return Doc(blocks=[*notes, *map(Table, grids)])
+
+
+def _first_levels(profile: Profile, root: ModuleProfile) -> str:
+    table = text_table(profile.table(_OPEN))
+    deeper = _count(root) - sum(1 for _ in root.walk(_OPEN))
+    more = f"{count(deeper)} modules lie deeper; .table(depth=…, sort='latency') shows those of a level."
+    return f"{table}\n\n{more}" if deeper else table
+
+
+def _tree(root: ModuleProfile) -> str:
+    depth = _depth_of(root)
+    left_out = _count(root) - sum(1 for _ in root.walk(depth))
+    cut = f"; {count(left_out)} modules deeper than level {depth} are left out" if left_out else ""
+    return render(
+        "profile.html", root=root, title=f"Modules{cut}", depth=depth, open=_OPEN, scaled=scaled,
+        duration=duration, percent=percent,
+    )  # fmt: skip
+
+
+def _depth_of(root: ModuleProfile) -> int:
+    whole = _count(root)
+    shown = [sum(1 for _ in root.walk(depth)) for depth in range(_DEEPEST)]
+    return max(_OPEN, *(depth for depth, modules in enumerate(shown) if modules <= min(whole, _MODULES)))
+
+
+def _count(root: ModuleProfile) -> int:
+    return 1 + sum(_count(child) for child in root.children)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base import json_values
 from workbench.base.files import read_json
 from workbench.base.json_values import text, whole
 from workbench.base.words import UNKNOWN, count, counted, duration, gib, middle_cut, number, percent, plain, scaled
-from workbench.display.failure.fault import FaultCard, fault_card
-from workbench.display.kit.downloads import Link, run_links
+from workbench.display.failure import fault_card
+from workbench.display.kit.downloads import run_links
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
@@ -28,74 +26,45 @@ _STAGES = (
 """What the start of a trainer consists of: how its message or phase begins."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
     """All that a panel states, ready to read; foreign text is on one line but not escaped."""
 
-    run_id: str
-    name: str
-    """What somebody called it; empty where nobody did."""
-    note: str
-    state: RunState
-    message: str
-    hint: str
-    """A passing remark: silence of a pod, no step for a while; empty where all is well."""
-    head: Sequence[tuple[str, str]]
-    """What it is: name and value of model, technique, hosts, global batch, time."""
-    progress: Progress
-    started: float
-    """How much of its start is done, 0 to 1."""
-    bar: str
-    figures: Sequence[tuple[str, str]]
-    memory: Sequence[tuple[str, str]]
-    """Pod and what its memory is and was at most."""
-    card: FaultCard | None
-    receipt: Sequence[str]
-    """How it was ended if somebody did, and what is left after the end, a line each; empty before."""
-    links: Sequence[Link] = ()
-    """To its card and its model, after the end, where a Jupyter server has them."""
-    stop_grace_s: float | None = None
-    """Seconds that the ranks of a script have to end when they are asked to; None where a trainer ends after a step."""
-
-    @property
-    def is_script(self) -> bool:
-        """Whether it is a script of the user's, which reports by what it prints."""
-        return self.stop_grace_s is not None
-
-    @property
-    def share(self) -> float:
-        p = self.progress
-        if self.state is RunState.SUCCEEDED:
-            return 1.0
-        if self.state is RunState.STARTING:
-            return self.started
-        return min(1.0, p.step / p.max_steps) if p.step and p.max_steps else 0.0
+    def __init__(self, view: RunView, *, alone: bool = False):
+        """Work out what to state of a run by now; `alone` is for a page that outlives its notebook and its cluster."""
+        job = view.spec.job if view.spec else None
+        fault = view.result.error if view.result else None
+        label, ended = read_label(view.paths), view.state.is_terminal
+        self.run_id = plain(view.id)
+        self.name, self.note = plain(label.name), plain(label.note)
+        self.state = view.state
+        self.message = plain(view.message)
+        self.hint = plain(view.hint)
+        """A passing remark: silence of a pod, no step for a while; empty where all is well."""
+        self.head = _head(view)
+        """What it is: name and value of model, technique, hosts, global batch, time."""
+        self.progress = view.progress
+        self.share = _share(view, self.progress)
+        """How much of the way is done, or of its start while it starts, 0 to 1."""
+        self.bar = _bar(view, self.progress)
+        self.figures = _figures(view, self.progress)
+        self.memory = _memory(view)
+        """Pod and what its memory is and was at most."""
+        self.card = fault_card(fault, job, read_json(view.paths.prediction)) if fault else None
+        self.receipt = _receipt(view, alone=alone) if ended else []
+        """How it was ended if somebody did, and what is left after the end, a line each; empty before."""
+        self.links = run_links(view.paths) if ended and not alone else []
+        """To its card and its model, after the end, where a Jupyter server has them."""
+        self.stop_grace_s: float | None = getattr(job, "stop_grace_s", None)
+        """Seconds that a script's ranks have to end when they are asked to; None where a trainer ends after a step."""
+        self.is_script = self.stop_grace_s is not None
 
 
-def facts_of(view: RunView, *, alone: bool = False) -> RunFacts:
-    """Work out what to state of a run by now; `alone` is for a page that outlives its notebook and its cluster."""
-    progress = view.progress
-    job = view.spec.job if view.spec else None
-    fault = view.result.error if view.result else None
-    label = read_label(view.paths)
-    return RunFacts(
-        run_id=plain(view.id),
-        name=plain(label.name),
-        note=plain(label.note),
-        state=view.state,
-        message=plain(view.message),
-        hint=plain(view.hint),
-        head=_head(view),
-        progress=progress,
-        started=max(0, _stage(view) - 1) / len(_STAGES),
-        bar=_bar(view, progress),
-        figures=_figures(view, progress),
-        memory=_memory(view),
-        card=fault_card(fault, job, read_json(view.paths.prediction)) if fault else None,
-        receipt=_receipt(view, alone=alone) if view.state.is_terminal else (),
-        links=run_links(view.paths) if view.state.is_terminal and not alone else (),
-        stop_grace_s=getattr(job, "stop_grace_s", None),
-    )
+def _share(view: RunView, progress: Progress) -> float:
+    if view.state is RunState.SUCCEEDED:
+        return 1.0
+    if view.state is RunState.STARTING:
+        return max(0, _stage(view) - 1) / len(_STAGES)
+    return min(1.0, progress.step / progress.max_steps) if progress.step and progress.max_steps else 0.0
 
 
 def _head(view: RunView) -> list[tuple[str, str]]:

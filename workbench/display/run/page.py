@@ -1,25 +1,36 @@
-"""A run as text and as HTML: the same facts, curves and logs, for a picture that goes on and for one that stays."""
+"""A run as text and as HTML, for a picture that goes on and for one that stays; and a run card.
+
+A card has all that is stated of a run, on one page that needs no script and no network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from markupsafe import Markup
 
 from workbench.base.errors import RunError
+from workbench.base.table import Grid, text_table
 from workbench.base.table import facts as fact_table
-from workbench.base.table import text_table
-from workbench.base.words import plain
+from workbench.base.words import UNKNOWN, count, duration, gib, moment, number, percent, plain
+from workbench.client.result import Card
 from workbench.client.run import Run
-from workbench.display.failure.fault import fault_text
-from workbench.display.kit.doc import Doc, Note, Raw, Table, blocks_html
+from workbench.display.failure import fault_text
+from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Items, Note, Raw, Table, blocks_html, to_page
+from workbench.display.kit.line import text_bar
 from workbench.display.kit.logs import fold, folded_text, ranks_word
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
 from workbench.display.kit.plots.static import plot_svg
-from workbench.display.kit.templates import macro, styled
-from workbench.display.run.facts import RunFacts, facts_of
-from workbench.display.run.workers import worker_grids
+from workbench.display.kit.templates import macro, render, styled
+from workbench.display.records.answers import predictions_grid
+from workbench.display.records.result import facts_of_result, profile_doc, result_doc
+from workbench.display.run.facts import RunFacts
+from workbench.results.recipe import Recipe
+from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.view import RunView
 
 _BAR = 30
@@ -28,6 +39,10 @@ _PAGE_LINES = 60
 _FOLDED_LINES = 120  # of each rank
 _RANKS = 8
 Drawing = Callable[[], str]
+_MOST_ROWS = 64
+_ANSWERS = 12
+_MOST_ANSWERS = 500
+_TEXT_FILES = 200_000  # bytes of a file above which its text is only in the archive
 
 
 def run_doc(run: Run) -> Doc:
@@ -57,7 +72,7 @@ class RunPage:
         alone: bool = False,
     ):
         """Take in the view; `folds` is what the user unfolded, by title; `alone`: the page outlives its cluster."""
-        self.facts = facts_of(view, alone=alone)
+        self.facts = RunFacts(view, alone=alone)
         self._view, self._plot = view, plot
         self._grids = worker_grids(view.totals.book)
         self._folds = {} if folds is None else folds
@@ -73,7 +88,7 @@ class RunPage:
         facts = self.facts
         rows = [("note", facts.note)] if facts.note else []
         rows += [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
-        parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{_drawn(facts.share)}] {facts.bar}"]
+        parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{text_bar(facts.share, _BAR)}] {facts.bar}"]
         if facts.card:
             parts.append(fault_text(facts.card))
         parts += facts.receipt
@@ -130,6 +145,119 @@ def _title(facts: RunFacts) -> str:
     return f"Run {name} {facts.state}{message}" + (f" ({facts.hint})" if facts.hint else "")
 
 
-def _drawn(share: float) -> str:
-    done = int(_BAR * share)
-    return "#" * done + "-" * (_BAR - done)
+def worker_grids(book: WorkerBook) -> list[Grid]:
+    """Lay out what is known by now; a table with nothing in it is left out, a long one ends with its last rows."""
+    grids = [_epochs(book.epochs[-_MOST_ROWS:]), _workers(book.workers[:_MOST_ROWS]), _gpus(book.gpus[:_MOST_ROWS])]
+    return [grid for grid in grids if grid.rows]
+
+
+def _epochs(epochs: Sequence[EpochTime]) -> Grid:
+    rows = [(number(e.epoch), count(e.steps), duration(e.seconds), number(e.steps_per_s)) for e in epochs]
+    columns = ("until epoch", "steps", "time", "steps/s")
+    return Grid(columns=columns, rows=rows, right=columns, caption="Epochs, without evaluations and checkpoints")
+
+
+def _workers(workers: Sequence[WorkerUse]) -> Grid:
+    through = "; collectives through " + workers[0].backend if workers and workers[0].backend else ""
+    has_gpu = any(worker.peak_cuda_gib is not None for worker in workers)
+    columns = ("rank", "pod", "time in steps", "memory, peak", *(("GPU memory, peak",) if has_gpu else ()))
+    columns += ("threads", "cores")
+    rows = [
+        (
+            str(worker.rank),
+            worker.pod,
+            UNKNOWN if worker.seconds is None else duration(worker.seconds),
+            gib(worker.peak_rss_gib),
+            *((gib(worker.peak_cuda_gib),) if has_gpu else ()),
+            count(worker.threads),
+            worker.cores or UNKNOWN,
+        )
+        for worker in workers
+    ]
+    return Grid(columns=columns, rows=rows, right=set(columns) - {"pod", "cores"}, caption=f"Workers{through}")
+
+
+def _gpus(gpus: Sequence[GpuUse]) -> Grid:
+    rows = [
+        (
+            gpu.pod, str(gpu.index), gib(gpu.peak_gib), gib(gpu.total_gib),
+            UNKNOWN if gpu.percent is None else percent(gpu.percent / 100),
+        )
+        for gpu in gpus
+    ]  # fmt: skip
+    columns = ("pod", "GPU", "memory, peak", "of", "busy, mean")
+    return Grid(columns=columns, rows=rows, right=columns[1:], caption="GPUs, by their driver")
+
+
+def card_html(card: Card) -> str:
+    result = card.result
+    return to_page(Doc(blocks=_blocks(card)), f"Run {result.path.name}: {result.trained}, {result.state}")
+
+
+def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
+    """Draw all of a card but its title, for a page that may hold several; only some may `carry` their files."""
+    return str(blocks_html(_blocks(card, anchor, carry=carry)))
+
+
+def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
+    versions = [Table(fact_table("Versions", sorted(card.result.versions.items())))] if card.result.versions else []
+    sections: dict[str, list[Block]] = {
+        "What happened": [*run_view_doc(card.view, alone=True).blocks] if card.view else [],
+        "Facts": [*([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks), *versions],
+        "Communication": [Items(card.communication)] if card.communication else [],
+        "Answers": _answers(card),
+        "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
+        "Trace": [Table(card.trace)] if card.trace else [],
+        "How it was started": _started(card),
+        "Repeat it": _recipe(card.recipe, card.name, anchor) if carry else [],
+    }
+    times = (card.result.started_s, card.result.ended_s, time.time())
+    began, ended, now = (moment(at, "%Y-%m-%d %H:%M:%S UTC", utc=True) for at in times)
+    written = Note(f"from {began} to {ended}; this card was written {now}")
+    blocks: list[Block] = [written, *(Note(line, "plain") for line in card.missing)]
+    for title, inside in sections.items():
+        blocks += [Heading(title), *inside] if inside else []
+    return blocks
+
+
+def _answers(card: Card) -> list[Block]:
+    if card.predictions is None:
+        return []
+    first = Table(predictions_grid(card.predictions, _ANSWERS))
+    if len(card.predictions) <= _ANSWERS:
+        return [first]
+    more = Table(predictions_grid(card.predictions, _MOST_ANSWERS))
+    return [first, Fold(f"more of the {count(len(card.predictions))} answers", [more])]
+
+
+def _started(card: Card) -> list[Block]:
+    files = card.recipe.files
+    named = [(name, _text(files[name])) for name in ("hostfile", "deepspeed.json") if name in files]
+    texts = [("SPEC.json", card.spec), ("launch command", card.result.command), *named]
+    return [Fold(name, [Code(text)]) for name, text in texts if text]
+
+
+def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
+    packed = Markup(base64.b64encode(recipe.archive).decode())
+    unpack = (
+        f'sed -n \'s/^<a id="{anchor}".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(name)} '
+        "| base64 -d > repeat.zip\npython3 -m zipfile -e repeat.zip repeat\ncd repeat"
+    )
+    files = sorted(recipe.files.items())
+    return [
+        Items(recipe.same, "Same as in the run:"),
+        Items(recipe.differs, "Not the same, or to be had elsewhere:"),
+        Code(unpack, "Unpack the files that this card carries:"),
+        Code(recipe.commands, "Then:"),
+        Note(", ".join(f"{file} ({count(len(content))} bytes)" for file, content in files)),
+        Raw(render("card.html", anchor=anchor, packed=packed)),
+        *(
+            Fold(file, [Code(_text(content))])
+            for file, content in files
+            if len(content) <= _TEXT_FILES and not file.startswith("tokenizer/") and not file.endswith(".jsonl")
+        ),
+    ]
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")

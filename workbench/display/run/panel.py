@@ -1,22 +1,29 @@
-"""What the picture of a run and its plots show at each look: what is slow to draw takes a hundredth of a core."""
+"""What the picture of a run and its plots show at each look; its buttons call methods of the `Run`.
+
+What is slow to draw takes a hundredth of a core.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from workbench.base.shown import as_html
 from workbench.client.trained import RunPlot
-from workbench.display.kit.doc import Doc, Figure, Note, to_bundle
+from workbench.display.failure import stacks_blocks
+from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import Watched, show_live
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.live import show_live_plot
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
 from workbench.display.kit.plots.static import figure_svg, plot_png, plot_svg
-from workbench.display.run.buttons import RunButtons
-from workbench.display.run.facts import facts_of
+from workbench.display.kit.templates import styled
+from workbench.display.kit.widgets import Button, ButtonBar
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage, run_doc
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
@@ -24,12 +31,14 @@ from workbench.rundir.view import RunView
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
+
 _TICK_S = 0.5
 _ENDED_TICK_S = 2.0  # then only the cluster can still change
 _PLOT_SHARE = 0.01  # of a core for each plot: what it took decides when it is due again
 _PLOT_AHEAD_S = 0.3  # some ten drawings: a short run's plots keep up with its figures
 _PLOT_MOST_S = 0.1  # of what one drawing took is counted: the first may load the library
 _PLOT_EVERY_S = 1.0
+_STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
@@ -91,7 +100,7 @@ class RunPanel(Watched):
     def bar(self) -> RunButtons:
         if self._bar is None:
             self._bar = RunButtons(self._run)
-            self._bar.update(facts_of(self.view))
+            self._bar.update(RunFacts(self.view))
         return self._bar
 
     def unfold(self, title: str, is_open: bool) -> None:
@@ -117,35 +126,92 @@ class Drawings:
     """The plots of a run as they were drawn last: each is drawn anew when its figures are other ones and it is due."""
 
     def __init__(self) -> None:
-        self._plots: dict[str, tuple[object, str]] = {}
-        self._rations: dict[str, _Ration] = {}
+        self._plots: dict[str, _KeptPlot] = {}
 
     def draw(self, name: str, state: object, draw: Callable[[], str], *, at_once: bool = False) -> str:
-        before, drawn = self._plots.get(name, (None, ""))
-        ration = self._rations.setdefault(name, _Ration(_PLOT_EVERY_S))
-        if state != before and (at_once or not drawn or ration.allows()):
+        kept = self._plots.setdefault(name, _KeptPlot())
+        if state != kept.state and (at_once or not kept.drawn or kept.allows()):
             began = time.thread_time()
-            drawn = draw()
-            self._plots[name] = (state, drawn)
-            ration.spend(time.thread_time() - began)
-        return drawn
+            kept.state, kept.drawn = state, draw()
+            kept.spend(time.thread_time() - began)
+        return kept.drawn
 
 
-class _Ration:
-    """What a plot may take: on average one hundredth of a core, some of it ahead, and never two soon after another."""
+@dataclass(slots=True)
+class _KeptPlot:
+    """It may take one hundredth of a core on average, some of it ahead, and is never drawn twice soon after another."""
 
-    def __init__(self, every_s: float):
-        self._every_s = every_s
-        self._left_s = _PLOT_AHEAD_S
-        self._counted_at = time.monotonic()
-        self._spent_at = float("-inf")
+    state: object = None
+    drawn: str = ""
+    left_s: float = _PLOT_AHEAD_S
+    counted_at: float = field(default_factory=lambda: time.monotonic())
+    drawn_at: float = float("-inf")
 
     def allows(self) -> bool:
         now = time.monotonic()
-        self._left_s = min(_PLOT_AHEAD_S, self._left_s + (now - self._counted_at) * _PLOT_SHARE)
-        self._counted_at = now
-        return self._left_s > 0 and now >= self._spent_at + self._every_s
+        self.left_s = min(_PLOT_AHEAD_S, self.left_s + (now - self.counted_at) * _PLOT_SHARE)
+        self.counted_at = now
+        return self.left_s > 0 and now >= self.drawn_at + _PLOT_EVERY_S
 
     def spend(self, took_s: float) -> None:
-        self._left_s -= min(_PLOT_MOST_S, took_s)
-        self._spent_at = time.monotonic()
+        self.left_s -= min(_PLOT_MOST_S, took_s)
+        self.drawn_at = time.monotonic()
+
+
+class RunButtons(ButtonBar):
+    def __init__(self, run: Run):
+        super().__init__(
+            "buttons of the run",
+            {
+                "stop": self._stop,
+                "kill": self._kill,
+                "stacks": lambda: self._show("asking every rank …", lambda: blocks_html(stacks_blocks(run.stacks()))),
+                "board": lambda: self._show("starting TensorBoard …", lambda: as_html(run.tensorboard())),
+            },
+        )
+        self._run = run
+        self._ended, self._asked = False, ""
+
+    def update(self, facts: RunFacts) -> None:
+        """Enable what makes sense now; offer the stacks where no step came for a while."""
+        ended = facts.state.is_terminal
+        if ended and not self._ended:
+            self._ended = True
+            self.say("")  # what was asked for has come to its end
+        stuck = facts.hint.startswith(_STUCK) and not ended
+        self._asked, stop, kill = _wording(facts.stop_grace_s)
+        stacks = Button(
+            name="stacks", text="No step for a while: see where every rank is" if stuck else "Stacks", urgent=stuck,
+            tip="Where every rank is now: why is it stuck?",
+        )  # fmt: skip
+        live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
+        self.draw([*live, Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")])
+
+    def _stop(self) -> None:
+        self.say(self._asked)
+        self._run.stop()
+
+    def _kill(self) -> None:
+        self.say("killing the run")
+        self._run.cancel()
+
+    def _show(self, words: str, draw: Callable[[], str]) -> None:
+        self.say(words)
+        self.bring_up(styled(draw()))
+        self.say("")
+
+
+def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
+    """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
+    asked, text, sure = "asked to stop after a checkpoint", "Stop after a checkpoint", "Nothing is saved"
+    tip = (
+        "Ends training after the step in progress; checkpoint and model are saved, and a later run can go on from there"
+    )
+    if stop_grace_s is not None:
+        asked, text, sure = "asked every rank to stop", "Ask to stop", "Only what it wrote by now comes back"
+        tip = (
+            "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
+            f"ended {stop_grace_s:g} s later; what they wrote comes back"
+        )
+    kill = Button(name="kill", text="Kill", sure=f"Really kill? {sure}", tip="Ends all ranks at once")
+    return asked, Button(name="stop", text=text, tip=tip), kill

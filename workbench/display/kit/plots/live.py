@@ -9,13 +9,12 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from markupsafe import Markup
 
 from workbench.display.kit.doc import Doc, Figure, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
-from workbench.display.kit.live import NOTHING, has_widgets
+from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import interactive, plotly_js
 from workbench.display.kit.widgets import make_widget, widget_bundle
@@ -50,13 +49,10 @@ class LivePlot:
 
     def show(self, doc: Doc) -> None:
         """Display it, and follow it from then on."""
-        from IPython.display import display
-
         self.draw(doc)
-        bundle = widget_bundle(self.widget, "")
-        picture = display(self._picture(doc), raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        widget = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        threading.Thread(target=self._loop, args=(picture, widget), name=self._name, daemon=True).start()
+        put(self._picture(doc), self._name, update=False)
+        put(widget_bundle(self.widget, ""), f"{self._name}-widget", update=False)
+        threading.Thread(target=self._loop, name=self._name, daemon=True).start()
 
     def close(self) -> None:
         """Stop following; what is drawn stays. Idempotent."""
@@ -72,7 +68,7 @@ class LivePlot:
         frame = Markup('<div class="{}">{}</div>')
         return {**bundle, "text/html": str(frame.format(self._name, Markup(bundle["text/html"])))}
 
-    def _loop(self, picture: Any, widget: Any) -> None:
+    def _loop(self) -> None:
         count = 0
         try:
             while not self._closing.wait(_LOOK_S):
@@ -80,12 +76,12 @@ class LivePlot:
                 count += 1
                 if over:
                     first, second, *_ = [*to_bundles(doc), NOTHING]
-                    picture.update(first, raw=True)
-                    widget.update(second, raw=True)
+                    put(first, self._name)
+                    put(second, f"{self._name}-widget")
                     return
                 self.draw(doc)
                 if count % _PICTURES == 0:
-                    picture.update(self._picture(doc), raw=True)
+                    put(self._picture(doc), self._name)
         except Exception:  # thread boundary: what is drawn stays
             logger.exception("following a plot")
 

@@ -1,17 +1,22 @@
-"""Plots as SVG in the page's own colours, by matplotlib's objects: the user's pyplot is left alone."""
+"""Plots as SVG in the page's own colours, by matplotlib's objects: the user's pyplot is left alone.
+
+Values under the pointer need no script: a band for each place along x has words that its own rule shows.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
-from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot
-from workbench.display.kit.plots.labels import write_labels
-from workbench.display.kit.plots.pointer import pointer_svg
+from workbench.base.words import number
+from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Look, Plot, Series, look
+from workbench.jobs.choices import Technique
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
@@ -19,6 +24,12 @@ _LARGEST = 1.34  # pixels of a page to a point: letters are as large in all plot
 _AXES = (0.125, 0.19, 0.83, 0.67)  # fixed: working out what fits takes as long as the drawing itself
 _NAMED = 12
 _MARKERS = 8  # on a line, however many points it has
+_BANDS = 48  # of lines with more points, about so many are told; markers are told all
+_LINE_PT = 10.5
+_GAP_PT = 5
+_NAMES = tuple(str(technique) for technique in Technique)
+_LABEL_SHARE = 0.075  # of the plot's height, that one label takes
+_NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is joined to its label
 
 
 def plot_svg(
@@ -149,3 +160,101 @@ def _for_a_page(svg: str, label: str) -> str:
         count=1,
     )
     return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
+    """Draw what is seen only under the pointer, in the coordinates of the SVG that the axes were drawn to."""
+    series = [one for one in plot.series if one.look.marker and one.ys]
+    xs = _places(series, axis)
+    left, bottom, right, top = axes.bbox.extents
+    height = axes.figure.bbox.height
+    at = [float(axes.transData.transform((x, 0.0))[0]) for x in xs]
+    edges = [left - _GAP_PT, *((a + b) / 2 for a, b in pairwise(at)), right + _GAP_PT]
+    limits = [float("-inf"), *((a + b) / 2 for a, b in pairwise(xs)), float("inf")]
+    bands = Markup("")
+    for n, x in enumerate(xs):
+        where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {axis.partition(' since ')[0]}"
+        lines = [where, *_values(series, axis, x, limits[n], limits[n + 1])]
+        side, anchor = (_GAP_PT, "start") if at[n] < (left + right) / 2 else (-_GAP_PT, "end")
+        words = Markup("").join(Markup('<tspan x="{}" dy="{}">{}</tspan>').format(side, _LINE_PT, it) for it in lines)
+        bands += Markup(
+            '<g class="wb-at"><rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
+            '<g visibility="hidden" transform="translate({:.1f} {:.1f})"><path d="M0 0V{:.1f}"/>'
+            '<text text-anchor="{}">{}</text></g></g>'
+        ).format(
+            edges[n], height - top, edges[n + 1] - edges[n], top - bottom, at[n], height - top, top - bottom, anchor,
+            words,
+        )  # fmt: skip
+    style = 'fill="none" stroke="none" pointer-events="all" font-size="8.5" aria-hidden="true"'
+    return Markup("<g {}>{}</g>").format(Markup(style), bands)
+
+
+def _places(series: Sequence[Series], axis: str) -> list[float]:
+    curves = sorted({x for one in series if one.joined for x in one.xs[axis]})
+    every = max(1, -(-len(curves) // _BANDS))
+    picked = {*curves[::every], *curves[-1:]}
+    return sorted(picked | {x for one in series if not one.joined for x in one.xs[axis]})
+
+
+def _values(series: Sequence[Series], axis: str, x: float, low: float, high: float) -> list[str]:
+    """Return what each line is at the nearest of its points within a band."""
+    words = []
+    for one in series:
+        within = [(abs(at - x), y) for at, y in zip(one.xs[axis], one.ys, strict=True) if low <= at <= high]
+        if within:
+            words.append(f"{one.name} {number(min(within)[1])}")
+    return words
+
+
+def look_of(technique: str, dash: str = "-") -> Look:
+    """Return the look of a technique, with a dash that says something else."""
+    name = technique.partition(" ")[0]
+    return replace(look(_NAMES.index(name) if name in _NAMES else len(_NAMES)), dash=dash)
+
+
+def apart(wanted: Sequence[float], least: float) -> list[float]:
+    """Move values apart until none is nearer than `least` to the next; those that are far enough stay.
+
+    Example:
+        >>> [round(y, 2) for y in apart([1.0, 1.1, 5.0], 0.5)]
+        [0.8, 1.3, 5.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
+    blocks: list[tuple[float, list[int]]] = []  # middle, and who shares it
+    for n in order:
+        middle, members = wanted[n], [n]
+        while blocks and middle - least * (len(members) - 1) / 2 < (
+            blocks[-1][0] + least * (len(blocks[-1][1]) - 1) / 2 + least
+        ):
+            before, others = blocks.pop()
+            middle = (before * len(others) + middle * len(members)) / (len(others) + len(members))
+            members = others + members
+        blocks.append((middle, members))
+    places = [0.0] * len(wanted)
+    for middle, members in blocks:
+        for place, n in enumerate(members):
+            places[n] = middle + least * (place - (len(members) - 1) / 2)
+    return places
+
+
+def write_labels(axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0) -> None:
+    """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other."""
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right)  # what stands beside the axes must not widen them
+    span = right - left
+    places = apart([one.ys[-1] for one in lines], _LABEL_SHARE * (top - bottom))
+    lift = max(0.0, bottom - min(places, default=0.0))
+    for one, place in zip(lines, places, strict=True):
+        at, x, y = place + lift, one.xs[axis][-1], one.ys[-1]
+        if x > right - _NEAR * span:  # from far away such a line would look like data
+            axes.plot(  # level up to the side: slanted from where lines end, they would cross
+                [x, right, right + 0.02 * span], [y, y, at], color=one.look.colour, linewidth=0.7, alpha=0.6,
+                clip_on=False,
+            )  # fmt: skip
+        axes.plot(
+            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span], [at] * 3, color=one.look.colour,
+            linewidth=1.4, linestyle=one.look.dash, marker=one.look.marker or None, markevery=[1], markersize=4,
+            clip_on=False,
+        )  # fmt: skip
+        name = axes.text(right + 0.1 * span, at, f"{one.name} {one.end}".strip(), va="center", color=FOREGROUND)
+        name.set_parse_math(False)

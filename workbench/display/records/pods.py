@@ -1,16 +1,17 @@
-"""The doctor's findings: the hosts side by side, then what to do, then how fast the pods speak to each other."""
+"""What is known of pods before a job: the doctor's findings and speeds, and the nodes of a Kubernetes cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from workbench.base.table import Cell, Grid, Marked, text_table
-from workbench.base.words import UNKNOWN, counted, duration, plain
+from workbench.base.words import UNKNOWN, counted, duration, gib, number, plain
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.templates import render
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
 from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict
+from workbench.pods.kubernetes.nodes import NodeTable
 
 _SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?", Verdict.ABSENT: "–"}
 _SHORT = 32  # letters of a finding that are shown, at least
@@ -112,3 +113,24 @@ def _prediction(exchange: Exchange) -> str:
         return ""
     size, took = exchange.sizes[-1]
     return f" Predicted: the FP32 gradients of t5-small (60.5 M parameters) take {duration(60.5e6 * 4 / size * took)}."
+
+
+def nodes_doc(table: NodeTable) -> Doc:
+    """State the verdict, the nodes, and what could not be seen."""
+    if not table.nodes:
+        return Doc(blocks=[Note(_sentence(table.verdict))])
+    columns = ("node", "GPU or type", "GPUs", "taken", "free cores", "free memory", "pods now", "why none")
+    rows = [
+        (
+            node.name, node.product, str(node.gpus), UNKNOWN if node.taken is None else str(node.taken),
+            number(node.free_cpus), gib(node.free_memory_gib), str(node.fits), node.why,
+        )
+        for node in table.nodes
+    ]  # fmt: skip
+    whole = {"node", "GPU or type"}
+    grid = Grid(columns=columns, rows=rows, right=set(columns[2:7]), whole=whole, caption=_sentence(table.verdict))
+    return Doc(blocks=[Table(grid), *([Note(_sentence(table.note))] if table.note else [])])
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,215 @@
+"""How failures are shown: the card of a failed run, errors in a cell, the stacks of ranks that are stuck.
+
+Which rank failed first, why, and likely fixes are worked out in `results/advice`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.base.errors import RunFailed, WorkbenchError
+from workbench.base.files import read_json
+from workbench.base.shown import Shown
+from workbench.base.words import plain, printable
+from workbench.client.result import RunResult
+from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw
+from workbench.display.kit.logs import clean, ranks_word
+from workbench.display.kit.templates import macro
+from workbench.jobs.finetune import Job
+from workbench.results.advice.rules import Advice, advise
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import ResultRecord, RunFault
+from workbench.rundir.spec import RunSpec
+
+_SHOWN_LINES = 30
+_FOLDED_LINES = 12
+_RED, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[1m", "\x1b[0m"
+_NOT_THEIRS = ("IPython", "ipykernel", "workbench")
+_UNKNOWN = re.compile(r"'(\w+)'( is not known.* Allowed: )(\w+(?:, \w+){12,})")
+_NEAREST = 6
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_LIBRARY = re.compile(
+    r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/|^.*/(?=workbench/(?:base|rundir|worker)/)|^(?=<frozen )"
+)
+_COPY = re.compile(r"^.*/runs/[^/]+/script/")  # of a script's folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultCard(Shown):
+    fault: RunFault
+    advice: Advice
+
+    @property
+    def where(self) -> str:
+        fault = self.fault
+        host = f" ({fault.host})" if fault.host else ""
+        if fault.rank is not None:
+            return plain(f"rank {fault.rank} on {fault.pod or 'its pod'}{host} failed first")
+        return plain(f"on {fault.pod}{host}") if fault.pod else "no rank is to blame"
+
+    @property
+    def error(self) -> str:
+        """The exception or signal, in its own words."""
+        return plain(f"{self.fault.kind}: {self.fault.message}" if self.fault.kind else self.fault.message)
+
+    @property
+    def memory(self) -> list[tuple[str, str]]:
+        """What was asked for, what was free and what there is, where memory ran out and the error says."""
+        advice = self.advice
+        pairs = (
+            ("asked for", advice.asked),
+            ("free", advice.free),
+            ("in all", advice.limit),
+            ("predicted", advice.predicted),
+        )
+        return [(name, plain(size)) for name, size in pairs if size]
+
+    @property
+    def traceback(self) -> str:
+        """The end of the failing rank's own traceback."""
+        lines = clean(self.fault.traceback).rstrip().split("\n")
+        left_out = len(lines) - _SHOWN_LINES
+        return "\n".join([f"… {left_out} lines before", *lines[-_SHOWN_LINES:]] if left_out > 0 else lines).strip("\n")
+
+    @property
+    def is_long(self) -> bool:
+        return self.traceback.count("\n") >= _FOLDED_LINES
+
+
+def fault_card(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> FaultCard:
+    return FaultCard(fault=fault, advice=advise(fault, job, prediction))
+
+
+def card_of(result: ResultRecord) -> FaultCard:
+    """Make the card of a run that failed; what it was asked is read from its directory, where that is there."""
+    assert result.error is not None
+    paths = RunPaths(result.path)
+    try:
+        job = RunSpec.load(paths.spec, of_run=True).job
+    except WorkbenchError:
+        job = None
+    return fault_card(result.error, job, read_json(paths.prediction))
+
+
+def fault_doc(card: FaultCard) -> Doc:
+    return Doc(blocks=[Raw(html=macro("run.html", "fault")(card), text=fault_text(card))])
+
+
+def fault_text(card: FaultCard, *, brief: bool = False) -> str:
+    """Draw the card as text; where it is to be brief, without a long traceback."""
+    lines = [f"{card.advice.title}: {card.where}", card.error]
+    if card.memory:
+        lines.append("memory: " + ", ".join(f"{size} {name}" for name, size in card.memory))
+    if card.fault.others:
+        lines.append(f"the others: {plain(card.fault.others)}")
+    if card.advice.fixes:
+        lines += ["Likely fixes:", *(f"  {n}. {plain(fix)}" for n, fix in enumerate(card.advice.fixes, 1))]
+    shown = card.traceback and not (brief and card.is_long)
+    return "\n".join([*lines, "", card.traceback] if shown else lines)
+
+
+def error_lines(error: WorkbenchError) -> list[str]:
+    """Draw an error below its cell: what it says and where; all of the traceback once `%tb` asks for it."""
+    if sys.exc_info()[1] is None:  # it has been handled: this is %tb
+        return _whole(error)
+    lines = [f"{_RED}{type(error).__name__}{_PLAIN}: {printable(_words(error))}"]
+    lines += [f"  {_BOLD}{where}{_PLAIN}  {plain(line)}" for where, line in _places(error)]
+    return [*lines, "(%tb shows the whole traceback)"]
+
+
+def _words(error: WorkbenchError) -> str:
+    match error:
+        case RunFailed(result=RunResult(error=fault) as result) if fault is not None:
+            return f"the run failed. {fault_text(card_of(result), brief=True)}\nIts logs are in {result.path / 'logs'}"
+    return _UNKNOWN.sub(_with_nearest, str(error))
+
+
+def _with_nearest(match: re.Match[str]) -> str:
+    """Name the nearest of many allowed names alone."""
+    got, words, names = match[1], match[2], match[3].split(", ")
+    nearest = difflib.get_close_matches(got, names, _NEAREST, cutoff=0)
+    return f"'{got}'{words}{', '.join(nearest)} and {len(names) - len(nearest)} more"
+
+
+def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
+    """Return the user's own lines that led to the error, the cell's first, and what stands there."""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NOT_THEIRS and not file.startswith((*_LIBRARIES, "<frozen")):
+            summary = traceback.FrameSummary(file, number, frame.f_code.co_name)
+            yield f"{_cell(file) or file}, line {number}:", summary.line or ""
+
+
+def _cell(file: str) -> str:
+    shell = _shell()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    return "" if named is None else " ".join(named)
+
+
+def _whole(error: WorkbenchError) -> list[str]:
+    if (shell := _shell()) is None:
+        return traceback.format_exception(error)
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
+    return lines
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
+    """State where ranks are; those that are at the same place share one block."""
+    places: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks.items()):
+        places.setdefault(readable(clean(text)) or "it did not answer", []).append(rank)
+    blocks: list[Block] = [
+        Fold(f"rank {ranks_word(ranks, 0)}", [Code(text)], open=True) for text, ranks in places.items()
+    ]
+    return blocks or [Note("no rank answered")]
+
+
+def readable(text: str) -> str:
+    r"""Turn what faulthandler writes into a block for each thread, the main one first, its newest frame on top.
+
+    Example:
+        >>> print(readable('''Thread 0x00007f31 (most recent call first):
+        ...   File "/usr/lib/python3.11/threading.py", line 331 in wait
+        ...
+        ... Current thread 0x00007f32 (most recent call first):
+        ...   File "/v/lib/python3.11/site-packages/torch/distributed.py", line 9 in all_reduce
+        ...   File "/pods/pod-0/runs/r1/script/train.py", line 40 in train
+        ... '''))
+        main thread
+          train.py:40  train
+          in libraries:
+          torch/distributed.py:9  all_reduce
+        <BLANKLINE>
+        thread 1
+          in libraries:
+          threading.py:331  wait
+    """
+    threads = [list(_frames(part)) for part in _THREAD.split(text)[1:]]
+    blocks = []
+    for number, frames in enumerate(filter(None, reversed(threads))):
+        own = [f"  {line}" for is_library, line in frames if not is_library]
+        below = [f"  {line}" for is_library, line in frames if is_library]
+        name = f"thread {number}" if number else "main thread"
+        blocks.append("\n".join([name, *own, *(["  in libraries:"] if below else []), *below]))
+    return "\n\n".join(blocks) or text.strip()
+
+
+def _frames(text: str) -> Iterator[tuple[bool, str]]:
+    for file, line, function in _FRAME.findall(text):
+        short, is_library = _LIBRARY.subn("", file)
+        yield bool(is_library), f"{_COPY.sub('', short)}:{line}  {function}"
