@@ -47,7 +47,7 @@ from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import run_plot_doc, show_run, show_run_plot
-from workbench.keeper.launch.command import LaunchCommand
+from workbench.keeper.launch import LaunchCommand
 from workbench.planner.gpus import GpuTable
 from workbench.planner.reading import RowPreview
 from workbench.planner.table import PlanTable

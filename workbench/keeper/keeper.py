@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -11,23 +12,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_bytes, write_json
+from workbench.base.files.kept import KeptFile
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.finetune import job_from_dict
-from workbench.keeper.checkpoints.on_pods import part_reader
+from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet
-from workbench.keeper.idle import IdleTime
-from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.lock import TAKEN, take_lock
-from workbench.keeper.log import log_to
+from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, RequestServer, Status, Submit
 from workbench.keeper.run.runner import Runner
-from workbench.keeper.spawn import STAY
-from workbench.keeper.statefile import StateFile
+from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
-from workbench.keeper.turns import Turns
+from workbench.keeper.turns import IdleTime, Turns
 from workbench.rundir.checkpoints.choose import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.queue import QueuedRun, write_queue
@@ -59,7 +58,8 @@ class Keeper:
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
-        self._state = StateFile(paths.state, redact, lock)
+        self._state = KeptFile(paths.state)
+        self._process = {**process_facts(os.getpid()), "lock": lock}
         self._fleet.pods = before.pods if before is not None else ()
 
     def serve(self) -> None:
@@ -242,16 +242,20 @@ class Keeper:
         self._write_state()
 
     def _write_state(self) -> None:
-        self._state.write(
-            {
-                "phase": self._phase,
-                "message": self._message,
-                "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
-                "error": self._error,
-                "pods": [pod.to_dict() for pod in self._fleet.pods],
-                "arrived": [pod.to_dict() for pod in self._fleet.arrived],
-            }
-        )
+        state = {
+            "phase": self._phase,
+            "message": self._message,
+            "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
+            "error": self._error,
+            "pods": [pod.to_dict() for pod in self._fleet.pods],
+            "arrived": [pod.to_dict() for pod in self._fleet.arrived],
+            **self._process,
+            "time_s": now_s(),
+        }
+        try:
+            self._state.write(self._redact.json(state))
+        except OSError as error:
+            logger.warning("cannot write the state: %s", error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

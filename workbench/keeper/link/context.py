@@ -16,7 +16,7 @@ from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import Job
-from workbench.keeper.launch.command import place_ranks
+from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod

@@ -15,13 +15,12 @@ from workbench.base.files.disk import full_disk_named
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.launch.command import LaunchCommand, build_command
-from workbench.keeper.launch.process import LauncherProcess
+from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.link.transfers import TransferProgress
+from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.blame import fault_of, lost_pod, stopped_by_others
-from workbench.keeper.run.rejoin import ranks_left
+from workbench.keeper.run.restart import ranks_left
 from workbench.keeper.run.stage import (
     check_hostfile,
     launch_plan,
@@ -32,8 +31,7 @@ from workbench.keeper.run.stage import (
 )
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch
-from workbench.keeper.watch.samples import Sampler
+from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes

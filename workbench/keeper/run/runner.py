@@ -11,16 +11,15 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
+from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.link.transfers import TransferProgress
+from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.blame import in_users_files
-from workbench.keeper.run.outputs import Brought
+from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
 from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
-from workbench.keeper.run.returns import bring_back, clear, output_facts
 from workbench.keeper.run.stage import check_hostfile, fetch_logs
 from workbench.keeper.run.verdict import verdict
 from workbench.rundir.journal import Journal

@@ -17,8 +17,8 @@ from workbench.base.words import short_list
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.checkpoints.collector import send_checkpoint
-from workbench.keeper.launch.command import LaunchPlan
+from workbench.keeper.checkpoints import send_checkpoint
+from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.packages import packages_folder

@@ -6,11 +6,10 @@ import math
 from dataclasses import replace
 
 from workbench.base.words import counted, short_list, size
-from workbench.keeper.checkpoints.collector import Returned
+from workbench.keeper.checkpoints import Returned
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.attempt import Attempt
-from workbench.keeper.run.outputs import Brought
-from workbench.keeper.run.returns import output_facts
+from workbench.keeper.run.outputs import Brought, output_facts
 from workbench.keeper.run.stage import resumed_from
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
 from workbench.base.redact import Redactor
 from workbench.keeper.link.agent import AgentLink
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.15
 _POLLS_PER_S = 200  # of all pods together, each some milliseconds of this machine
 _CHUNK_BYTES = 4 << 20
+_EVERY_S = 5.0
+_LATER_S = 30.0  # once a run is an hour old, its curve needs no more
+_HOUR_S = 3600.0
+_GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,3 +148,28 @@ class PodWatch:
         lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
+
+
+class Sampler:
+    """Turn some of the reports of a run's pods into events."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._begun = clock()
+        self._due: dict[str, float] = {}
+
+    def see(self, report: PodReport) -> Event | None:
+        """Take a report; return the event to write down, if it is time for one."""
+        now = self._clock()
+        running = [rank for rank in report.ranks if rank.phase == "running" and rank.rss_bytes]
+        if not report.answered or not running or now < self._due.get(report.pod.name, 0.0):
+            return None
+        self._due[report.pod.name] = now + (_EVERY_S if now - self._begun < _HOUR_S else _LATER_S)
+        data: dict[str, object] = {
+            "pod": report.pod.name,
+            "host": report.pod.address,
+            "rss_gib": round(sum(rank.rss_bytes for rank in running) / _GIB, 4),
+        }
+        if report.gpus:
+            data["gpus"] = [dict(gpu) for gpu in report.gpus]
+        return Event(time_s=now_s(), rank=None, kind="sample", data=data)
