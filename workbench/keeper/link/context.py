@@ -66,6 +66,9 @@ class RunContext:
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         return PodRunPaths.of(link.pod.root, self.run_id)
 
+    def ranks_on(self, link: AgentLink) -> list[int]:
+        return [place.rank for place in self.places if place.pod == link.pod.name]
+
     def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:
         """Do something with all pods at once; return the results in rank order."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:

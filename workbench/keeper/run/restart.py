@@ -17,11 +17,10 @@ from workbench.jobs.finetune import FineTune
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.run.stage import rank_request
+from workbench.keeper.run.stage import LOG_STREAMS, rank_request
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.make.resume import write_resumption
-from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 
 _KILLED = ("killed by SIGKILL", "killed by SIGTERM")
@@ -93,16 +92,12 @@ def _make_ready(context: RunContext, link: AgentLink) -> None:
     link.ensure()
     if isinstance(context.spec.job, FineTune):
         link.run(["rm", "-rf", "--", *map(str, (pod.checkpoints, pod.resume, pod.stop))])
-    for rank in (place.rank for place in context.places if place.pod == link.pod.name):
+    for rank in context.ranks_on(link):
         link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(pod.rank(rank))])
-        _send_logs(link, paths, rank, str(pod.rank(rank)))
-
-
-def _send_logs(link: AgentLink, paths: RunPaths, rank: int, folder: str) -> None:
-    for stream in ("stdout", "stderr", "order"):
-        here = paths.rank_log(rank, stream)
-        if here.exists() and here.stat().st_size:
-            link.put_file(here, f"{folder}/{stream}.log")
+        for stream in LOG_STREAMS:
+            here = paths.rank_log(rank, stream)
+            if here.exists() and here.stat().st_size:
+                link.put_file(here, str(pod.rank(rank) / f"{stream}.log"))
 
 
 def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:

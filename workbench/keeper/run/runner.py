@@ -16,12 +16,11 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt
-from workbench.keeper.run.blame import in_users_files
 from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
 from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
 from workbench.keeper.run.stage import check_hostfile, fetch_logs
-from workbench.keeper.run.verdict import verdict
+from workbench.keeper.run.verdict import in_users_files, verdict
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault, result_file
@@ -126,7 +125,9 @@ class Runner:
         with TransferProgress(self.links, self._journal.hint, "bringing results back") as progress:
             self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault, progress)
-        state, message = verdict(self._context, self._attempt, fault, self._returned, self._brought)
+        state, message = verdict(
+            self._context, self._attempt.ledger, self._attempt.left_processes, fault, self._returned, self._brought
+        )
         inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
         self._ended = True
@@ -237,7 +238,7 @@ class Runner:
         """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
         text = fault.message + fault.traceback
         named = re.search(rf"\b{self._attempt.master_port}\b", text) is not None
-        return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
+        return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.totals.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
         context, ledger = self._context, self._attempt.ledger

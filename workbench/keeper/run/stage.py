@@ -28,6 +28,7 @@ from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
 
+LOG_STREAMS = ("stdout", "stderr", "order")
 _UNPACKED_S = 600.0
 _BINDING = {"local": "", "ssh": "always"}
 """By kind of place, when its agents bind ranks on CPUs to cores."""
@@ -104,7 +105,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     if resume := resumed_from(paths):
-        here = {place.rank for place in context.places if place.pod == link.pod.name}
+        here = context.ranks_on(link)
         as_many = resume.world_size == len(context.places)  # else each rank takes what it needs of all parts
         send_checkpoint(link, resume, here if as_many else resume.parts.keys(), target.resume)
 
@@ -166,10 +167,10 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
 
 def fetch_logs(context: RunContext, link: AgentLink) -> None:
     """Bring back the logs of one pod's ranks that are longer there than here."""
-    for place in context.places:
-        for stream in ("stdout", "stderr", "order") if place.pod == link.pod.name else ():
-            there = str(context.on_pod(link).rank(place.rank) / f"{stream}.log")
-            here = context.paths.rank_log(place.rank, stream)
+    for rank in context.ranks_on(link):
+        for stream in LOG_STREAMS:
+            there = str(context.on_pod(link).rank(rank) / f"{stream}.log")
+            here = context.paths.rank_log(rank, stream)
             try:
                 longer = link.size(there) > here.stat().st_size
             except RemoteError:

@@ -143,12 +143,11 @@ def innermost(stack: str) -> str:
 
 
 class StallGuard:
-    def __init__(self, context: RunContext, ask_stacks: Callable[[], Mapping[int, str]]):
+    def __init__(self, context: RunContext):
         self.watch = StallWatch()
         self.remark = ""
         """What a person should read now; empty while the run goes on."""
         self._context = context
-        self._ask_stacks = ask_stacks
         self._limit_s = context.spec.job.stall_timeout_s
         self._stacks: Mapping[int, str] = {}
         self._asked_for: set[int] = set()
@@ -195,7 +194,7 @@ class StallGuard:
         return f"{where} is at {at[1]}:{at[2]} in {at[3]}" if at else f"{where} does not say where it is"
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
-        stacks = self._ask_stacks()
+        stacks = self._context.stacks()
         lines: list[str] = []
         for number, text in sorted(stacks.items()):
             status = ranks.get(number)
@@ -216,7 +215,7 @@ class StallGuard:
         time.sleep(_WRITTEN_S)
 
         def fetch(link: AgentLink) -> None:
-            for rank in (place.rank for place in context.places if place.pod == link.pod.name):
+            for rank in context.ranks_on(link):
                 with suppress(WorkbenchError, OSError):  # one that is stopped writes nothing
                     link.get(str(context.on_pod(link).rank(rank) / FLIGHT), context.paths.flight(rank))
 
