@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.worker.agent.machine import network
-from workbench.worker.agent.ranks.chunks import read_chunks
-from workbench.worker.agent.ranks.output import OutputStream
+from workbench.worker.agent.ranks.output import OutputStream, read_chunks
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 
 

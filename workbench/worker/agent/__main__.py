@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.base.process import LEASE_S
-from workbench.worker.agent.clients.connect import bridge
+from workbench.worker.agent.clients.client import bridge
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,10 +15,17 @@ from workbench.base.clock import now_s
 from workbench.base.process import Process, descendants, family_table, process_table
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.machine.gpus import GpuWatch
-from workbench.worker.agent.message import Message, number_in, object_in, texts_in, whole_in
 from workbench.worker.agent.ranks.job import PodRun
-from workbench.worker.agent.ranks.request import RunRequest, check_run_id
-from workbench.worker.agent.ranks.script_launcher import RankLauncher
+from workbench.worker.agent.ranks.launcher import RankLauncher
+from workbench.worker.agent.ranks.request import (
+    Message,
+    RunRequest,
+    check_run_id,
+    number_in,
+    object_in,
+    texts_in,
+    whole_in,
+)
 from workbench.worker.agent.tasks import Tasks
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.versions import installed_versions
-from workbench.worker.agent.machine.cgroup import memory_limit_bytes
 from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent.machine.memory import memory_limit_bytes
 from workbench.worker.agent.machine.network import interface_of
 
 _GIB = 1024**3

@@ -9,8 +9,7 @@ import traceback
 from pathlib import Path
 
 from workbench.worker.agent.machine import memory as process_memory
-from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
-from workbench.worker.agent.ranks.records import write_record
+from workbench.worker.agent.ranks.records import only_lost_its_peer, write_record
 
 _GIB = 1024**3
 

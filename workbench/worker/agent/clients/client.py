@@ -1,13 +1,18 @@
-"""Speak with an agent on this machine: one blocking connection, a deadline on every answer."""
+"""Speak with an agent on this machine, or become the bridge to it that the keeper starts over SSH."""
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from workbench.base import wire
 from workbench.base.wire import from_line, to_line
+
+_RELAY = "workbench.worker.agent.clients.relay"
 
 
 class AgentRefused(Exception):
@@ -45,3 +50,16 @@ class Client:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def bridge(root: Path) -> int:
+    """Connect, and become the relay; return an exit code where there is no agent."""
+    try:
+        agent = connect(root)
+    except OSError as error:
+        sys.stderr.write(f"no agent serves {root}: {error}\n")
+        return 1
+    agent.settimeout(None)
+    agent.set_inheritable(True)
+    loader: Any = getattr(find_spec(_RELAY), "loader", None)  # of a folder or of a zip
+    return os.execv(sys.executable, [sys.executable, "-ISc", loader.get_source(_RELAY), str(agent.fileno()), str(root)])

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
-from workbench.worker.agent.machine.cgroup import OomWatch
+from workbench.worker.agent.machine.memory import OomWatch
 from workbench.worker.agent.ranks import stacks
-from workbench.worker.agent.ranks.chunks import Readable, read_chunks
 from workbench.worker.agent.ranks.cores import bind
-from workbench.worker.agent.ranks.output import OutputPump
+from workbench.worker.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import keep_room
 from workbench.worker.agent.ranks.request import RunRequest
