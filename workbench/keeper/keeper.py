@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,7 +110,7 @@ class Keeper:
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()
-        self._runners = left_runners(self._paths, self._spec, self._fleet, self._redact, before)
+        self._runners = left_runners(self._fleet, self._redact, before)
         for runner in self._runners.values():
             if not runner.ended:
                 self._turns.add(runner)
@@ -183,7 +183,9 @@ class Keeper:
         runner = self._runners[request.run]
         match request.op:
             case "cancel" | "stop":
-                self._end(runner, runner.cancel if request.op == "cancel" else runner.stop)
+                ask = runner.cancel if request.op == "cancel" else runner.stop
+                if not self._turns.withdraw(runner):
+                    ask()  # it may wait for a pod, and nobody should wait with it
             case "fetch":
                 return {"notes": runner.fetch()}
             case "bring":
@@ -199,8 +201,7 @@ class Keeper:
 
     def _status(self) -> dict[str, object]:
         running = [run_id for run_id, runner in self._runners.items() if runner in self._turns.running]
-        standing = {"phase": self._phase, "message": self._message, "package": self._fleet.package}
-        return {**standing, "running": running}
+        return {"phase": self._phase, "message": self._message, "package": self._fleet.package, "running": running}
 
     def _submit(self, request: Submit) -> dict[str, object]:
         with self._turns.lock:
@@ -226,11 +227,7 @@ class Keeper:
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job, run = job_from_dict(request.job), QueuedRun(id=request.run, path=request.path)
         links = self._fleet.take(wanted_pods(job, request.pods, self._spec.count))
-        return Runner(run_context(self._fleet, self._spec, links, run, job, self._redact))
-
-    def _end(self, runner: Runner, ask: Callable[[], None]) -> None:
-        if not self._turns.withdraw(runner):
-            ask()  # it may wait for a pod, and nobody should wait with it
+        return Runner(run_context(self._fleet, links, run, job, self._redact))
 
     def _report(self, line: str) -> None:
         if not self._closing.is_set():  # a launch that is being given up still reports

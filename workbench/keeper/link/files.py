@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import RemoteError
 from workbench.base.files import write_bytes
@@ -43,17 +43,10 @@ class TransferStatus:
     """When this one began, on the clock of `time.monotonic`."""
 
 
-class Carrier(Protocol):
-    transfer: TransferStatus | None
-
-    @property
-    def pod(self) -> Pod: ...
-
-
 class TransferProgress:
     """Report transfers for as long as the context is open."""
 
-    def __init__(self, links: Sequence[Carrier], report: Callable[[str], None], what: str):
+    def __init__(self, links: Sequence[PodFiles], report: Callable[[str], None], what: str):
         self._links, self._report, self._what = links, report, what
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="transfers", daemon=True)
@@ -151,7 +144,9 @@ class PodFiles:
         name = hashlib.sha256(data).hexdigest()[:32] + suffix
         if (here := self._shelf()) is not None:
             return str(shelved(here / name, data))
-        return self._store(name, data)
+        path = str(self.store / name)
+        self.lasting(lambda ssh: self._shelve(ssh, path, data))
+        return path
 
     def write(self, data: bytes, path: str) -> None:
         self._connection().put_bytes(data, path)
@@ -188,19 +183,13 @@ class PodFiles:
     def _shelf(self) -> Path | None:
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
 
-    def _store(self, name: str, data: bytes) -> str:
-        path = str(self.store / name)
-        self.lasting(lambda ssh: self._shelve(ssh, path, data))
-        return path
-
     def _shelve(self, ssh: SSHConnection, path: str, data: bytes) -> None:
         digest = hashlib.sha256(data).hexdigest()
-        self._stock.ensure(
-            path,
-            self.pod.name,
-            lambda stamp: self._look(ssh, path, digest, stamp),
-            lambda: ssh.put_bytes(data, path),
-        )
+
+        def look(stamp: str) -> str:
+            return self._look(ssh, path, digest, stamp)
+
+        self._stock.ensure(path, self.pod.name, look, lambda: ssh.put_bytes(data, path))
 
     def _look(self, ssh: SSHConnection, path: str, digest: str, stamp: str) -> str:
         """Return the stamp of a file with this digest, empty for any other; no program reads one that is unchanged."""

@@ -21,7 +21,6 @@ from workbench.keeper.checkpoints import send_checkpoint
 from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.link.packages import packages_folder
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint
 from workbench.rundir.make.script import files_of, travelling
@@ -50,8 +49,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         case _:
             program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
-    folder = packages_folder(link, spec.pip)
-    extra = {"WORKBENCH_PACKAGES": folder} if folder else {}
+    extra = {"WORKBENCH_PACKAGES": link.packages_folder(spec.pip)} if spec.pip else {}
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
     return {
         "run": context.run_id,

@@ -43,7 +43,8 @@ class RankFollower:
     def __init__(self, paths: RunPaths, work: Path, world_size: int, journal: Journal, redact: Redactor):
         self._work, self._world_size, self._journal = work, world_size, journal
         self._collector = Collector(paths, list(range(world_size)), redact)
-        self._peaks = MemoryPeaks()
+        self.peaks = MemoryPeaks()
+        """By address: the sum of its ranks' own peaks, which need not have come at one moment."""
         self._totals = RunTotals()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ranks", daemon=True)
@@ -59,7 +60,7 @@ class RankFollower:
         self._end.set()
         self._thread.join(timeout=30)
         self._look()
-        self._peaks.see(self.ended)
+        self.peaks.see(self.ended)
 
     @property
     def ended(self) -> list[RankStatus]:
@@ -71,11 +72,6 @@ class RankFollower:
         """The pods that the ranks ran on, in the order of the ranks, with as many slots as ranks."""
         hosts = [(status.pod.name, status.pod.address) for status in self.ended]
         return [Pod(name=host[0], address=host[1], slots=hosts.count(host)) for host in dict.fromkeys(hosts)]
-
-    @property
-    def peak_memory_gib(self) -> dict[str, float]:
-        """By address, GiB: the sum of its ranks' own peaks, which need not have come at one moment."""
-        return self._peaks.gib
 
     def verdict(self) -> tuple[RunState, str, RunFault | None]:
         ended = self.ended
@@ -104,7 +100,7 @@ class RankFollower:
     def _take(self, event: Event) -> None:
         self._journal.event(event)
         for status in self._status(event.rank or 0):
-            self._peaks.see_event(event, status.pod.address)
+            self.peaks.see_event(event, status.pod.address)
         if (news := self._totals.take(event)) is not None:
             self._journal.state(*news)
 
@@ -174,7 +170,7 @@ class Coordinator:
             facts={
                 "launcher": self._started_by,
                 "started_s": self._began_s,
-                "peak_memory_gib": self._ranks.peak_memory_gib,
+                "peak_memory_gib": self._ranks.peaks.gib,
                 "command": f"python -m workbench.worker.unattended {self._spec_file} {self._paths.root}",
             },
             spec=self._spec,

@@ -1,18 +1,19 @@
-"""One run on this pod: its ranks, how they are stopped, and the sweep that leaves nothing of it behind."""
+"""One run on this pod: its ranks, their cores, how they are stopped, and the sweep that leaves nothing of it behind."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 from workbench.worker.agent.machine.memory import OomWatch
 from workbench.worker.agent.ranks import stacks
-from workbench.worker.agent.ranks.cores import bind
 from workbench.worker.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import keep_room
@@ -23,6 +24,9 @@ _OOM_COUNTED_S = 0.05
 _OOM_COUNTED_LATE_S = 3.0
 _STRAGGLER_S = 0.5
 _STACKS_BYTES = 256 * 1024
+_log = logging.getLogger(__name__)
+_CHOSEN = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables by which a user binds threads to cores; then nothing else does."""
 
 
 class PodRun:
@@ -206,3 +210,30 @@ class PodRun:
         for pid in pids:
             table[pid].send(signal.SIGKILL)
         return bool(pids)
+
+
+def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequence[int]]:
+    """Share cores evenly among the ranks of a pod; none where there is one rank, or a share is less than its threads.
+
+    Example:
+        >>> shares({0, 1, 2, 3, 4}, ranks=2, threads=2), shares({0, 1}, ranks=2, threads=2)
+        ([[0, 1], [2, 3]], [])
+    """
+    size = len(cores) // ranks
+    if ranks < 2 or size < threads:
+        return []
+    ordered = sorted(cores)
+    return [ordered[n * size : (n + 1) * size] for n in range(ranks)]
+
+
+def bind(pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]) -> None:
+    """Bind a rank that has just started to its share; `binding` is that of the request."""
+    try:
+        cores = os.sched_getaffinity(0)
+        own = binding == "always" or (binding == "cpuset" and len(cores) < (os.cpu_count() or 1))
+        if not own or not env.keys().isdisjoint(_CHOSEN):
+            return
+        if local_rank < len(given := shares(cores, ranks, threads)):
+            os.sched_setaffinity(pid, given[local_rank])
+    except OSError as error:  # it has ended, or the pod may not
+        _log.info("local rank %d is not bound to cores: %s", local_rank, error)
