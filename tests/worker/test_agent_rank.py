@@ -11,7 +11,7 @@ import time
 import pytest
 
 from workbench.base.process import look_up
-from workbench.worker.agent.clients.adopted import place_from
+from workbench.worker.agent.clients.client import place_from
 from workbench.worker.agent.ranks.job import shares
 
 CODE = """

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.process import Process, descendants, family_table, process_table
-from workbench.worker.agent.machine import network
-from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent import machine
+from workbench.worker.agent.machine import GpuWatch
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.launcher import RankLauncher
 from workbench.worker.agent.ranks.request import (
@@ -69,7 +69,7 @@ class Agent:
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
             "hello": self._hello,
             "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
-            "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
+            "free_port": lambda message: {"port": machine.free_port(str(message["address"]))},
             "stamp": stamp,
             "stage": self._stage,
             "left": self._left,
@@ -141,7 +141,7 @@ class Agent:
         return {
             "pid": os.getpid(),
             "time_s": now_s(),
-            "interface": network.interface_of(str(address)) if address else "",
+            "interface": machine.interface_of(str(address)) if address else "",
             "lease_s": self.lease_s,
             "warm": self.warm.state,
             "runs": list(self._runs),
@@ -284,9 +284,7 @@ class Agent:
 
     def _ended(self, ended: int, code: int) -> None:
         for run in self._runs.values():
-            for pid, rank in list(run.by_pid()):
-                if pid == ended:
-                    run.ended(rank, code)
+            run.ended(ended, code)
         self.helpers.reaped(ended)
 
     def _end_strays(self) -> bool:
@@ -296,7 +294,7 @@ class Agent:
             server = set()  # it has gone, and its pid may be another's
         spared = (
             {os.getpid(), *self._tasks.pids}
-            | self.helpers.pids
+            | self.helpers.pids.keys()
             | (server if self.warm.forked else descendants(table, server))
         )
         own = descendants(table, {os.getpid()} | server)

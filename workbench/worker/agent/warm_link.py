@@ -46,7 +46,6 @@ class WarmLink:
         self.pid: int | None = None
         self.process: Process | None = None
         self.forked = False
-        self._root = Path()
         self._ending = False
         self._ranks: set[int] = set()
         self._ended: list[tuple[int, int]] = []
@@ -59,7 +58,6 @@ class WarmLink:
 
     def start(self, root: Path, fork_server: str = "") -> None:
         """Start the server, with this process's own output for its log: by a fork server where one is there."""
-        self._root = root
         self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
         self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
         if not fork_server or not self._ask_fork_server(fork_server):

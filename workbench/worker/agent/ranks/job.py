@@ -7,12 +7,12 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
-from workbench.worker.agent.machine.memory import OomWatch
+from workbench.worker.agent.machine import OomWatch
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.worker.agent.ranks.rank import Rank
@@ -80,7 +80,13 @@ class PodRun:
         if self.stopping and rank.process is not None:
             rank.process.send(signal.SIGTERM)
 
-    def ended(self, rank: Rank, exit_code: int) -> None:
+    def ended(self, pid: int, exit_code: int) -> None:
+        """Take note of the end of a process, which may be that of a rank."""
+        for rank in self.ranks.values():
+            if rank.phase == "running" and rank.process is not None and rank.process.pid == pid:
+                self._ended(rank, exit_code)
+
+    def _ended(self, rank: Rank, exit_code: int) -> None:
         rank.stopped = rank.stopped or self.stopping
         if rank.process is not None:
             rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
@@ -161,25 +167,22 @@ class PodRun:
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
         streams: dict[str, Readable] = {f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()}
+        lost = 0
         for n, rank in self.ranks.items():
             streams |= {f"rank-{n}/{name}.log": each for name, each in rank.streams.items()}
+            lost += sum(each.dropped for each in rank.streams.values())
         return {
             "ranks": ranks,
             "chunks": read_chunks(streams, offsets, max_bytes),
             "left": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
-            "full": self._full_disk(),
+            "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name)) if lost else "",
         }
 
     def close(self, pump: OutputPump) -> None:
         for rank in self.ranks.values():
             for stream in rank.streams.values():
                 pump.remove(stream)
-
-    def _full_disk(self) -> str:
-        if not (lost := sum(stream.dropped for rank in self.ranks.values() for stream in rank.streams.values())):
-            return ""
-        return str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))
 
     def ask_stacks(self) -> dict[int, int]:
         """Have every rank that can write down its Python stacks; return the sizes of their files before."""
@@ -200,11 +203,6 @@ class PodRun:
                 file.seek(size)
                 texts[str(number)] = file.read(_STACKS_BYTES).decode("utf-8", "replace")
         return texts
-
-    def by_pid(self) -> Iterator[tuple[int, Rank]]:
-        for rank in self.ranks.values():
-            if rank.phase == "running" and rank.process is not None:
-                yield rank.process.pid, rank
 
     def _kill(self, table: Mapping[int, Process], pids: set[int]) -> bool:
         for pid in pids:

@@ -34,23 +34,17 @@ class Helpers:
     def __init__(self, folder: Path, warm: WarmLink) -> None:
         self._folder = folder
         self._warm = warm
-        self._asked: dict[int, str] = {}
-        self._pids: dict[int, str] = {}
+        self.asked: dict[int, str] = {}
+        """The inquiries that the warm server was asked for, by token."""
+        self.pids: dict[int, str] = {}
+        """Those that are worked on, by pid."""
         self._refused: set[str] = set()
         self._closed = False
-
-    @property
-    def asked(self) -> bool:
-        return bool(self._asked)
-
-    @property
-    def pids(self) -> set[int]:
-        return set(self._pids)
 
     def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
         """Have an inquiry answered; asked again, it tells how that stands, and the answer once."""
         folder = self._folder / name
-        if name in self._asked.values() or name in self._pids.values():
+        if name in self.asked.values() or name in self.pids.values():
             return {"state": "busy"}
         if (folder / "answer.json").exists():
             answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
@@ -62,27 +56,27 @@ class Helpers:
         (folder / "inquiry.json").write_text(json.dumps(inquiry), encoding="utf-8")
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         token = self._warm.fork(env=env, cwd=str(folder), folder=folder, entry=entries.INQUIRY, threads=1)
-        self._asked[token] = name
+        self.asked[token] = name
         return {"state": "busy"}
 
     def forked(self, token: int, pid: int) -> bool:
-        name = self._asked.pop(token, None)
+        name = self.asked.pop(token, None)
         if name is not None:
-            self._pids[pid] = name
+            self.pids[pid] = name
             if self._closed:
                 self.close()
         return name is not None
 
     def refused(self, token: int) -> None:
-        if (name := self._asked.pop(token, None)) is not None:
+        if (name := self.asked.pop(token, None)) is not None:
             self._refused.add(name)
 
     def reaped(self, pid: int) -> None:
-        self._pids.pop(pid, None)
+        self.pids.pop(pid, None)
 
     def close(self) -> None:
         self._closed = True
-        for pid in self._pids:
+        for pid in self.pids:
             if (process := look_up(pid)) is not None:
                 with contextlib.suppress(OSError):
                     process.send(signal.SIGKILL)

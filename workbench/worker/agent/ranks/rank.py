@@ -21,7 +21,7 @@ from workbench.base.process import (
     offer_to_oom_killer,
     open_output,
 )
-from workbench.worker.agent.machine.memory import family_memory, memory
+from workbench.worker.agent.machine import family_memory, memory
 from workbench.worker.agent.ranks.output import OutputOrder, OutputStream
 from workbench.worker.agent.ranks.records import Failure, failure_from, only_lost_its_peer, read_record, write_record
 

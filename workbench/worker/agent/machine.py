@@ -1,10 +1,15 @@
-"""The memory of processes as /proc shows it, their limits, and what the kernel's out-of-memory killer did."""
+"""What the agent sees of its machine: the memory of processes, their limits and the kernel's kills, GPUs, network."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import ipaddress
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +22,11 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _HIGHEST = ("memory.peak", "memory.max_usage_in_bytes")
 _FULL = 0.99
 _UNLIMITED_BYTES = 1 << 60
+_log = logging.getLogger(__name__)
+_EVERY_S = 5.0
+_GIB = 1024**3
+_LIBRARY = "libnvidia-ml.so.1"
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def memory(pid: int) -> tuple[int, int]:
@@ -122,3 +132,112 @@ def _first_number(group: Path, names: Sequence[str]) -> int | None:
         except (OSError, ValueError):
             continue
     return None
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class GpuWatch:
+    """Look at the pod's GPUs now and then; a look that fails is the last one."""
+
+    def __init__(self, library: str = _LIBRARY):
+        self._name = library
+        self._library: ctypes.CDLL | None = None
+        self._given_up = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() == ""
+        self._looked_at = float("-inf")
+        self._found: list[dict[str, float]] = []
+
+    def latest(self) -> list[dict[str, float]]:
+        """Return what the last look found, after a new one if that was some seconds ago."""
+        now = time.monotonic()
+        if not self._given_up and now >= self._looked_at + _EVERY_S:
+            self._looked_at = now
+            try:
+                self._found = self._look()
+            except (OSError, AttributeError, RuntimeError) as error:
+                _log.info("no GPUs to watch: %s", error)
+                self._given_up, self._found = True, []
+        return self._found
+
+    def _look(self) -> list[dict[str, float]]:
+        if self._library is None:
+            library = ctypes.CDLL(self._name)
+            _call(library.nvmlInit_v2)
+            self._library = library
+        count = ctypes.c_uint()
+        _call(self._library.nvmlDeviceGetCount_v2, ctypes.byref(count))
+        return [self._one(self._library, index) for index in _visible(count.value)]
+
+    @staticmethod
+    def _one(library: ctypes.CDLL, index: int) -> dict[str, float]:
+        device, busy, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+        _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
+        _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
+        # A slice of a GPU (MIG) tells its memory but not how busy it is.
+        has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
+        sizes = {"used_gib": round(memory.used / _GIB, 3), "total_gib": round(memory.total / _GIB, 3)}
+        return {"index": index, **({"percent": float(busy.gpu)} if has_load else {}), **sizes}
+
+
+def _call(function: Callable[..., int], *arguments: object) -> None:
+    code = function(*arguments)
+    if code != 0:
+        raise RuntimeError(f"{getattr(function, '__name__', 'NVML')} gave {code}")
+
+
+def _visible(count: int) -> Sequence[int]:
+    """Return the indices that this pod may use; all where its GPUs are named otherwise than by number."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    numbers = [int(name) for name in named if name.isdigit() and int(name) < count]
+    return numbers if len(numbers) == len(named) and named else range(count)
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface whose network holds an address; "lo" for loopback, "" where none is found."""
+    try:
+        ip = _resolve(address)
+    except (OSError, ValueError):
+        return ""
+    if ip.is_loopback:
+        return "lo"
+    return _by_route(ip) if ip.version == 4 else _by_address(ip)
+
+
+def free_port(address: str) -> int:
+    """Return a TCP port that nobody uses on this address just now."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _resolve(address: str) -> _Address:
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:
+        return ipaddress.ip_address(str(socket.getaddrinfo(address, None)[0][4][0]))
+
+
+def _by_route(ip: _Address) -> str:
+    best, name = -1, ""
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+        fields = line.split()
+        # Little-endian hexadecimal, as the kernel prints a network-order word.
+        target, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
+        if int(ip) & mask == target and mask > best:
+            best, name = mask, fields[0]
+    return name
+
+
+def _by_address(ip: _Address) -> str:
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        fields = line.split()
+        network = ipaddress.ip_network((int(fields[0], 16), int(fields[2], 16)), strict=False)
+        if ip in network:
+            return fields[5]
+    return ""
