@@ -63,13 +63,13 @@ class Fleet:
 
     def launch(self) -> None:
         self.owned = True
-        identity = self._identity = Identity.create(self.paths.identity)
+        self._identity = Identity.create(self.paths.identity)
         self._check_wanted()
-        self.pods = self._backend.launch(self.spec.pods, self.spec.count, self._context(identity))
+        self.pods = self._backend.launch(self.spec.pods, self.spec.count, self._context())
         self._check_wanted()
         self.arrived = ()
         _check_versions(self.pods)
-        self._connect(identity)
+        self._connect()
         self._report("starting agents")
         self._everywhere(AgentLink.open)
         if pip := self.spec.pods.pip:
@@ -105,8 +105,7 @@ class Fleet:
             self._replacing = True
         try:
             self._report(f"{', '.join(sorted(gone))} lost; looking for others in their place")
-            context = self._context(self.identity)
-            self._see(self._backend.restore(gone, self.spec.pods, context))
+            self._see(self._backend.restore(gone, self.spec.pods, self._context()))
             _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
             return self.pods
         finally:
@@ -133,17 +132,17 @@ class Fleet:
         if not identity.key.exists():
             raise PodError(f"the key to its pods, {identity.key}, is gone; nobody can reach them any more")
         self._identity = identity
-        self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context(identity))
+        self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())
         self.owned = True
-        self._connect(identity)
+        self._connect()
         self._report("looking for the agents")
         self._everywhere(_opens)
 
-    def _context(self, identity: Identity) -> LaunchContext:
+    def _context(self) -> LaunchContext:
         return LaunchContext(
             cluster_id=self.paths.root.name,
             directory=self.paths.root,
-            public_key=identity.public_key,
+            public_key=self.identity.public_key,
             lease_s=self.spec.lease_s,
             timeout_s=self.spec.start_timeout_s,
             report=self._report,
@@ -154,14 +153,14 @@ class Fleet:
     def _arrive(self, pods: Sequence[Pod]) -> None:
         self.arrived = tuple(pods)
 
-    def _connect(self, identity: Identity) -> None:
-        identity.pin(self.pods)
+    def _connect(self) -> None:
+        self.identity.pin(self.pods)
         self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
         spec, package, folders = self.spec, package_zip(), folders_to_probe(self.spec, self.paths.root)
         shared = Stock() if spec.is_local else None
         self._links = [
             AgentLink(
-                pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared
+                pod, self.identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared
             )
             for pod in self.pods
         ]

@@ -152,7 +152,8 @@ class Keeper:
                 continue
             try:
                 what = f"{self._message}; bringing the last checkpoint of {run_id} back"
-                with TransferProgress(runner.links, lambda how: self._say("closing", how) if how else None, what):
+                links = runner.context.links
+                with TransferProgress(links, lambda how: self._say("closing", how) if how else None, what):
                     runner.bring()
             except Exception:  # run boundary: the pods must go
                 logger.exception("the checkpoint of %s", run_id)
@@ -212,7 +213,7 @@ class Keeper:
         return {}
 
     def _write_queue(self) -> None:
-        runs = [QueuedRun(id=name, path=runner.path) for name, runner in self._runners.items()]
+        runs = [QueuedRun(id=name, path=runner.context.paths.root) for name, runner in self._runners.items()]
         try:
             try:
                 write_queue(self._paths.queue, runs)

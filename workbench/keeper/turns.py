@@ -63,7 +63,7 @@ class Turns:
 
     @property
     def busy(self) -> list[AgentLink]:
-        return [link for runner in self.running for link in runner.links]
+        return [link for runner in self.running for link in runner.context.links]
 
     def add(self, runner: Runner) -> None:
         with self.lock:
@@ -98,12 +98,12 @@ class Turns:
         if not self._waiting:
             return False
         runner, busy = self._waiting[0], self.busy
-        if runner.is_bound:
-            if any(link in busy for link in runner.links):
+        if runner.context.left:  # it can only go on where it is, for its ranks may be there
+            if any(link in busy for link in runner.context.links):
                 return False
-        elif (links := self._fleet.free(len(runner.links), busy)) is None:
+        elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
             return False
-        elif links != list(runner.links):
+        elif links != list(runner.context.links):
             runner.move(links)
         self._running.append(self._waiting.popleft())
         self._idle.suspend()

@@ -138,9 +138,8 @@ class Attempt:
             link.call("prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port)))
 
         def again(link: AgentLink) -> None:
-            if not link.call("prepared", run=c.run_id, rank=c.ranks_on(link)[0])[
-                "mine"
-            ]:  # its agent is another one by now
+            rank = c.ranks_on(link)[0]
+            if not link.call("prepared", run=c.run_id, rank=rank)["mine"]:  # its agent is another one by now
                 one(link)
 
         for step in (one, again):
