@@ -22,6 +22,7 @@ _LINE_BYTES = 8 << 20
 _UNSENT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 _AFTER_MISTAKE_S = 0.2
+_MISTAKES = (KeyError, ValueError, TypeError, AttributeError, OSError)  # of whoever asked
 
 
 @dataclass(slots=True, eq=False)
@@ -126,12 +127,9 @@ class Server:
             if connection.keeper:
                 self.agent.renew()
             reply = self.agent.operations[message["op"]](message)
-        except KeyError as error:
-            self._reply(connection, number, {"ok": False, "error": f"unknown or missing: {error.args[0]}"})
-        except (ValueError, TypeError, AttributeError, OSError) as error:
-            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         except Exception as error:  # request boundary: the agent outlives its own mistakes
-            _log.exception("request failed")
+            if not isinstance(error, _MISTAKES):
+                _log.exception("request failed")
             self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         else:
             match reply:
@@ -183,6 +181,8 @@ def _wake_on_signals(agent: Agent) -> int:
 
 
 def _words(error: BaseException, root: Path) -> str:
+    if isinstance(error, KeyError):
+        return f"unknown or missing: {error.args[0]}"
     if isinstance(error, OSError) and is_full(error):
         return str(disk_full(root, None, free_bytes(root), where=root.name))
     return str(error) or type(error).__name__
