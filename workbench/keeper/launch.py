@@ -164,10 +164,11 @@ class LauncherProcess:
     @classmethod
     def start(cls, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
         """Start it, with the mark by which another keeper finds it."""
+        ours = {name: os.environ[name] for name in _PASSED if name in os.environ}
         with log.open("ab") as out:
             process = subprocess.Popen(
                 list(command.argv),
-                env={**launcher_environment(command.env), RUN_MARK: run_id},
+                env={**ours, **command.env, RUN_MARK: run_id},
                 cwd="/",  # DeepSpeed does `cd` to this folder on every pod
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -215,8 +216,3 @@ class LauncherProcess:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-
-
-def launcher_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Make a launcher's environment: a few variables of ours and its own."""
-    return {**{name: os.environ[name] for name in _PASSED if name in os.environ}, **extra}

@@ -32,7 +32,6 @@ from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, stopped_by_others
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
-from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
@@ -238,14 +237,11 @@ class Attempt:
         if (sample := self._sampler.see(report)) is not None:
             self._journal.event(sample)
         for event in report.events:
-            self._take_event(event, report.pod.address)
-
-    def _take_event(self, event: Event, address: str) -> None:
-        self._journal.event(event)
-        self._peaks.see_event(event, address)
-        self._stalls.watch.see_event(event)
-        if (news := self.ledger.totals.take(event)) is not None:
-            self._journal.state(*news)
+            self._journal.event(event)
+            self._peaks.see_event(event, report.pod.address)
+            self._stalls.watch.see_event(event)
+            if (news := self.ledger.totals.take(event)) is not None:
+                self._journal.state(*news)
 
     def _settle(self) -> None:
         # Longer while it may be a pod that does not answer.

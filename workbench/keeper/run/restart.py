@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 
@@ -51,20 +50,18 @@ def loss_of(ledger: RunLedger, fault: RunFault) -> str:
 
 def restored(context: RunContext, lost: Collection[str], wishes: Wishes) -> Sequence[AgentLink] | None:
     """Have lost pods replaced; return the lines to all that there are now, None where the run was cancelled first."""
-    pool = ThreadPoolExecutor(max_workers=1)
-    try:
-        task = pool.submit(context.restore, lost) if lost else None
-        while task is not None and not wishes.cancel.is_set():
-            try:
-                left = task.result(timeout=_LOOK_S)
-                if len(left) == len(context.links):
-                    raise RunError("; ".join(left.values()))
-                return [link for link in context.links if link.pod.name not in left]
-            except NotYet:
-                continue
+    if not lost:
         return None if wishes.cancel.is_set() else context.links
-    finally:
-        pool.shutdown(wait=False)
+    pool = ThreadPoolExecutor(max_workers=1)
+    task = pool.submit(context.restore, lost)
+    pool.shutdown(wait=False)  # the thread ends by itself
+    while not wishes.cancel.is_set():
+        if wait([task], timeout=_LOOK_S).done:
+            left = task.result()
+            if len(left) == len(context.links):
+                raise RunError("; ".join(left.values()))
+            return [link for link in context.links if link.pod.name not in left]
+    return None
 
 
 def gone_on(
