@@ -14,7 +14,6 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.process import Process, descendants, family_table, process_table
 from workbench.worker.agent import machine
-from workbench.worker.agent.machine import GpuWatch
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.launcher import RankLauncher
 from workbench.worker.agent.ranks.request import (
@@ -61,7 +60,7 @@ class Agent:
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._runs: dict[str, PodRun] = {}
-        self._gpus = GpuWatch()
+        self._gpus = machine.GpuWatch()
         self._sampled = 0.0
         self._table: tuple[float, dict[int, Process]] = (-1.0, {})
         self._end_by: float | None = None
@@ -292,11 +291,8 @@ class Agent:
         server = {self.warm.pid} if self.warm.pid is not None else set()
         if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
             server = set()  # it has gone, and its pid may be another's
-        spared = (
-            {os.getpid(), *self._tasks.pids}
-            | self.helpers.pids.keys()
-            | (server if self.warm.forked else descendants(table, server))
-        )
+        spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
+        spared |= server if self.warm.forked else descendants(table, server)
         own = descendants(table, {os.getpid()} | server)
         strays = [table[pid] for pid in own - spared if not table[pid].zombie]
         for process in strays:
