@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> bool:
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
-    from workbench.keeper.checkpoints.on_pods import held_checkpoint
+    from workbench.keeper.checkpoints import held_checkpoint
     from workbench.rundir.journal import fail_unstarted
     from workbench.rundir.make.prepare import prepare_run
     from workbench.rundir.spec import RunSpec

@@ -28,7 +28,7 @@ from workbench.base.process import (
     process_table,
     with_mark,
 )
-from workbench.worker.agent.machine.memory import family_memory, memory
+from workbench.worker.agent.machine import family_memory, memory
 
 
 def test_a_zombie_is_not_alive() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Launcher
-from workbench.keeper.launch.command import LaunchCommand, LaunchPlan, build_command, place_ranks
+from workbench.keeper.launch import LaunchCommand, LaunchPlan, build_command, place_ranks
 from workbench.pods.pod import Pod
 
 PODS = [

@@ -17,8 +17,7 @@ from tests.pods.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
-from workbench.keeper.run.outputs import FileLeft
-from workbench.keeper.run.returns import fetch
+from workbench.keeper.run.outputs import FileLeft, fetch
 from workbench.pods.guest.addresses import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed

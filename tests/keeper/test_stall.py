@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from workbench.keeper.run.stalls import Stall, StallWatch, culprits
 from workbench.keeper.watch.pod import PodReport
-from workbench.keeper.watch.stall import Stall, StallWatch, culprits
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus

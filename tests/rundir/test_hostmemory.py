@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from workbench.keeper.watch.pod import PodReport
-from workbench.keeper.watch.samples import Sampler
+from workbench.keeper.watch.pod import PodReport, Sampler
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.figures.curves import MemoryBook

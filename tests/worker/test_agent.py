@@ -17,7 +17,7 @@ import pytest
 
 from workbench.base.process import look_up
 from workbench.worker.agent.clients.client import AgentRefused, connect
-from workbench.worker.agent.machine.memory import memory
+from workbench.worker.agent.machine import memory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent.machine import GpuWatch
 
 SOURCE = """
 typedef struct { unsigned int gpu, memory; } util_t;

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from workbench.base.process import RankPlace
-from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.rank import Rank
-from workbench.worker.agent.ranks.records import read_record
+from workbench.worker.agent.ranks.records import only_lost_its_peer, read_record
 from workbench.worker.rank.records import write_error
 
 TCP = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"

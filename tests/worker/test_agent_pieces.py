@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.worker.agent.machine import network
-from workbench.worker.agent.ranks.chunks import read_chunks
-from workbench.worker.agent.ranks.output import OutputStream
+from workbench.worker.agent import machine
+from workbench.worker.agent.ranks.output import OutputStream, read_chunks
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 
 
 def test_interfaces():
-    assert network.interface_of("127.0.0.9") == "lo"
-    assert network.interface_of("-oProxyCommand=x") == ""
+    assert machine.interface_of("127.0.0.9") == "lo"
+    assert machine.interface_of("-oProxyCommand=x") == ""
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "x" * 200, "a\nb", None, 3])

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from workbench.base.process import look_up
-from workbench.worker.agent.clients.adopted import place_from
-from workbench.worker.agent.ranks.cores import shares
+from workbench.worker.agent.clients.client import place_from
+from workbench.worker.agent.ranks.job import shares
 
 CODE = """
 import os, sys, time

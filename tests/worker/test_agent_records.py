@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.worker.agent.machine import cgroup
+from workbench.worker.agent import machine
 from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.records import failure_from, last_traceback, read_record, write_record
 
@@ -116,7 +116,7 @@ def test_records_are_written_whole_or_not_at_all(tmp_path):
 @pytest.fixture
 def small_group():
     """A memory cgroup of 40 MiB, version 1 or 2."""
-    mine = cgroup.memory_group(os.getpid())
+    mine = machine.memory_group(os.getpid())
     if mine is None:
         pytest.skip("this machine has no memory cgroup with an oom_kill counter")
     group = mine / f"workbench-test-{os.getpid()}"
@@ -150,8 +150,8 @@ def test_a_kill_may_be_counted_late_only_where_the_limit_was_reached(
     (tmp_path / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
     if highest is not None:
         (tmp_path / "memory.max_usage_in_bytes").write_text(f"{highest}\n")
-    assert cgroup.OomWatch({tmp_path: 0}).may_follow() is follows
-    assert not cgroup.OomWatch().may_follow()
+    assert machine.OomWatch({tmp_path: 0}).may_follow() is follows
+    assert not machine.OomWatch().may_follow()
 
 
 def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Path):
@@ -160,6 +160,6 @@ def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Pat
         group.mkdir()
         (group / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
     (own / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
-    assert "the memory limit of 40 MiB was reached" in cgroup.OomWatch({own: 0, root: 0}).hint(root)
-    assert cgroup.OomWatch({own: 1, root: 0}).hint(root) == ""  # that kill was before this run
-    assert cgroup.OomWatch({}).hint(None) == ""
+    assert "the memory limit of 40 MiB was reached" in machine.OomWatch({own: 0, root: 0}).hint(root)
+    assert machine.OomWatch({own: 1, root: 0}).hint(root) == ""  # that kill was before this run
+    assert machine.OomWatch({}).hint(None) == ""

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench.worker.agent.ranks.chunks import read_chunks
-from workbench.worker.agent.ranks.output import OutputPump, OutputStream
+from workbench.worker.agent.ranks.output import OutputPump, OutputStream, read_chunks
 from workbench.worker.agent.ranks.records import keep_room, read_record, write_record
 
 MIB = 1 << 20

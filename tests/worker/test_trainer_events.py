@@ -13,8 +13,7 @@ import pytest
 
 from workbench.base import entries
 from workbench.rundir.events import MARK
-from workbench.worker.rank.trainer_events import _figure
-from workbench.worker.rank.trainer_stop import stop_callback
+from workbench.worker.rank.trainer_events import _figure, stop_callback
 
 ROOT = Path(__file__).parent.parent.parent
 LOOP = """

@@ -19,7 +19,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
-from workbench.keeper.checkpoints.on_pods import held_checkpoint
+from workbench.keeper.checkpoints import held_checkpoint
 from workbench.planner.plan import scaling
 from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.make.prepare import prepare_run

@@ -17,7 +17,7 @@ from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.finetune import Job
 from workbench.jobs.script import Function
-from workbench.keeper.launch.command import LaunchCommand
+from workbench.keeper.launch import LaunchCommand
 from workbench.planner.prediction import begin_prediction
 from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.function import as_script

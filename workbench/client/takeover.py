@@ -17,9 +17,8 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, is_there, not_ours, read_json, write_json
-from workbench.keeper.checkpoints.on_pods import held_checkpoint
-from workbench.keeper.lock import TAKEN
-from workbench.keeper.spawn import spawn_successor
+from workbench.keeper.checkpoints import held_checkpoint
+from workbench.keeper.spawn import TAKEN, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint

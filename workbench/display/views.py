@@ -28,7 +28,7 @@ from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.templates import html_table
 from workbench.display.records import answers, board, export, history, plan, pods, result, rows
 from workbench.display.run import page, panel
-from workbench.keeper.launch.command import LaunchCommand
+from workbench.keeper.launch import LaunchCommand
 from workbench.planner.gpus import GpuTable
 from workbench.planner.reading import RowPreview
 from workbench.planner.table import PlanTable

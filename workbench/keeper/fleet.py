@@ -15,7 +15,6 @@ from workbench.base.files import write_text
 from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.files import Stock
-from workbench.keeper.link.packages import install_packages
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
@@ -37,8 +36,7 @@ class Fleet:
         """The first of them, while the others are waited for."""
         self.owned = False
         """Whether pods are there, or are on their way, that this keeper is to take down."""
-        self.paths = paths
-        self._spec = spec
+        self.paths, self.spec = paths, spec
         self._report = report
         self._backend: PodBackend = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
@@ -65,21 +63,21 @@ class Fleet:
 
     def launch(self) -> None:
         self.owned = True
-        identity = self._identity = Identity.create(self.paths.identity)
+        self._identity = Identity.create(self.paths.identity)
         self._check_wanted()
-        self.pods = self._backend.launch(self._spec.pods, self._spec.count, self._context(identity))
+        self.pods = self._backend.launch(self.spec.pods, self.spec.count, self._context())
         self._check_wanted()
         self.arrived = ()
         _check_versions(self.pods)
-        self._connect(identity)
+        self._connect()
         self._report("starting agents")
         self._everywhere(AgentLink.open)
-        if pip := self._spec.pods.pip:
+        if pip := self.spec.pods.pip:
             self._report(f"installing packages: {', '.join(pip)}")
             self._everywhere(self._install)
 
     def _install(self, link: AgentLink) -> None:
-        install_packages(link, spec=self._spec.pods, timeout_s=self._spec.start_timeout_s)
+        link.install(self.spec.pods, self.spec.start_timeout_s)
 
     def restore(self, lost: Collection[str]) -> Mapping[str, str]:
         """Have lost pods answer again, or others in their place; return why not, by name, of those that stay lost."""
@@ -107,8 +105,7 @@ class Fleet:
             self._replacing = True
         try:
             self._report(f"{', '.join(sorted(gone))} lost; looking for others in their place")
-            context = self._context(self.identity)
-            self._see(self._backend.restore(gone, self._spec.pods, context))
+            self._see(self._backend.restore(gone, self.spec.pods, self._context()))
             _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
             return self.pods
         finally:
@@ -135,35 +132,35 @@ class Fleet:
         if not identity.key.exists():
             raise PodError(f"the key to its pods, {identity.key}, is gone; nobody can reach them any more")
         self._identity = identity
-        self.pods = self._backend.adopt(self.pods, self._spec.pods, self._context(identity))
+        self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())
         self.owned = True
-        self._connect(identity)
+        self._connect()
         self._report("looking for the agents")
         self._everywhere(_opens)
 
-    def _context(self, identity: Identity) -> LaunchContext:
+    def _context(self) -> LaunchContext:
         return LaunchContext(
             cluster_id=self.paths.root.name,
             directory=self.paths.root,
-            public_key=identity.public_key,
-            lease_s=self._spec.lease_s,
-            timeout_s=self._spec.start_timeout_s,
+            public_key=self.identity.public_key,
+            lease_s=self.spec.lease_s,
+            timeout_s=self.spec.start_timeout_s,
             report=self._report,
             arrived=self._arrive,
-            warm=self._spec.warm,
+            warm=self.spec.warm,
         )
 
     def _arrive(self, pods: Sequence[Pod]) -> None:
         self.arrived = tuple(pods)
 
-    def _connect(self, identity: Identity) -> None:
-        identity.pin(self.pods)
+    def _connect(self) -> None:
+        self.identity.pin(self.pods)
         self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
-        spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self.paths.root)
+        spec, package, folders = self.spec, package_zip(), folders_to_probe(self.spec, self.paths.root)
         shared = Stock() if spec.is_local else None
         self._links = [
             AgentLink(
-                pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared
+                pod, self.identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared
             )
             for pod in self.pods
         ]
@@ -224,7 +221,7 @@ class Fleet:
 
     def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
         """Until closing, speak to every agent so often that no lease ends, and look after the pods."""
-        pause_s = min(_LOOK_S, self._spec.lease_s / 3)
+        pause_s = min(_LOOK_S, self.spec.lease_s / 3)
 
         def speak(link: AgentLink) -> None:  # each on its own: a silent pod makes none of the others wait
             while not closing.wait(pause_s):

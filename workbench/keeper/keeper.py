@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_bytes, write_json
+from workbench.base.files.kept import KeptFile
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.finetune import job_from_dict
-from workbench.keeper.checkpoints.on_pods import part_reader
+from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet
-from workbench.keeper.idle import IdleTime
-from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.lock import TAKEN, take_lock
-from workbench.keeper.log import log_to
+from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, RequestServer, Status, Submit
 from workbench.keeper.run.runner import Runner
-from workbench.keeper.spawn import STAY
-from workbench.keeper.statefile import StateFile
+from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
-from workbench.keeper.turns import Turns
+from workbench.keeper.turns import IdleTime, Turns
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -58,7 +57,8 @@ class Keeper:
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
-        self._state = StateFile(paths.state, redact, lock)
+        self._state = KeptFile(paths.state)
+        self._process = {**process_facts(os.getpid()), "lock": lock}
         self._fleet.pods = before.pods if before is not None else ()
 
     def serve(self) -> None:
@@ -109,7 +109,7 @@ class Keeper:
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()
-        self._runners = left_runners(self._paths, self._spec, self._fleet, self._redact, before)
+        self._runners = left_runners(self._fleet, self._redact, before)
         for runner in self._runners.values():
             if not runner.ended:
                 self._turns.add(runner)
@@ -151,7 +151,8 @@ class Keeper:
                 continue
             try:
                 what = f"{self._message}; bringing the last checkpoint of {run_id} back"
-                with TransferProgress(runner.links, lambda how: self._say("closing", how) if how else None, what):
+                links = runner.context.links
+                with TransferProgress(links, lambda how: self._say("closing", how) if how else None, what):
                     runner.bring()
             except Exception:  # run boundary: the pods must go
                 logger.exception("the checkpoint of %s", run_id)
@@ -182,7 +183,9 @@ class Keeper:
         runner = self._runners[request.run]
         match request.op:
             case "cancel" | "stop":
-                self._end(runner, runner.cancel if request.op == "cancel" else runner.stop)
+                ask = runner.cancel if request.op == "cancel" else runner.stop
+                if not self._turns.withdraw(runner):
+                    ask()  # it may wait for a pod, and nobody should wait with it
             case "fetch":
                 return {"notes": runner.fetch()}
             case "bring":
@@ -198,8 +201,7 @@ class Keeper:
 
     def _status(self) -> dict[str, object]:
         running = [run_id for run_id, runner in self._runners.items() if runner in self._turns.running]
-        standing = {"phase": self._phase, "message": self._message, "package": self._fleet.package}
-        return {**standing, "running": running}
+        return {"phase": self._phase, "message": self._message, "package": self._fleet.package, "running": running}
 
     def _submit(self, request: Submit) -> dict[str, object]:
         with self._turns.lock:
@@ -210,7 +212,7 @@ class Keeper:
         return {}
 
     def _write_queue(self) -> None:
-        runs = [QueuedRun(id=name, path=runner.path) for name, runner in self._runners.items()]
+        runs = [QueuedRun(id=name, path=runner.context.paths.root) for name, runner in self._runners.items()]
         try:
             try:
                 write_queue(self._paths.queue, runs)
@@ -225,11 +227,7 @@ class Keeper:
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job, run = job_from_dict(request.job), QueuedRun(id=request.run, path=request.path)
         links = self._fleet.take(wanted_pods(job, request.pods, self._spec.count))
-        return Runner(run_context(self._fleet, self._spec, links, run, job, self._redact))
-
-    def _end(self, runner: Runner, ask: Callable[[], None]) -> None:
-        if not self._turns.withdraw(runner):
-            ask()  # it may wait for a pod, and nobody should wait with it
+        return Runner(run_context(self._fleet, links, run, job, self._redact))
 
     def _report(self, line: str) -> None:
         if not self._closing.is_set():  # a launch that is being given up still reports
@@ -241,16 +239,20 @@ class Keeper:
         self._write_state()
 
     def _write_state(self) -> None:
-        self._state.write(
-            {
-                "phase": self._phase,
-                "message": self._message,
-                "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
-                "error": self._error,
-                "pods": [pod.to_dict() for pod in self._fleet.pods],
-                "arrived": [pod.to_dict() for pod in self._fleet.arrived],
-            }
-        )
+        state = {
+            "phase": self._phase,
+            "message": self._message,
+            "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
+            "error": self._error,
+            "pods": [pod.to_dict() for pod in self._fleet.pods],
+            "arrived": [pod.to_dict() for pod in self._fleet.arrived],
+            **self._process,
+            "time_s": now_s(),
+        }
+        try:
+            self._state.write(self._redact.json(state))
+        except OSError as error:
+            logger.warning("cannot write the state: %s", error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,10 @@
-"""Start a cluster's keeper as a process of its own. What the keeper does is in `keeper.py`."""
+"""A cluster's keeper as a process: how it is started, its lock, and its log with all secrets masked."""
 
 from __future__ import annotations
 
+import fcntl
 import io
+import logging
 import os
 import socket
 import subprocess
@@ -11,15 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base import child, entries, errors
-from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.process import boot_id, process_start_time
+from workbench.base.redact import Redactor
 from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
 STAY = b"stay\n"
 """Follows the spec on the keeper's standard input once its start is over."""
+TAKEN = 75
+"""Exit code of a keeper that found another one."""
+_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Leash(io.FileIO):
@@ -36,26 +42,33 @@ class Leash(io.FileIO):
 
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
     """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
-    write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
-    with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
-        keeper = child.start("-m", entries.KEEPER, str(paths.root), stdin=stdin, stdout=log, stderr=log)
-    process: dict[str, object] = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
-    process |= {"boot": boot_id(), "host": socket.gethostname()}
-    write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **process})
+    state = {"phase": "starting", "message": "starting the keeper"}
+    write_json(paths.state, state)
+    keeper = _start(paths, leash)
+    write_json(paths.state, {**state, **process_facts(keeper.pid)})
     with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
         leash.write(to_line(spec.to_dict()))
     return keeper
 
 
 def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
-    """Start a keeper that takes over from one that died; it ends at once with `lock.TAKEN` where another has."""
-    with Leash() as leash, paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
-        words = ("-m", entries.KEEPER, str(paths.root), "--takes-over")
-        keeper = child.start(*words, stdin=stdin, stdout=log, stderr=log)
+    """Start a keeper that takes over from one that died; it ends at once with `TAKEN` where another has."""
+    with Leash() as leash:
+        keeper = _start(paths, leash, "--takes-over")
         with suppress(BrokenPipeError):
             leash.write(to_line(spec.to_dict()))
         leash.drop()
     return keeper
+
+
+def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
+    with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
+        return child.start("-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log)
+
+
+def process_facts(pid: int) -> dict[str, object]:
+    """Return what the state file names a keeper by."""
+    return {"pid": pid, "start_time": process_start_time(pid), "boot": boot_id(), "host": socket.gethostname()}
 
 
 def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
@@ -66,3 +79,51 @@ def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
         return ConfigError(message)
     message += f"\nThe keeper's log is {log}"
     return kind(message) if kind in (BackendError, PodTimeout) else PodError(message)
+
+
+def take_lock(path: Path, inode: int | None = None) -> int | None:
+    """Lock a cluster until this process ends; return the lock's inode, None where it is taken or is not `inode`."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if inode is None else 0)
+    while True:
+        try:
+            handle = os.open(path, flags, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError as error:
+            raise RunError(f"{path} cannot be locked ({error.strerror}), so another keeper may be there") from error
+        locked = os.fstat(handle).st_ino
+        if inode not in (None, locked):
+            os.close(handle)
+            raise RunError(f"{path} is not the lock of the keeper before: the directory is a copy, or was changed")
+        if _inode_at(path) == locked:
+            return locked  # the handle stays open for as long as the process lives
+        os.close(handle)  # another file has its name by now
+
+
+def _inode_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def log_to(path: Path) -> Redactor:
+    """Write what this process logs into a file; return what masks it, to be told of more secrets."""
+    redact = Redactor({name: os.environ.get(name, "") for name in _HUB_TOKENS})
+    handler = logging.FileHandler(path)
+    handler.setFormatter(_Masking(redact))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+    for chatty in ("paramiko", "workbench.pods.ssh.transport"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    return redact
+
+
+class _Masking(logging.Formatter):
+    def __init__(self, redact: Redactor):
+        super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s")
+        self._redact = redact
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redact(super().format(record))

@@ -30,7 +30,6 @@ def wanted_pods(job: Job, pods: int | None, count: int) -> int:
 
 def run_context(
     fleet: Fleet,
-    spec: ClusterSpec,
     links: Sequence[AgentLink],
     run: QueuedRun,
     job: Job,
@@ -44,7 +43,7 @@ def run_context(
     context = RunContext(
         run_id=run.id,
         paths=RunPaths(run.path),
-        spec=RunSpec(cluster=spec, job=job, pods=len(links)),
+        spec=RunSpec(cluster=fleet.spec, job=job, pods=len(links)),
         identity=fleet.identity,
         look=fleet.look,
         restore=fleet.restore,
@@ -56,18 +55,16 @@ def run_context(
     return context.on(links)
 
 
-def left_runners(
-    paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: Redactor, before: ClusterStatus
-) -> dict[str, Runner]:
+def left_runners(fleet: Fleet, redact: Redactor, before: ClusterStatus) -> dict[str, Runner]:
     """Return the runs of the keeper before, in order, by id; one that cannot be read has ended then, and says why."""
     runners = {}
-    restarted = spec.is_local and before.boot not in ("", boot_id())
-    for run in read_queue(paths.queue):
+    restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
+    for run in read_queue(fleet.paths.queue):
         if not RunPaths(run.path).info.exists():
             logger.warning("run %s is gone from %s", run.id, run.path)
             continue
         try:
-            runners[run.id] = _left_runner(paths, spec, fleet, run, redact, restarted=restarted)
+            runners[run.id] = _left_runner(fleet, run, redact, restarted=restarted)
         except Exception as error:  # run boundary: the runs after it go on
             logger.exception("run %s", run.id)
             if not result_file(RunPaths(run.path)).exists():
@@ -76,18 +73,16 @@ def left_runners(
     return runners
 
 
-def _left_runner(
-    paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool
-) -> Runner:
+def _left_runner(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:
     asked = RunSpec.load(RunPaths(run.path).spec)
-    job, unstartable = asked.job, _missing_variables(paths, spec)
+    job, unstartable = asked.job, _missing_variables(fleet.paths, fleet.spec)
     try:
         job = resolved(job)
     except ConfigError as error:  # what runs already has its variables
         unstartable = str(error)
     hostfile = RunPaths(run.path).hostfile
     links = fleet.at(Hostfile.parse(read_text(hostfile), source=str(hostfile)).addresses)
-    context = run_context(fleet, spec, links, run, job, redact, left=True, unstartable=unstartable)
+    context = run_context(fleet, links, run, job, redact, left=True, unstartable=unstartable)
     return Runner(replace(context, restarted=restarted))
 
 

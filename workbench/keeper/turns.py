@@ -1,19 +1,50 @@
-"""Which runs of a cluster wait and which run: in the order of submission, each on the first pods that are free."""
+"""Which runs of a cluster wait and which run, each on the first free pods, and when a cluster closes unused."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from workbench.base.clock import now_s
 from workbench.keeper.fleet import Fleet
-from workbench.keeper.idle import IdleTime
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.run.runner import Runner
 
+_SHIFT_S = 10.0  # of the announced end, that is worth writing down
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
+
+
+class IdleTime:
+    """Counts from the last use; whoever owns it looks at it several times a second while there is nothing to do."""
+
+    def __init__(self, limit_s: float | None, announce: Callable[[], None]) -> None:
+        self.end_s: float | None = None
+        """The announced end, in seconds since the epoch; None where none is to come."""
+        self._limit_s = limit_s
+        self._announce = announce
+        self._used = time.monotonic()
+
+    def use(self) -> None:
+        self._used = time.monotonic()
+
+    def suspend(self) -> None:
+        """Take the announced end back; the next look announces one again."""
+        self.end_s = None
+        self._announce()
+
+    def is_over(self) -> bool:
+        """Whether the limit is reached; announces the end where it has moved."""
+        if self._limit_s is None:
+            return False
+        left_s = self._used + self._limit_s - time.monotonic()
+        if left_s > 0 and abs(now_s() + left_s - (self.end_s or 0)) > min(_SHIFT_S, self._limit_s / 10):
+            self.end_s = now_s() + left_s
+            self._announce()
+        return left_s <= 0
 
 
 class Turns:
@@ -32,7 +63,7 @@ class Turns:
 
     @property
     def busy(self) -> list[AgentLink]:
-        return [link for runner in self.running for link in runner.links]
+        return [link for runner in self.running for link in runner.context.links]
 
     def add(self, runner: Runner) -> None:
         with self.lock:
@@ -67,12 +98,12 @@ class Turns:
         if not self._waiting:
             return False
         runner, busy = self._waiting[0], self.busy
-        if runner.is_bound:
-            if any(link in busy for link in runner.links):
+        if runner.context.left:  # it can only go on where it is, for its ranks may be there
+            if any(link in busy for link in runner.context.links):
                 return False
-        elif (links := self._fleet.free(len(runner.links), busy)) is None:
+        elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
             return False
-        elif links != list(runner.links):
+        elif links != list(runner.context.links):
             runner.move(links)
         self._running.append(self._waiting.popleft())
         self._idle.suspend()

@@ -16,7 +16,7 @@ from workbench.client.compose.composition import Composition, find_problems
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import Mini, dataset_from
 from workbench.jobs.deepspeed.config import resolve
-from workbench.keeper.launch.command import LaunchPlan, build_command, place_ranks
+from workbench.keeper.launch import LaunchPlan, build_command, place_ranks
 from workbench.planner.plan import fit_of, predict
 from workbench.planner.table import Fit
 from workbench.pods.backends import CLASSES

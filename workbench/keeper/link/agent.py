@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
@@ -16,10 +18,12 @@ from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
+from workbench.base.redact import mask_secrets
 from workbench.base.wire import from_line, to_line
 from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by
 from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.channel import RemoteStream
@@ -84,12 +88,8 @@ class AgentLink(PodFiles):
             )
             if not self._stream.readline(_SERVED_S).startswith(b'{"ok": true'):
                 code = self._stream.wait(_ANSWER_S)
-                raise RemoteError(
-                    f"the agent of {self.pod.name} did not start: {self._stream.stderr[-2000:]}",
-                    host=self.pod.address,
-                    command="agent serve",
-                    exit_code=code,
-                )
+                why = f"the agent of {self.pod.name} did not start: {self._stream.stderr[-2000:]}"
+                raise self._error(why, "agent serve", exit_code=code)
             self._greet()
 
     def _greet(self) -> None:
@@ -122,7 +122,7 @@ class AgentLink(PodFiles):
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
         with self._lock:
             if self._stream is None:
-                raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address, command=op)
+                raise self._error(f"no line to {self.pod.name}", op)
             self._next_id += 1
             request = {"id": self._next_id, "op": op, **fields}
             try:
@@ -131,13 +131,10 @@ class AgentLink(PodFiles):
             except (WorkbenchError, OSError, EOFError, ValueError) as error:
                 # A late answer must not be taken for the next one's.
                 self.close()
-                raise RemoteError(
-                    f"lost the line to {self.pod.name} ({self.pod.address}): {error or type(error).__name__}",
-                    host=self.pod.address,
-                    command=op,
-                ) from error
+                why = f"lost the line to {self.pod.name} ({self.pod.address}): {error or type(error).__name__}"
+                raise self._error(why, op) from error
         if not answer.get("ok"):
-            raise RemoteError(f"{self.pod.name}: {answer.get('error')}", host=self.pod.address, command=op)
+            raise self._error(f"{self.pod.name}: {answer.get('error')}", op)
         return answer
 
     def _answer(self, wanted: int, deadline: float) -> dict[str, Any]:
@@ -155,13 +152,13 @@ class AgentLink(PodFiles):
         task, until, pause_s = self.call(op, **fields)["task"], time.monotonic() + timeout_s, _TASK_S
         while (answer := self.call("task", task=task)["answer"]) is None:
             if time.monotonic() > until:
-                raise RemoteError(f"{self.pod.name}: no end in {timeout_s:.0f} s", host=self.pod.address, command=op)
+                raise self._error(f"{self.pod.name}: no end in {timeout_s:.0f} s", op)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
         if answer.get("full"):
             raise disk_full(self.pod.root, None, self._free_bytes(), where=self.pod.name)
         if "error" in answer:
-            raise RemoteError(f"{self.pod.name}: {answer['error']}", host=self.pod.address, command=op)
+            raise self._error(f"{self.pod.name}: {answer['error']}", op)
         return dict(answer)
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
@@ -172,13 +169,8 @@ class AgentLink(PodFiles):
             tail = done.stderr[-2000:]
             if _FULL.search(tail):
                 raise disk_full(self.pod.root, None, self._free_bytes(), where=self.pod.name)
-            raise RemoteError(
-                f"{argv[0]} failed on {self.pod.name}: {tail}",
-                host=self.pod.address,
-                command=argv[0],
-                exit_code=done.exit_code,
-                stderr=tail,
-            )
+            why = f"{argv[0]} failed on {self.pod.name}: {tail}"
+            raise self._error(why, argv[0], exit_code=done.exit_code, stderr=tail)
         return done.stdout
 
     def _stamp_now(self, path: str) -> str:
@@ -224,7 +216,7 @@ class AgentLink(PodFiles):
         if self._stands(ssh):
             raise error
         if unwanted():
-            raise RemoteError(str(error), host=self.pod.address) from error
+            raise self._error(str(error)) from error
         if why := self.why_gone():
             raise PodGone(why, host=self.pod.address) from error
         if time.monotonic() > until:
@@ -241,8 +233,11 @@ class AgentLink(PodFiles):
 
     def _connection(self) -> SSHConnection:
         if self._ssh is None:
-            raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address)
+            raise self._error(f"no line to {self.pod.name}")
         return self._ssh
+
+    def _error(self, message: str, command: str = "", *, exit_code: int | None = None, stderr: str = "") -> RemoteError:
+        return RemoteError(message, host=self.pod.address, command=command, exit_code=exit_code, stderr=stderr)
 
     def agent(self, *args: str) -> list[str]:
         # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
@@ -251,6 +246,26 @@ class AgentLink(PodFiles):
         if len(os.fsencode(self._own)) <= _SHORT:
             marked.append(f"TMPDIR={self._own}")
         return ["env", *marked, self.pod.python, "-P", "-m", entries.AGENT, *args]
+
+    def packages_folder(self, requirements: Sequence[str]) -> str:
+        """Return where packages of `PodSpec.pip` lie on the pod; empty for none. Pods that share a store share it."""
+        if not requirements:
+            return ""
+        asked = hashlib.sha256(json.dumps([self.pod.python, *requirements]).encode()).hexdigest()
+        return str(self.store / f"packages-{asked[:16]}")
+
+    def install(self, spec: PodSpec, timeout_s: float) -> None:
+        """Install what the pod lacks of them, with pip's settings of the pod and of the spec's variables."""
+        if not spec.pip:
+            return
+        request = {"folder": self.packages_folder(spec.pip), "requirements": list(spec.pip), "env": dict(spec.env)}
+        path = str(PurePosixPath(self.pod.root) / "packages.json")  # not in argv: an index may have a password
+        self.write(json.dumps(request).encode(), path)
+        try:
+            self.run(self.agent("packages", path), timeout_s)
+        except RemoteError as error:
+            why = mask_secrets(error.stderr.strip() or str(error))  # the address of an index may have a password
+            raise PodError(f"pip could not install {', '.join(spec.pip)} on {self.pod.name}:\n{why}") from error
 
     def _meet(self) -> None:
         ssh = self._connection()

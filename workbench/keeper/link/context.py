@@ -16,7 +16,7 @@ from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import Job
-from workbench.keeper.launch.command import place_ranks
+from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
@@ -65,6 +65,9 @@ class RunContext:
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         return PodRunPaths.of(link.pod.root, self.run_id)
+
+    def ranks_on(self, link: AgentLink) -> list[int]:
+        return [place.rank for place in self.places if place.pod == link.pod.name]
 
     def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:
         """Do something with all pods at once; return the results in rank order."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +17,6 @@ from workbench.base.files import write_bytes
 from workbench.base.package import file_digest
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
-from workbench.keeper.link.transfers import TransferStatus
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import LARGE, Progress, SshRoute, fetch_file, route_to, send_file
 
@@ -24,8 +24,68 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
     from workbench.pods.ssh.identity import Identity
 
+_LOOK_S = 0.5
+_SHOWN_S = 2.0
+_MIB = 1 << 20
 _T = TypeVar("_T")
 _CHECKED_S = 10.0  # pods that share a store begin a run together: one look at a file is enough for all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferStatus:
+    name: str
+    done: int
+    """Bytes that are over."""
+    size: int
+    begun: int
+    """Bytes that an earlier try had brought over."""
+    began_at: float
+    """When this one began, on the clock of `time.monotonic`."""
+
+
+class TransferProgress:
+    """Report transfers for as long as the context is open."""
+
+    def __init__(self, links: Sequence[PodFiles], report: Callable[[str], None], what: str):
+        self._links, self._report, self._what = links, report, what
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="transfers", daemon=True)
+
+    def __enter__(self) -> TransferProgress:
+        self._report(self._what)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._report("")
+
+    def say(self, what: str) -> None:
+        """Report something else beside the transfers from now on."""
+        self._what = what
+
+    def _loop(self) -> None:
+        while not self._end.wait(_LOOK_S):
+            now = time.monotonic()
+            moving = [(link.pod.name, each) for link in self._links if (each := link.transfer) is not None]
+            lines = [progress_text(each, name, now) for name, each in moving if now - each.began_at >= _SHOWN_S]
+            self._report("; ".join([self._what, *lines] if self._what else lines))
+
+
+def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
+    """Return how far a file is, how fast it goes and how long it will take.
+
+    Example:
+        >>> file = TransferStatus(name="model.safetensors", done=300 << 20, size=1 << 30, begun=0, began_at=10.0)
+        >>> progress_text(file, "pod-0", 40.0)
+        'model.safetensors (pod-0) 300 of 1024 MiB, 10.0 MiB/s, 72 s left'
+    """
+    pace = (transfer.done - transfer.begun) / max(now - transfer.began_at, 0.1)
+    text = f"{transfer.name} ({pod}) {transfer.done // _MIB} of {transfer.size // _MIB} MiB"
+    if pace < 1:
+        return f"{text}, standing still"
+    return f"{text}, {pace / _MIB:.1f} MiB/s, {(transfer.size - transfer.done) / pace:.0f} s left"
 
 
 class Stock:
@@ -84,7 +144,9 @@ class PodFiles:
         name = hashlib.sha256(data).hexdigest()[:32] + suffix
         if (here := self._shelf()) is not None:
             return str(shelved(here / name, data))
-        return self._store(name, data)
+        path = str(self.store / name)
+        self.lasting(lambda ssh: self._shelve(ssh, path, data))
+        return path
 
     def write(self, data: bytes, path: str) -> None:
         self._connection().put_bytes(data, path)
@@ -121,19 +183,13 @@ class PodFiles:
     def _shelf(self) -> Path | None:
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
 
-    def _store(self, name: str, data: bytes) -> str:
-        path = str(self.store / name)
-        self.lasting(lambda ssh: self._shelve(ssh, path, data))
-        return path
-
     def _shelve(self, ssh: SSHConnection, path: str, data: bytes) -> None:
         digest = hashlib.sha256(data).hexdigest()
-        self._stock.ensure(
-            path,
-            self.pod.name,
-            lambda stamp: self._look(ssh, path, digest, stamp),
-            lambda: ssh.put_bytes(data, path),
-        )
+
+        def look(stamp: str) -> str:
+            return self._look(ssh, path, digest, stamp)
+
+        self._stock.ensure(path, self.pod.name, look, lambda: ssh.put_bytes(data, path))
 
     def _look(self, ssh: SSHConnection, path: str, digest: str, stamp: str) -> str:
         """Return the stamp of a file with this digest, empty for any other; no program reads one that is unchanged."""

@@ -15,13 +15,11 @@ from workbench.base.files.disk import full_disk_named
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.launch.command import LaunchCommand, build_command
-from workbench.keeper.launch.process import LauncherProcess
+from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.run.blame import fault_of, lost_pod, stopped_by_others
-from workbench.keeper.run.rejoin import ranks_left
+from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.run.restart import ranks_left
 from workbench.keeper.run.stage import (
     check_hostfile,
     launch_plan,
@@ -31,10 +29,9 @@ from workbench.keeper.run.stage import (
     travels,
 )
 from workbench.keeper.run.stalls import StallGuard
+from workbench.keeper.run.verdict import fault_of, lost_pod, stopped_by_others
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch
-from workbench.keeper.watch.samples import Sampler
-from workbench.rundir.events import Event
+from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
@@ -70,9 +67,7 @@ class Attempt:
         self._reports: queue.Queue[PodReport] = queue.Queue()
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
-        self._stalls = StallGuard(context, self.stacks)
-        self.asked_s = 0.0
-        """When a script was asked to stop, in seconds since 1970; 0 where it was not."""
+        self._stalls = StallGuard(context)
         self.begun = self._prepared = False
         self._rejoins = rejoin
         self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
@@ -142,7 +137,7 @@ class Attempt:
             link.call("prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port)))
 
         def again(link: AgentLink) -> None:
-            rank = next(place.rank for place in c.places if place.pod == link.pod.name)
+            rank = c.ranks_on(link)[0]
             if not link.call("prepared", run=c.run_id, rank=rank)["mine"]:  # its agent is another one by now
                 one(link)
 
@@ -167,7 +162,7 @@ class Attempt:
         """Pass the wish to stop on, to the trainer by a file and to the ranks of a script by a signal. Idempotent."""
         match self._context.spec.job:
             case Script() as job if self.begun:
-                self.asked_s = self.asked_s or now_s()
+                self.ledger.asked_s = self.ledger.asked_s or now_s()
                 self._context.everywhere(partial(self._stop, grace_s=job.stop_grace_s, ask=True))
             case FineTune() if self._prepared:
                 first = self._context.links[0]
@@ -179,11 +174,7 @@ class Attempt:
         return self._context.stacks()
 
     def _watch(self) -> list[PodWatch]:
-        c = self._context
-        watches, lease_s, pods = [], c.spec.cluster.lease_s, len(c.links)
-        for link in c.links:
-            ranks = [p.rank for p in c.places if p.pod == link.pod.name]
-            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, lease_s, c.look, c.redact, pods))
+        watches = [PodWatch(link, self._context, self._reports) for link in self._context.links]
         for watch in watches:
             watch.start()
         return watches
@@ -210,17 +201,13 @@ class Attempt:
             if self._wishes.cancel.is_set():
                 return None
             if self.ledger.lost:
-                return self._lost_pod()
+                return lost_pod(self._context, self.ledger)
             if self.ledger.over:
-                return (
-                    None
-                    if self.ledger.all_done or self._unwanted
-                    else stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
-                )
-            if self._launcher is not None and (code := self._launcher.exit_code) is not None:
-                fault = self._launcher_ended(code)
-                if fault is not None:
-                    return fault
+                if self.ledger.all_done or self._unwanted:
+                    return None
+                return stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
+            if (fault := self._launcher_fault()) is not None:
+                return fault
             if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
                 return fault
             self._journal.hint(self.ledger.remark(self._stalls.remark, stopping=self._stopping))
@@ -250,14 +237,11 @@ class Attempt:
         if (sample := self._sampler.see(report)) is not None:
             self._journal.event(sample)
         for event in report.events:
-            self._take_event(event, report.pod.address)
-
-    def _take_event(self, event: Event, address: str) -> None:
-        self._journal.event(event)
-        self._peaks.see_event(event, address)
-        self._stalls.watch.see_event(event)
-        if (news := self.ledger.see_event(event)) is not None:
-            self._journal.state(*news)
+            self._journal.event(event)
+            self._peaks.see_event(event, report.pod.address)
+            self._stalls.watch.see_event(event)
+            if (news := self.ledger.totals.take(event)) is not None:
+                self._journal.state(*news)
 
     def _settle(self) -> None:
         # Longer while it may be a pod that does not answer.
@@ -277,12 +261,13 @@ class Attempt:
         ranks = self.ledger.ranks.values()
         if self._unwatched and only_echoes(ranks):
             return stopped_by_others(self.ledger, self._context, unwatched=True)
-        return self._lost_pod() if self.ledger.lost and only_echoes(ranks) else first_cause(ranks)
+        if self.ledger.lost and only_echoes(ranks):
+            return lost_pod(self._context, self.ledger)
+        return first_cause(ranks)
 
-    def _lost_pod(self) -> RunFault:
-        return lost_pod(self._context, self.ledger)
-
-    def _launcher_ended(self, code: int) -> RunFault | None:
+    def _launcher_fault(self) -> RunFault | None:
+        if self._launcher is None or (code := self._launcher.exit_code) is None:
+            return None
         began = time.monotonic()
         while (waited_s := time.monotonic() - began) < _LAUNCHER_S or (
             waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)
@@ -290,7 +275,6 @@ class Attempt:
             self._take(timeout_s=0.1)
             if first_cause(self.ledger.ranks.values()) or self.ledger.lost or self.ledger.all_exited:
                 return None
-        assert self._launcher is not None
         name = self._context.spec.job.launcher
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its ranks did"
         return RunFault(kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail())
@@ -303,12 +287,8 @@ class Attempt:
             self._launcher.end()
             mask_file(self._context.paths.launcher_log, self._context.redact)
         deadline = time.monotonic() + _SWEEP_S
-        while time.monotonic() < deadline and not self.ledger.gone_from(self._awaited()):
+        while time.monotonic() < deadline and not self.ledger.gone_from(self.ledger.answering(_GIVEN_UP_S)):
             self._take(timeout_s=0.1)
-
-    def _awaited(self) -> list[str]:
-        given_up = {*self.ledger.lost, *self.ledger.silent(_GIVEN_UP_S)}
-        return [name for name in self.ledger.pods if name not in given_up]
 
     def _stop(self, link: AgentLink, grace_s: float = _GRACE_S, *, ask: bool = False) -> None:
         try:

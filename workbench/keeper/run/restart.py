@@ -1,27 +1,32 @@
-"""How a run goes on that lost pods, or had a rank killed from outside: what counts as that, and with what it does."""
+"""How a run goes on, that lost pods or had a rank killed from outside, or whose keeper died while ranks were there."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 
 from workbench.base.clock import now_s
-from workbench.base.errors import RunError
+from workbench.base.errors import PodError, RemoteError, RunError
+from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
+from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.run.stage import LOG_STREAMS, rank_request
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.make.resume import write_resumption
-from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 
 _KILLED = ("killed by SIGKILL", "killed by SIGTERM")
 """The whole message: one that adds that memory ran out is of a job that would die of it again."""
 _LOOK_S = 0.2
+logger = logging.getLogger(__name__)
+_PAUSE_S = 0.5
 
 
 def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
@@ -45,20 +50,18 @@ def loss_of(ledger: RunLedger, fault: RunFault) -> str:
 
 def restored(context: RunContext, lost: Collection[str], wishes: Wishes) -> Sequence[AgentLink] | None:
     """Have lost pods replaced; return the lines to all that there are now, None where the run was cancelled first."""
-    pool = ThreadPoolExecutor(max_workers=1)
-    try:
-        task = pool.submit(context.restore, lost) if lost else None
-        while task is not None and not wishes.cancel.is_set():
-            try:
-                left = task.result(timeout=_LOOK_S)
-                if len(left) == len(context.links):
-                    raise RunError("; ".join(left.values()))
-                return [link for link in context.links if link.pod.name not in left]
-            except NotYet:
-                continue
+    if not lost:
         return None if wishes.cancel.is_set() else context.links
-    finally:
-        pool.shutdown(wait=False)
+    pool = ThreadPoolExecutor(max_workers=1)
+    task = pool.submit(context.restore, lost)
+    pool.shutdown(wait=False)  # the thread ends by itself
+    while not wishes.cancel.is_set():
+        if wait([task], timeout=_LOOK_S).done:
+            left = task.result()
+            if len(left) == len(context.links):
+                raise RunError("; ".join(left.values()))
+            return [link for link in context.links if link.pod.name not in left]
+    return None
 
 
 def gone_on(
@@ -86,13 +89,45 @@ def _make_ready(context: RunContext, link: AgentLink) -> None:
     link.ensure()
     if isinstance(context.spec.job, FineTune):
         link.run(["rm", "-rf", "--", *map(str, (pod.checkpoints, pod.resume, pod.stop))])
-    for rank in (place.rank for place in context.places if place.pod == link.pod.name):
+    for rank in context.ranks_on(link):
         link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(pod.rank(rank))])
-        _send_logs(link, paths, rank, str(pod.rank(rank)))
+        for stream in LOG_STREAMS:
+            here = paths.rank_log(rank, stream)
+            if here.exists() and here.stat().st_size:
+                link.put_file(here, str(pod.rank(rank) / f"{stream}.log"))
 
 
-def _send_logs(link: AgentLink, paths: RunPaths, rank: int, folder: str) -> None:
-    for stream in ("stdout", "stderr", "order"):
-        here = paths.rank_log(rank, stream)
-        if here.exists() and here.stat().st_size:
-            link.put_file(here, f"{folder}/{stream}.log")
+def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
+    """Find started ranks again: the launcher unless it has ended, and whether some ended with their agent. Blocks."""
+    answers = context.everywhere(lambda link: _ask(context, link))
+    phases = {phase for each, _ in answers for phase in each}
+    unwatched = any(ended for _, ended in answers)
+    launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
+    if phases <= {"waiting"} and launcher is None:
+        if context.unstartable:
+            raise RunError(f"its keeper died before its ranks were started, and {context.unstartable}")
+        return None
+    if "waiting" in phases and launcher is None:
+        if unwatched or context.spec.job.launcher != Launcher.SSH:
+            raise RunError("its keeper died while its ranks were being started, and not all of them had been")
+        context.everywhere(lambda link: link.call("start", run=context.run_id))
+    return launcher, unwatched
+
+
+def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
+    """Return the phases of a pod's ranks, and whether they ended with their agent."""
+    until = time.monotonic() + context.spec.cluster.lease_s
+    while True:
+        try:
+            link.ensure()
+            request = rank_request(context, link, (context.links[0].pod.address, 0))
+            answer = link.call("rejoin", run=context.run_id, request=request)
+            return answer["phases"], answer["left"]
+        except (RemoteError, PodError) as error:
+            ended = next((p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None)
+            if ended is not None:
+                raise PodError(f"{ended.name} is {ended.phase}: {ended.message}") from error
+            if time.monotonic() > until:
+                raise
+            logger.warning("%s", error)
+        time.sleep(_PAUSE_S)

@@ -7,22 +7,20 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
+from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.link.transfers import TransferProgress
+from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt
-from workbench.keeper.run.blame import in_users_files
-from workbench.keeper.run.outputs import Brought
+from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
 from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
-from workbench.keeper.run.returns import bring_back, clear, output_facts
 from workbench.keeper.run.stage import check_hostfile, fetch_logs
-from workbench.keeper.run.verdict import verdict
+from workbench.keeper.run.verdict import in_users_files, verdict
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault
@@ -40,7 +38,8 @@ class Runner:
     """Carry one run through; `run` blocks until its result is on disk."""
 
     def __init__(self, context: RunContext):
-        self._context = context
+        self.context = context
+        """What it is carried out with; another one once it has moved, or goes on after a loss."""
         self._journal = Journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
         self._wishes = Wishes()
@@ -52,16 +51,8 @@ class Runner:
         self._ended = self._cleared = self._unbrought = False
 
     @property
-    def links(self) -> Sequence[AgentLink]:
-        return self._context.links
-
-    @property
-    def path(self) -> Path:
-        return self._context.paths.root
-
-    @property
     def ended(self) -> bool:
-        return result_file(self._context.paths).exists()
+        return result_file(self.context.paths).exists()
 
     @property
     def outcome(self) -> dict[str, object]:
@@ -72,7 +63,7 @@ class Runner:
     def enqueue(self) -> None:
         """Write down that it waits for its turn, and keep room on the disk for its result."""
         self._journal.reserve()
-        if not self._context.left:  # else the journal says how far it is
+        if not self.context.left:  # else the journal says how far it is
             self._journal.state(RunState.QUEUED, "waiting for its turn")
 
     def keep_state(self) -> None:
@@ -94,24 +85,19 @@ class Runner:
     def stacks(self) -> dict[int, str]:
         return self._attempt.stacks()
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether it can only go on where it is, for its ranks may be there."""
-        return self._context.left
-
     def move(self, links: Sequence[AgentLink]) -> None:
         """Take these pods instead, before `run`; not where its hostfile was changed, which fails it."""
         with suppress(RunError):
-            check_hostfile(self._context)
-            self._context = self._context.on(links)
+            check_hostfile(self.context)
+            self.context = self.context.on(links)
             self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
         self._started_s = now_s()
-        if self._context.left:
+        if self.context.left:
             self._recover()
         self._journal.begin(self._started_s)
-        inquiry = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
+        inquiry = PredictionInquiry(self.context.links[0], self.context.run_id, self.context.paths)
         inquiry.start()
         collector, fault = self._try()
         while fault is not None and (what := self._loss(fault)):
@@ -124,18 +110,20 @@ class Runner:
                 fault = None
                 break
             collector, fault = self._try()
-        fault = in_users_files(self._context.run_id, self._context.spec.job, fault)
-        with TransferProgress(self.links, self._journal.hint, "bringing results back") as progress:
+        fault = in_users_files(self.context.run_id, self.context.spec.job, fault)
+        with TransferProgress(self.context.links, self._journal.hint, "bringing results back") as progress:
             self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault, progress)
-        state, message = verdict(self._context, self._attempt, fault, self._returned, self._brought)
+        state, message = verdict(
+            self.context, self._attempt.ledger, self._attempt.left_processes, fault, self._returned, self._brought
+        )
         inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
         self._ended = True
         return state
 
     def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
-        collector = CheckpointCollector(self._context, lambda: self._attempt.ledger.totals.saved_step)
+        collector = CheckpointCollector(self.context, lambda: self._attempt.ledger.totals.saved_step)
         collector.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
@@ -147,19 +135,19 @@ class Runner:
     def _loss(self, fault: RunFault) -> str:
         """Return what the last attempt lost, where the run is to go on after it."""
         unwanted = self._wishes.cancel.is_set() or self._wishes.stop.is_set()
-        spent = self._context.restart >= self._context.spec.job.restarts
+        spent = self.context.restart >= self.context.spec.job.restarts
         return "" if unwanted or spent else loss_of(self._attempt.ledger, fault)
 
     def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
         """Make the run ready once more after a loss; False where it was cancelled meanwhile."""
-        context, ledger, lost_s = self._context, self._attempt.ledger, now_s()
+        context, ledger, lost_s = self.context, self._attempt.ledger, now_s()
         lost, which = pods_lost(ledger, fault), f"restart {context.restart + 1} of {context.spec.job.restarts}"
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
         collector.finish(lost)
         if (links := restored(context, lost, self._wishes)) is None:
             return False
-        self._context, event = gone_on(context, links, ledger, (what, lost_s, fault))
+        self.context, event = gone_on(context, links, ledger, (what, lost_s, fault))
         self._journal.event(event)
         self._attempt = self._new_attempt()
         self._attempt.ledger.totals = ledger.totals
@@ -169,11 +157,11 @@ class Runner:
     def _recover(self) -> None:
         recovered, events = self._journal.recover()
         self._started_s = recovered.started_s or self._started_s
-        of_pod = {link.pod.name: link.pod.address for link in self.links}
-        addresses = {place.rank: of_pod[place.pod] for place in self._context.places}
+        of_pod = {link.pod.name: link.pod.address for link in self.context.links}
+        addresses = {place.rank: of_pod[place.pod] for place in self.context.places}
         self._peaks.recall(events, addresses)
         totals = RunTotals.of(events)
-        self._context = replace(self._context, restart=len(totals.restarts))
+        self.context = replace(self.context, restart=len(totals.restarts))
         self._attempt = self._new_attempt(rejoin=True)
         self._attempt.ledger.totals = totals
         for wish, name in ((self._wishes.cancel, "cancel"), (self._wishes.stop, "stop")):
@@ -189,7 +177,7 @@ class Runner:
     @property
     def holds(self) -> bool:
         """Whether checkpoints of it are on its pods alone."""
-        return self._context.paths.held.exists()
+        return self.context.paths.held.exists()
 
     @property
     def _keeps_checkpoints(self) -> bool:
@@ -201,9 +189,9 @@ class Runner:
 
     def bring(self) -> Returned:
         """Bring its last checkpoint back from its pods, and say so in its result; blocks."""
-        returned = bring_checkpoints_back(self._context, most=1)
+        returned = bring_checkpoints_back(self.context, most=1)
         if returned.steps:
-            self._context.paths.held.unlink(missing_ok=True)
+            self.context.paths.held.unlink(missing_ok=True)
         came = [f"its checkpoint of step {step} came back" for step in returned.steps]
         self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
@@ -211,10 +199,10 @@ class Runner:
     def fetch(self) -> list[str]:
         """Bring back what stayed on its pods when it ended, and correct its result; return what still stays there."""
         if not self._ended:
-            raise RunError(f"run {self._context.run_id} has not ended; what it leaves comes back by itself then")
+            raise RunError(f"run {self.context.run_id} has not ended; what it leaves comes back by itself then")
         if self._cleared:
             return []
-        context = self._context
+        context = self.context
         context.everywhere(AgentLink.ensure)
         rest = [link for link in context.links if link.pod.name not in self._emptied]
         for link in rest:
@@ -233,16 +221,16 @@ class Runner:
         self._write_result(RunState.CANCELLED, why, None)
 
     def _new_attempt(self, *, rejoin: bool = False) -> Attempt:
-        return Attempt(self._context, self._journal, self._peaks, self._wishes, rejoin=rejoin)
+        return Attempt(self.context, self._journal, self._peaks, self._wishes, rejoin=rejoin)
 
     def _port_was_taken(self, fault: RunFault) -> bool:
         """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
         text = fault.message + fault.traceback
         named = re.search(rf"\b{self._attempt.master_port}\b", text) is not None
-        return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
+        return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.totals.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
-        context, ledger = self._context, self._attempt.ledger
+        context, ledger = self.context, self._attempt.ledger
         if not (self._attempt.begun or context.left):  # nothing of it ran
             return fault
         try:
@@ -253,18 +241,18 @@ class Runner:
                 self._clear()
                 self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
-            logger.exception("bringing back %s", self._context.run_id)
+            logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
             why = f"the results could not be brought back: {error}; run.fetch() does it while the cluster is there"
             return fault or RunFault(kind=type(error).__name__, message=why)
         return fault
 
     def _clear(self) -> None:
-        for link in self._context.links:
+        for link in self.context.links:
             if link.pod.name in self._brought.keeps:
                 continue
             try:
-                clear(link, self._context.on_pod(link), all_but_checkpoints=self._keeps_checkpoints)
+                clear(link, self.context.on_pod(link), all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(link.pod.name)
             except WorkbenchError as error:
                 logger.warning("clearing %s: %s", link.pod.name, error)
@@ -272,8 +260,8 @@ class Runner:
     def _command(self) -> str:
         if self._attempt.command is not None:
             return str(self._attempt.command)
-        file = self._context.paths.command
-        return file.read_text(encoding="utf-8").strip() if self._context.left and file.exists() else ""
+        file = self.context.paths.command
+        return file.read_text(encoding="utf-8").strip() if self.context.left and file.exists() else ""
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(
@@ -286,11 +274,11 @@ class Runner:
                 "peak_memory_gib": self._peaks.gib,
                 "memory_kind": self._peaks.kind,
                 "host_memory_gib": self._peaks.resident_gib,
-                "package": PurePosixPath(self._context.links[0].package).name,
+                "package": PurePosixPath(self.context.links[0].package).name,
                 "left_processes": self._attempt.left_processes,
-                **output_facts(self._context.paths),
+                **output_facts(self.context.paths),
             },
-            spec=self._context.spec,
-            pods=[link.pod for link in self._context.links],
-            world_size=len(self._context.places),
+            spec=self.context.spec,
+            pods=[link.pod for link in self.context.links],
+            world_size=len(self.context.places),
         )

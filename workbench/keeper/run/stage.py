@@ -17,17 +17,17 @@ from workbench.base.words import short_list
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.checkpoints.collector import send_checkpoint
-from workbench.keeper.launch.command import LaunchPlan
+from workbench.keeper.checkpoints import send_checkpoint
+from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.link.packages import packages_folder
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
 
+LOG_STREAMS = ("stdout", "stderr", "order")
 _UNPACKED_S = 600.0
 _BINDING = {"local": "", "ssh": "always"}
 """By kind of place, when its agents bind ranks on CPUs to cores."""
@@ -49,8 +49,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         case _:
             program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
-    folder = packages_folder(link, spec.pip)
-    extra = {"WORKBENCH_PACKAGES": folder} if folder else {}
+    extra = {"WORKBENCH_PACKAGES": link.packages_folder(spec.pip)} if spec.pip else {}
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
     return {
         "run": context.run_id,
@@ -104,7 +103,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     if resume := resumed_from(paths):
-        here = {place.rank for place in context.places if place.pod == link.pod.name}
+        here = context.ranks_on(link)
         as_many = resume.world_size == len(context.places)  # else each rank takes what it needs of all parts
         send_checkpoint(link, resume, here if as_many else resume.parts.keys(), target.resume)
 
@@ -166,10 +165,10 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
 
 def fetch_logs(context: RunContext, link: AgentLink) -> None:
     """Bring back the logs of one pod's ranks that are longer there than here."""
-    for place in context.places:
-        for stream in ("stdout", "stderr", "order") if place.pod == link.pod.name else ():
-            there = str(context.on_pod(link).rank(place.rank) / f"{stream}.log")
-            here = context.paths.rank_log(place.rank, stream)
+    for rank in context.ranks_on(link):
+        for stream in LOG_STREAMS:
+            there = str(context.on_pod(link).rank(rank) / f"{stream}.log")
+            here = context.paths.rank_log(rank, stream)
             try:
                 longer = link.size(there) > here.stat().st_size
             except RemoteError:

@@ -1,45 +1,60 @@
-"""In which state a run ended, and the line that says how, for people."""
+"""In which state a run ended, the line that says how, and whom to blame where no rank failed by itself."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
+from workbench.base.errors import RemoteError
 from workbench.base.words import counted, short_list, size
-from workbench.keeper.checkpoints.collector import Returned
+from workbench.jobs.finetune import Job
+from workbench.jobs.script import Script
+from workbench.keeper.checkpoints import Returned
+from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.attempt import Attempt
-from workbench.keeper.run.outputs import Brought
-from workbench.keeper.run.returns import output_facts
+from workbench.keeper.run.outputs import Brought, output_facts
 from workbench.keeper.run.stage import resumed_from
+from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
+from workbench.rundir.outcome import fold_failures
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
 
 def verdict(
-    context: RunContext, attempt: Attempt, fault: RunFault | None, returned: Returned, brought: Brought
+    context: RunContext,
+    ledger: RunLedger,
+    left_processes: int | None,
+    fault: RunFault | None,
+    returned: Returned,
+    brought: Brought,
 ) -> tuple[RunState, str]:
-    ledger, totals = attempt.ledger, attempt.ledger.totals
+    """Return the state in which a run ended, and the line that says how, for people."""
+    totals = ledger.totals
     resumed = None if totals.restarts else resumed_from(context.paths)  # those say from where themselves
     notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
     notes += [*ledger.warnings, *returned.notes]
     if strange := brought.strange:
         notes += [f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"]
-    notes += _outputs(context, brought)
+    match output_facts(context.paths):
+        case {"output_files": int() as files, "output_bytes": int() as bytes_}:
+            notes += [f"outputs/ has {counted(files, 'file')} ({size(bytes_)}) that it wrote"]
+    notes += brought.notes
     succeeded = fault is None and ledger.all_done and totals.stopped_step is None
     if returned.steps and not succeeded:
         held = context.paths.held.exists()
         where = "; it is on the pods, and comes back when the cluster closes" if held else ""
         notes += [f"resume=run.path goes on from its checkpoint of step {returned.steps[0]}{where}"]
     notes += ["the disk was full: logs here are incomplete"] if ledger.cut else []
-    if attempt.left_processes is None:
+    if left_processes is None:
         notes += ["a pod does not answer; what is left there ends with its agent's lease"]
     if fault is not None and totals.model_step is not None and context.paths.model.exists():
         notes += [f"the model was trained before: that of step {totals.model_step} is in model/"]
     if fault is not None:
-        return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *_killed(attempt), *notes])
+        return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *_killed(ledger), *notes])
     if not ledger.all_done:
-        state, how = RunState.CANCELLED, f"stopped when asked{_how_it_stopped(attempt)}"
+        state, how = RunState.CANCELLED, f"stopped when asked{_how_it_stopped(ledger)}"
     elif totals.stopped_step is not None:
         step, saved = totals.stopped_step, returned.steps
         after = f"a checkpoint at step {step}" if saved and saved[0] == step else f"step {step}"
@@ -49,25 +64,66 @@ def verdict(
     return state, "; ".join([how, *notes])
 
 
-def _killed(attempt: Attempt) -> list[str]:
-    forced = attempt.ledger.forced
+def _killed(ledger: RunLedger) -> list[str]:
+    forced = ledger.forced
     return [f"ranks {forced} did not end when asked and were killed"] if forced else []
 
 
-def _how_it_stopped(attempt: Attempt) -> str:
-    ledger, asked_s = attempt.ledger, attempt.asked_s
+def _how_it_stopped(ledger: RunLedger) -> str:
     ended = [rank.ended_s for rank in ledger.ranks.values() if rank.ended_s is not None]
-    if ledger.forced or not asked_s or not ended:
-        return "".join(f": {killed}" for killed in _killed(attempt))
+    if ledger.forced or not ledger.asked_s or not ended:
+        return "".join(f": {killed}" for killed in _killed(ledger))
     asked = {rank.asked for rank in ledger.ranks.values() if rank.asked}
-    took_s = math.ceil(max(1.0, max(ended) - asked_s))
+    took_s = math.ceil(max(1.0, max(ended) - ledger.asked_s))
     if asked == {"Trainer"}:
         return f": its Trainer ended after a step, and its ranks by themselves within {took_s} s"
     return f": its ranks ended by themselves within {took_s} s{' of ' if asked else ''}{' and '.join(sorted(asked))}"
 
 
-def _outputs(context: RunContext, brought: Brought) -> list[str]:
-    match output_facts(context.paths):
-        case {"output_files": int() as files, "output_bytes": int() as bytes_}:
-            return [f"outputs/ has {counted(files, 'file')} ({size(bytes_)}) that it wrote", *brought.notes]
-    return [*brought.notes]
+def fault_of(context: RunContext, error: RemoteError) -> RunFault:
+    """Blame the pod that an error came from."""
+    names = [link.pod.name for link in context.links if link.pod.address == error.host]
+    match error:
+        case PodGone():
+            kind = "pod"
+        case _:
+            kind = type(error).__name__
+    return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")
+
+
+def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | None:
+    """Return a fault whose traceback names a script's files where its user has them, not the copies on the pods.
+
+    Example:
+        >>> fault = RunFault(traceback='File "/pod-0/runs/r1/script/lib/data.py", line 3')
+        >>> in_users_files("r1", Script("/home/me/train.py"), fault).traceback
+        'File "/home/me/lib/data.py", line 3'
+    """
+    match job:
+        case Script() if fault is not None:
+            script = Path(job.path)
+            # With `${NAME}` in its arguments a script is run by its bare name.
+            copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
+            return replace(fault, traceback=re.sub(copy, lambda _: f"{script.parent}/", fault.traceback))
+    return fault
+
+
+def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
+    """Blame the first pod that is lost, or the network where none of several answers."""
+    name, why = next(iter(ledger.lost.items()))
+    if len(ledger.pods) > 1 and not ledger.heard_within(context.spec.cluster.lease_s / 2):
+        return RunFault(kind="network", message=f"no sign from any pod: {CUT_OFF}; {why}")
+    address = next(link.pod.address for link in context.links if link.pod.name == name)
+    fault = RunFault(pod=name, host=address, kind="pod", message=why)
+    return replace(fault, others=fold_failures(ledger.ranks.values()))
+
+
+def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool) -> RunFault:
+    """Blame the end of an agent, which took a rank along; `unwatched` where no keeper was there."""
+    stopped = next(rank for rank in ledger.ranks.values() if not rank.done)
+    why = "was ended together with the agent of its pod, and not by this run's keeper"
+    if unwatched:
+        why = "was ended when its keeper had died and no other was there within the lease of its pod's agent"
+        if context.restarted:
+            why = "ended with its pod when this machine was started again"
+    return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why)

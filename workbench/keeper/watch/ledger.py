@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from workbench.base.clock import now_s
 from workbench.keeper.watch.pod import PodReport
-from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
-from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 
 CUT_OFF = "this machine was cut off from the network, or asleep"
@@ -35,6 +33,8 @@ class RunLedger:
     """Whether logs here are incomplete, because the disk was full."""
     full: dict[str, str] = field(default_factory=dict)
     """The messages of pods whose disks could not take all of their logs."""
+    asked_s: float = 0.0
+    """When a script was asked to stop, in seconds since 1970; 0 where it was not."""
     _drained: dict[str, bool] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -56,15 +56,6 @@ class RunLedger:
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
-    def see_event(self, event: Event) -> tuple[RunState, str] | None:
-        """Take in an event; return the state and the words for it where the run comes to something new."""
-        return self.totals.take(event)
-
-    @property
-    def training(self) -> bool:
-        """Whether the first optimizer step is done."""
-        return self.totals.training
-
     @property
     def warnings(self) -> list[str]:
         """What its ranks want said of the run, whatever becomes of it."""
@@ -82,7 +73,7 @@ class RunLedger:
     @property
     def gone(self) -> bool:
         """Whether nothing of the run is left on any pod, lost ones aside."""
-        return self.gone_from([name for name in self.pods if name not in self.lost])
+        return self.gone_from(self.answering())
 
     def gone_from(self, pods: Sequence[str]) -> bool:
         """Whether nothing of the run is left on these pods, and all that it wrote there has been read."""
@@ -94,7 +85,7 @@ class RunLedger:
         """Count the processes of the run that are alive; None where a pod does not answer. Lost pods have none."""
         if self.over:  # it was seen that nothing is left, however long ago the pods were asked
             return 0
-        answering = [name for name in self.pods if name not in self.lost]
+        answering = self.answering()
         counts = [self.left[name] for name in answering if name in self.left]
         return sum(counts) if len(counts) == len(answering) and not self.silent(_UNKNOWN_S) else None
 
@@ -118,6 +109,11 @@ class RunLedger:
         silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
         return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
 
+    def answering(self, most_silent_s: float = float("inf")) -> list[str]:
+        """Return the pods that are not lost, nor silent for that long."""
+        silent = self.silent(most_silent_s)
+        return [name for name in self.pods if name not in self.lost and name not in silent]
+
     def heard_within(self, most_s: float) -> bool:
         """Whether any pod, a lost one too, has answered in that time."""
         return any(self.clock() - at < most_s for at in self._heard_at.values())
@@ -137,7 +133,7 @@ class RunLedger:
     @property
     def in_steps(self) -> bool:
         """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
-        return self.training and self.totals.phases.get(0, "training") == "training"
+        return self.totals.training and self.totals.phases.get(0, "training") == "training"
 
     def remark(self, stall: str, *, stopping: str) -> str:
         """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`."""

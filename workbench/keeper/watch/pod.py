@@ -7,21 +7,25 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
+from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
-from workbench.base.redact import Redactor
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus, rank_statuses
 from workbench.rundir.output.collect import Collector
-from workbench.rundir.paths import RunPaths
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.15
 _POLLS_PER_S = 200  # of all pods together, each some milliseconds of this machine
 _CHUNK_BYTES = 4 << 20
+_EVERY_S = 5.0
+_LATER_S = 30.0  # once a run is an hour old, its curve needs no more
+_HOUR_S = 3600.0
+_GIB = 1024**3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,32 +48,17 @@ class PodReport:
     """Its GPUs, where it has any that can be watched: index, percent, used_gib, total_gib."""
     lost: str = ""
     """Why it will not answer again; empty while it may."""
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     """Lines for the keeper's log."""
 
 
 class PodWatch:
     """Poll one pod until told to end; every look goes into a queue."""
 
-    def __init__(
-        self,
-        link: AgentLink,
-        run_id: str,
-        ranks: list[int],
-        paths: RunPaths,
-        reports: queue.Queue[PodReport],
-        lease_s: float,
-        look: Callable[[], Sequence[Pod]],
-        redact: Redactor,
-        pods: int = 1,
-    ):
-        self._link = link
-        self._pause_s = max(_POLL_S, pods / _POLLS_PER_S)
-        self._run_id = run_id
-        self._collector = Collector(paths, ranks, redact)
-        self._reports = reports
-        self._lease_s = lease_s
-        self._look_at_pods = look
+    def __init__(self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]):
+        self._link, self._context, self._reports = link, context, reports
+        self._pause_s = max(_POLL_S, len(context.links) / _POLLS_PER_S)
+        self._collector = Collector(context.paths, context.ranks_on(link), context.redact)
         self._end = threading.Event()
         self._agent_pid = link.agent_pid
         self._thread = threading.Thread(target=self._loop, name=f"watch-{link.pod.name}", daemon=True)
@@ -104,19 +93,18 @@ class PodWatch:
 
     def _why_lost(self, silent_s: float) -> str:
         name = self._link.pod.name
-        now = next((pod for pod in self._look_at_pods() if pod.name == name), self._link.pod)
+        now = next((pod for pod in self._context.look() if pod.name == name), self._link.pod)
         if now.phase.is_terminal:
             return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
-        return "" if silent_s < self._lease_s else f"no sign from {name} for {silent_s:.0f} s"
+        return "" if silent_s < self._context.spec.cluster.lease_s else f"no sign from {name} for {silent_s:.0f} s"
 
     def _look(self) -> bool:
-        answer = self._link.call("poll", run=self._run_id, offsets=self._collector.offsets, max_bytes=_CHUNK_BYTES)
+        answer = self._link.call(
+            "poll", run=self._context.run_id, offsets=self._collector.offsets, max_bytes=_CHUNK_BYTES
+        )
         chunks = answer["chunks"]
         offset_s = self._link.clock_offset_s
-        events = [
-            Event(time_s=e.time_s - offset_s, rank=e.rank, kind=e.kind, data=e.data)
-            for e in self._collector.take(chunks)
-        ]
+        events = [replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)]
         self._reports.put(
             PodReport(
                 pod=self._link.pod,
@@ -143,3 +131,28 @@ class PodWatch:
         lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
+
+
+class Sampler:
+    """Turn some of the reports of a run's pods into events."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._begun = clock()
+        self._due: dict[str, float] = {}
+
+    def see(self, report: PodReport) -> Event | None:
+        """Take a report; return the event to write down, if it is time for one."""
+        now = self._clock()
+        running = [rank for rank in report.ranks if rank.phase == "running" and rank.rss_bytes]
+        if not report.answered or not running or now < self._due.get(report.pod.name, 0.0):
+            return None
+        self._due[report.pod.name] = now + (_EVERY_S if now - self._begun < _HOUR_S else _LATER_S)
+        data: dict[str, object] = {
+            "pod": report.pod.name,
+            "host": report.pod.address,
+            "rss_gib": round(sum(rank.rss_bytes for rank in running) / _GIB, 4),
+        }
+        if report.gpus:
+            data["gpus"] = [dict(gpu) for gpu in report.gpus]
+        return Event(time_s=now_s(), rank=None, kind="sample", data=data)

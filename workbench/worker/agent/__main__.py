@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.base.process import LEASE_S
-from workbench.worker.agent.clients.connect import bridge
+from workbench.worker.agent.clients.client import bridge, launch_rank, place_from
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +40,6 @@ def _serve(root: Path, lease_s: float, warm: bool) -> int:
 
 
 def _launch_rank(root: Path, asked: argparse.Namespace) -> int:
-    from workbench.worker.agent.clients.adopted import launch_rank, place_from
-
     try:
         place = place_from(vars(asked), os.environ)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""The agent's loop: one thread, one selector, JSON lines over a Unix socket."""
+"""The agent's loop: one thread, one poll, JSON lines over a Unix socket."""
 
 from __future__ import annotations
 
 import logging
 import os
-import selectors
+import select
 import signal
 import socket
 import time
@@ -22,6 +22,7 @@ _LINE_BYTES = 8 << 20
 _UNSENT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 _AFTER_MISTAKE_S = 0.2
+_MISTAKES = (KeyError, ValueError, TypeError, AttributeError, OSError)  # of whoever asked
 
 
 @dataclass(slots=True, eq=False)
@@ -33,29 +34,31 @@ class _ClientConnection:
     unsent: bytearray = field(default_factory=bytearray)
     pending: list[tuple[object, Later]] = field(default_factory=list)
 
+    @property
+    def events(self) -> int:
+        """What it is watched for: whoever does not read his answers is not read either."""
+        reads = select.POLLIN if len(self.unsent) < _UNSENT_BYTES and not self.closing else 0
+        return reads | (select.POLLOUT if self.unsent else 0)
 
-class _Server:
+
+class Server:
     def __init__(self, agent: Agent, listener: socket.socket) -> None:
-        self.agent = agent
-        self.listener = listener
-        self.selector = selectors.DefaultSelector()
+        self.agent, self.listener = agent, listener
         self.connections: list[_ClientConnection] = []
-        self.warm: socket.socket | None = None
+        listener.setblocking(False)
 
     def run(self, at_end: Callable[[], None]) -> None:
-        listener, wake = self.listener, _wake_on_signals(self.agent)
-        self.selector.register(listener, selectors.EVENT_READ)
-        self.selector.register(wake, selectors.EVENT_READ)
+        """Answer requests until the agent has ended all it was told to end."""
+        wake = _wake_on_signals(self.agent)
         while True:
-            self._watch_warm()
-            pending = any(connection.pending for connection in self.connections)
-            for key, events in self.selector.select(min(self.agent.pause_s(), 0.05 if pending else 60.0)):
-                if key.fileobj is listener:
-                    self._accept()
-                elif key.fileobj is wake:
-                    os.read(wake, 4096)
-                elif key.data is not None:
-                    self._serve(key.data, events)
+            ready = self._ready(wake)
+            for connection in list(self.connections):
+                if connection.socket.fileno() in ready and connection.events & select.POLLIN:
+                    self._receive(connection)
+            if self.listener.fileno() in ready:
+                self._accept()
+            if wake in ready:
+                os.read(wake, 4096)
             self._tick()
             if self.agent.finished:
                 break  # the last answers come after the last deeds
@@ -67,6 +70,20 @@ class _Server:
             connection.socket.settimeout(1.0)
             self._send(connection)
 
+    def _ready(self, wake: int) -> set[int]:
+        """Wait until somebody speaks, a signal has come or there is something to do; return what can be read."""
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        if self.agent.warm.socket is not None:  # only to be woken: the agent reads it on its next tick
+            poll.register(self.agent.warm.socket, select.POLLIN)
+        for connection in self.connections:
+            if connection.events:
+                poll.register(connection.socket, connection.events)
+        pending = any(connection.pending for connection in self.connections)
+        pause_s = min(self.agent.pause_s(), 0.05 if pending else 60.0)
+        return {number for number, events in poll.poll(1000 * pause_s) if events & ~select.POLLOUT}
+
     def _tick(self) -> None:
         try:
             self.agent.tick()
@@ -74,28 +91,15 @@ class _Server:
             _log.exception("tick failed")
             time.sleep(_AFTER_MISTAKE_S)
 
-    def _watch_warm(self) -> None:
-        # Only to be woken: the agent reads it on its next tick.
-        if self.agent.warm.socket is not self.warm:
-            if self.warm is not None:
-                self.selector.unregister(self.warm)
-            self.warm = self.agent.warm.socket
-            if self.warm is not None:
-                self.selector.register(self.warm, selectors.EVENT_READ)
-
     def _accept(self) -> None:
         try:
             accepted, _ = self.listener.accept()
         except OSError:
             return
         accepted.setblocking(False)
-        connection = _ClientConnection(accepted)
-        self.connections.append(connection)
-        self.selector.register(accepted, selectors.EVENT_READ, connection)
+        self.connections.append(_ClientConnection(accepted))
 
-    def _serve(self, connection: _ClientConnection, events: int) -> None:
-        if not events & selectors.EVENT_READ:
-            return
+    def _receive(self, connection: _ClientConnection) -> None:
         try:
             data = connection.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -123,12 +127,9 @@ class _Server:
             if connection.keeper:
                 self.agent.renew()
             reply = self.agent.operations[message["op"]](message)
-        except KeyError as error:
-            self._reply(connection, number, {"ok": False, "error": f"unknown or missing: {error.args[0]}"})
-        except (ValueError, TypeError, AttributeError, OSError) as error:
-            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         except Exception as error:  # request boundary: the agent outlives its own mistakes
-            _log.exception("request failed")
+            if not isinstance(error, _MISTAKES):
+                _log.exception("request failed")
             self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         else:
             match reply:
@@ -152,22 +153,8 @@ class _Server:
         alive = self._send(connection)
         self._answer_lines(connection)
         if not alive or (connection.closing and not connection.unsent and not connection.pending):
-            self._watch(connection, 0)
             connection.socket.close()
             self.connections.remove(connection)
-            return
-        events = selectors.EVENT_READ if len(connection.unsent) < _UNSENT_BYTES and not connection.closing else 0
-        events |= selectors.EVENT_WRITE if connection.unsent else 0
-        self._watch(connection, events)
-
-    def _watch(self, connection: _ClientConnection, events: int) -> None:
-        is_watched = connection.socket in self.selector.get_map()
-        if events and is_watched:
-            self.selector.modify(connection.socket, events, connection)
-        elif events:
-            self.selector.register(connection.socket, events, connection)
-        elif is_watched:
-            self.selector.unregister(connection.socket)
 
     def _send(self, connection: _ClientConnection) -> bool:
         while connection.unsent:
@@ -179,12 +166,6 @@ class _Server:
                 return False
             del connection.unsent[:sent]
         return True
-
-
-def serve_until_ended(agent: Agent, listener: socket.socket, at_end: Callable[[], None]) -> None:
-    """Answer requests until the agent has ended all it was told to end."""
-    listener.setblocking(False)
-    _Server(agent, listener).run(at_end)
 
 
 def _wake_on_signals(agent: Agent) -> int:
@@ -200,6 +181,8 @@ def _wake_on_signals(agent: Agent) -> int:
 
 
 def _words(error: BaseException, root: Path) -> str:
+    if isinstance(error, KeyError):
+        return f"unknown or missing: {error.args[0]}"
     if isinstance(error, OSError) and is_full(error):
         return str(disk_full(root, None, free_bytes(root), where=root.name))
     return str(error) or type(error).__name__

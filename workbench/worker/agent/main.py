@@ -21,6 +21,7 @@ from workbench.base.process import (
     ancestors,
     become_subreaper,
     descendants,
+    end_all,
     look_up,
     marks,
     process_start_time,
@@ -28,7 +29,7 @@ from workbench.base.process import (
 )
 from workbench.base.wire import listen
 from workbench.worker.agent.clients.client import AgentRefused, Client
-from workbench.worker.agent.listener import serve_until_ended
+from workbench.worker.agent.listener import Server
 from workbench.worker.agent.supervisor import Agent
 from workbench.worker.agent.warm_link import FORK_SERVER
 
@@ -60,18 +61,16 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
 def end_leftovers(root: Path) -> int:
     """Kill every process that was started for this root, and wait until they have gone."""
     ended: set[Process] = set()
-    deadline = time.monotonic() + _LEFTOVERS_S
-    while time.monotonic() < deadline:
+
+    def left() -> set[Process]:
         table = process_table()
         marked = {pid for pid in table if marks(pid).get(POD_MARK) == str(root)}
         spared = ancestors(table, os.getpid())
-        left = [table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie]
-        if not left:
-            break
-        for process in left:
-            process.send(signal.SIGKILL)
-            ended.add(process)
-        time.sleep(0.02)
+        family = {table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie}
+        ended.update(family)
+        return family
+
+    end_all(left, grace_s=0.0, kill_s=_LEFTOVERS_S)
     return len(ended)
 
 
@@ -173,4 +172,4 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
             (root / name).unlink(missing_ok=True)
         logging.getLogger(__name__).info("agent %d has ended", os.getpid())
 
-    serve_until_ended(agent, listener, leave)
+    Server(agent, listener).run(leave)

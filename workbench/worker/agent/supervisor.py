@@ -13,12 +13,18 @@ from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.process import Process, descendants, family_table, process_table
-from workbench.worker.agent.machine import network
-from workbench.worker.agent.machine.gpus import GpuWatch
-from workbench.worker.agent.message import Message, number_in, object_in, texts_in, whole_in
+from workbench.worker.agent import machine
 from workbench.worker.agent.ranks.job import PodRun
-from workbench.worker.agent.ranks.request import RunRequest, check_run_id
-from workbench.worker.agent.ranks.script_launcher import RankLauncher
+from workbench.worker.agent.ranks.launcher import RankLauncher
+from workbench.worker.agent.ranks.request import (
+    Message,
+    RunRequest,
+    check_run_id,
+    number_in,
+    object_in,
+    texts_in,
+    whole_in,
+)
 from workbench.worker.agent.tasks import Tasks
 
 _log = logging.getLogger(__name__)
@@ -54,7 +60,7 @@ class Agent:
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._runs: dict[str, PodRun] = {}
-        self._gpus = GpuWatch()
+        self._gpus = machine.GpuWatch()
         self._sampled = 0.0
         self._table: tuple[float, dict[int, Process]] = (-1.0, {})
         self._end_by: float | None = None
@@ -62,7 +68,7 @@ class Agent:
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
             "hello": self._hello,
             "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
-            "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
+            "free_port": lambda message: {"port": machine.free_port(str(message["address"]))},
             "stamp": stamp,
             "stage": self._stage,
             "left": self._left,
@@ -134,7 +140,7 @@ class Agent:
         return {
             "pid": os.getpid(),
             "time_s": now_s(),
-            "interface": network.interface_of(str(address)) if address else "",
+            "interface": machine.interface_of(str(address)) if address else "",
             "lease_s": self.lease_s,
             "warm": self.warm.state,
             "runs": list(self._runs),
@@ -277,9 +283,7 @@ class Agent:
 
     def _ended(self, ended: int, code: int) -> None:
         for run in self._runs.values():
-            for pid, rank in list(run.by_pid()):
-                if pid == ended:
-                    run.ended(rank, code)
+            run.ended(ended, code)
         self.helpers.reaped(ended)
 
     def _end_strays(self) -> bool:
@@ -287,11 +291,8 @@ class Agent:
         server = {self.warm.pid} if self.warm.pid is not None else set()
         if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
             server = set()  # it has gone, and its pid may be another's
-        spared = (
-            {os.getpid(), *self._tasks.pids}
-            | self.helpers.pids
-            | (server if self.warm.forked else descendants(table, server))
-        )
+        spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
+        spared |= server if self.warm.forked else descendants(table, server)
         own = descendants(table, {os.getpid()} | server)
         strays = [table[pid] for pid in own - spared if not table[pid].zombie]
         for process in strays:

@@ -33,7 +33,7 @@ class Tasks:
         pid = os.fork()
         if pid == 0:
             try:
-                _be_child(agent)
+                be_child(agent)
                 with open(write, "wb") as out:  # noqa: PTH123 (a descriptor)
                     out.write(_answer_of(work))
             finally:
@@ -57,7 +57,8 @@ class Tasks:
         return None
 
 
-def _be_child(agent: int) -> None:
+def be_child(agent: int) -> None:
+    """Have a fork of the agent end with it, and take signals as any program does."""
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)

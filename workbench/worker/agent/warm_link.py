@@ -15,7 +15,8 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.allocator import preloaded
-from workbench.base.process import POD_MARK, Process, die_with_parent, look_up
+from workbench.base.process import POD_MARK, Process, look_up
+from workbench.worker.agent.tasks import be_child
 
 FORK_SERVER = "WORKBENCH_FORK_SERVER"
 """The variable that holds the path of the fork server's socket, in the agent's environment alone."""
@@ -45,19 +46,18 @@ class WarmLink:
         self.pid: int | None = None
         self.process: Process | None = None
         self.forked = False
-        self._root = Path()
         self._ending = False
         self._ranks: set[int] = set()
         self._ended: list[tuple[int, int]] = []
         self._env: dict[str, str] = {}
         self._queue: dict[int, bytes] = {}
         self._asked: dict[int, float] = {}
+        self._token = 0
         self._deadline = 0.0
         self._why = "it ended by itself"
 
     def start(self, root: Path, fork_server: str = "") -> None:
         """Start the server, with this process's own output for its log: by a fork server where one is there."""
-        self._root = root
         self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
         self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
         if not fork_server or not self._ask_fork_server(fork_server):
@@ -88,11 +88,8 @@ class WarmLink:
         pid = os.fork()
         if pid == 0:
             try:
-                signal.set_wakeup_fd(-1)
-                for signum in (signal.SIGTERM, signal.SIGCHLD):
-                    signal.signal(signum, signal.SIG_DFL)
+                be_child(agent)
                 os.setsid()
-                die_with_parent(agent)
                 os.set_inheritable(theirs.fileno(), True)
                 argv = [sys.executable, "-P", "-m", entries.WARM_SERVER, str(theirs.fileno())]
                 os.execve(sys.executable, argv, {**preloaded(), **self._env})
@@ -111,10 +108,13 @@ class WarmLink:
             _log.info("a rank sets what imports read (%s): it is started cold", ", ".join(late))
         return not late
 
-    def fork(self, token: int, request: Mapping[str, object]) -> None:
-        """Ask for a rank. The answer comes through `receive`, under the same token."""
-        self._queue[token] = json.dumps({"token": token, **request}).encode()
+    def fork(self, *, env: Mapping[str, str], cwd: str, folder: Path, entry: str, threads: int) -> int:
+        """Ask for a process that calls `entry`; return the token under which the answer comes through `receive`."""
+        self._token += 1
+        request = {"token": self._token, "agent": os.getpid(), "env": dict(env), "cwd": cwd, "folder": str(folder)}
+        self._queue[self._token] = json.dumps({**request, "entry": entry, "threads": threads}).encode()
         self._flush()
+        return self._token
 
     def cancel(self, token: int) -> bool:
         """Take back a request that has not been sent; tell whether that was so."""

@@ -12,9 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.versions import installed_versions
-from workbench.worker.agent.machine.cgroup import memory_limit_bytes
-from workbench.worker.agent.machine.gpus import GpuWatch
-from workbench.worker.agent.machine.network import interface_of
+from workbench.worker.agent.machine import GpuWatch, interface_of, memory_limit_bytes
 
 _GIB = 1024**3
 _BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second

@@ -8,9 +8,8 @@ import socket
 import traceback
 from pathlib import Path
 
-from workbench.worker.agent.machine import memory as process_memory
-from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
-from workbench.worker.agent.ranks.records import write_record
+from workbench.worker.agent import machine
+from workbench.worker.agent.ranks.records import only_lost_its_peer, write_record
 
 _GIB = 1024**3
 
@@ -40,7 +39,7 @@ def memory() -> dict[str, float]:
     """Measure this process's memory: resident now and at its peak, and the peaks of the fullest GPU that it uses."""
     import torch
 
-    now, peak = process_memory.memory(os.getpid())
+    now, peak = machine.memory(os.getpid())
     sizes = {"rss_gib": now / _GIB, "peak_rss_gib": peak / _GIB}
     if torch.cuda.is_available():
         gpus = range(torch.cuda.device_count())  # a model may lie on several

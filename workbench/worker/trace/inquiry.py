@@ -11,7 +11,7 @@ from pathlib import Path
 from workbench.base.files import write_json
 from workbench.planner.prediction import prediction_of
 from workbench.planner.tracing import trace_of
-from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent.machine import GpuWatch
 from workbench.worker.probe.examine import limits
 
 _NICE = 10  # a tenth of a rank's share: a second of CPU must come to an end beside a run of some seconds

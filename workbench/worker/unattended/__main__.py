@@ -18,8 +18,8 @@ from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.process import RankPlace
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
-from workbench.worker.agent.clients.adopted import place_from
-from workbench.worker.agent.machine.network import free_port
+from workbench.worker.agent.clients.client import place_from
+from workbench.worker.agent.machine import free_port
 from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
 from workbench.worker.unattended.rendezvous import FileRendezvous

@@ -1,20 +1,20 @@
-"""One run on this pod: its ranks, how they are stopped, and the sweep that leaves nothing of it behind."""
+"""One run on this pod: its ranks, their cores, how they are stopped, and the sweep that leaves nothing of it behind."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
-from workbench.worker.agent.machine.cgroup import OomWatch
+from workbench.worker.agent.machine import OomWatch
 from workbench.worker.agent.ranks import stacks
-from workbench.worker.agent.ranks.chunks import Readable, read_chunks
-from workbench.worker.agent.ranks.cores import bind
-from workbench.worker.agent.ranks.output import OutputPump
+from workbench.worker.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import keep_room
 from workbench.worker.agent.ranks.request import RunRequest
@@ -24,6 +24,9 @@ _OOM_COUNTED_S = 0.05
 _OOM_COUNTED_LATE_S = 3.0
 _STRAGGLER_S = 0.5
 _STACKS_BYTES = 256 * 1024
+_log = logging.getLogger(__name__)
+_CHOSEN = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables by which a user binds threads to cores; then nothing else does."""
 
 
 class PodRun:
@@ -77,7 +80,13 @@ class PodRun:
         if self.stopping and rank.process is not None:
             rank.process.send(signal.SIGTERM)
 
-    def ended(self, rank: Rank, exit_code: int) -> None:
+    def ended(self, pid: int, exit_code: int) -> None:
+        """Take note of the end of a process, which may be that of a rank."""
+        for rank in self.ranks.values():
+            if rank.phase == "running" and rank.process is not None and rank.process.pid == pid:
+                self._ended(rank, exit_code)
+
+    def _ended(self, rank: Rank, exit_code: int) -> None:
         rank.stopped = rank.stopped or self.stopping
         if rank.process is not None:
             rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
@@ -158,25 +167,22 @@ class PodRun:
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
         streams: dict[str, Readable] = {f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()}
+        lost = 0
         for n, rank in self.ranks.items():
             streams |= {f"rank-{n}/{name}.log": each for name, each in rank.streams.items()}
+            lost += sum(each.dropped for each in rank.streams.values())
         return {
             "ranks": ranks,
             "chunks": read_chunks(streams, offsets, max_bytes),
             "left": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
-            "full": self._full_disk(),
+            "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name)) if lost else "",
         }
 
     def close(self, pump: OutputPump) -> None:
         for rank in self.ranks.values():
             for stream in rank.streams.values():
                 pump.remove(stream)
-
-    def _full_disk(self) -> str:
-        if not (lost := sum(stream.dropped for rank in self.ranks.values() for stream in rank.streams.values())):
-            return ""
-        return str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))
 
     def ask_stacks(self) -> dict[int, int]:
         """Have every rank that can write down its Python stacks; return the sizes of their files before."""
@@ -198,12 +204,34 @@ class PodRun:
                 texts[str(number)] = file.read(_STACKS_BYTES).decode("utf-8", "replace")
         return texts
 
-    def by_pid(self) -> Iterator[tuple[int, Rank]]:
-        for rank in self.ranks.values():
-            if rank.phase == "running" and rank.process is not None:
-                yield rank.process.pid, rank
-
     def _kill(self, table: Mapping[int, Process], pids: set[int]) -> bool:
         for pid in pids:
             table[pid].send(signal.SIGKILL)
         return bool(pids)
+
+
+def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequence[int]]:
+    """Share cores evenly among the ranks of a pod; none where there is one rank, or a share is less than its threads.
+
+    Example:
+        >>> shares({0, 1, 2, 3, 4}, ranks=2, threads=2), shares({0, 1}, ranks=2, threads=2)
+        ([[0, 1], [2, 3]], [])
+    """
+    size = len(cores) // ranks
+    if ranks < 2 or size < threads:
+        return []
+    ordered = sorted(cores)
+    return [ordered[n * size : (n + 1) * size] for n in range(ranks)]
+
+
+def bind(pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]) -> None:
+    """Bind a rank that has just started to its share; `binding` is that of the request."""
+    try:
+        cores = os.sched_getaffinity(0)
+        own = binding == "always" or (binding == "cpuset" and len(cores) < (os.cpu_count() or 1))
+        if not own or not env.keys().isdisjoint(_CHOSEN):
+            return
+        if local_rank < len(given := shares(cores, ranks, threads)):
+            os.sched_setaffinity(pid, given[local_rank])
+    except OSError as error:  # it has ended, or the pod may not
+        _log.info("local rank %d is not bound to cores: %s", local_rank, error)

@@ -1,4 +1,4 @@
-"""What a rank writes, out of its pipe into its log: a full disk costs lines there, and not the rank.
+"""What a rank writes, out of its pipe into its log, and read from there: a full disk costs lines, and not the rank.
 
 A rank that writes into a file itself dies of the first line that finds no room. What a log cannot take stays in memory
 until there is room, and is read by offset as if it were in the file; only what is more than that is dropped.
@@ -13,17 +13,74 @@ import os
 import select
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.process import OUTPUT_PIPE
-from workbench.worker.agent.ranks.order import OutputOrder, read_at, size_of
+from workbench.worker.agent.ranks.request import Message, whole_in
 
+_MOST_BYTES = 4 << 20  # then the order of the rest is not kept
 _log = logging.getLogger(__name__)
-
 _KEPT_BYTES = 4 << 20  # for each stream, while its disk is full
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _AGAIN_S = 1.0
+Chunk = dict[str, object]
+
+
+class OutputOrder:
+    """In which order a rank wrote to its two streams, beside the logs: a line for each change from one to the other.
+
+    A line `stdout 1234` means that what came next, up to that byte, was of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "order.log"
+        self._lock = threading.Lock()
+        self._last = ("", 0)
+
+    @property
+    def size(self) -> int:
+        return size_of(self.log)
+
+    def note(self, stream: str, end: int) -> None:
+        """Take note that a stream has got as far as that byte; only a change of streams costs a line."""
+        with self._lock:
+            (before, at), self._last = self._last, (stream, end)
+            if before in ("", stream):
+                return
+            try:
+                file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            except OSError:
+                return
+            try:
+                if os.fstat(file).st_size < _MOST_BYTES:
+                    os.write(file, f"{before} {at}\n".encode())
+            except OSError:  # a full disk: readers do without
+                self._last = ("", 0)
+            finally:
+                os.close(file)
+
+    def read(self, offset: int, count: int) -> bytes:
+        return read_at(self.log, offset, count)
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a log; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_at(path: Path, offset: int, count: int) -> bytes:
+    """Return what a log holds from an offset on; nothing where it cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(count) or b""
+    except OSError:
+        return b""
 
 
 class OutputStream:
@@ -174,3 +231,21 @@ class OutputPump:
                     except Exception:  # thread boundary: the other ranks' output must go on
                         _log.exception("emptying the pipe of %s", stream.log)
                         time.sleep(_AGAIN_S)
+
+
+Readable = OutputStream | OutputOrder
+
+
+def read_chunks(streams: Mapping[str, Readable], offsets: Message, max_bytes: int) -> dict[str, Chunk]:
+    """Read what is new, by offset and with a cap: no amount of output slows the agent or fills its memory."""
+    starts = {name: whole_in(offsets, name, 0) for name in streams}
+    fresh = {name: start for name, start in starts.items() if streams[name].size > start}
+    chunks: dict[str, Chunk] = {}
+    left = max_bytes
+    # The smallest first: whatever they leave of their share is there for the rest.
+    for index, name in enumerate(sorted(fresh, key=lambda n: streams[n].size - fresh[n])):
+        data = streams[name].read(fresh[name], left // (len(fresh) - index))
+        left -= len(data)
+        if data:
+            chunks[name] = {"offset": fresh[name], "data": data.decode("latin-1")}
+    return chunks

@@ -21,11 +21,9 @@ from workbench.base.process import (
     offer_to_oom_killer,
     open_output,
 )
-from workbench.worker.agent.machine.memory import family_memory, memory
-from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
-from workbench.worker.agent.ranks.order import OutputOrder
-from workbench.worker.agent.ranks.output import OutputStream
-from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
+from workbench.worker.agent.machine import family_memory, memory
+from workbench.worker.agent.ranks.output import OutputOrder, OutputStream
+from workbench.worker.agent.ranks.records import Failure, failure_from, only_lost_its_peer, read_record, write_record
 
 
 @dataclass(slots=True)

@@ -32,6 +32,28 @@ _CHAIN = (
 _HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
+# What gloo, NCCL, torch's store and MPI say of another rank, and nothing else does. Gloo names its peer `[address]`.
+_OF_A_RANK = re.compile(
+    r"closed by (remote )?peer (\[\S+\]:|\S+<)\d+|(read|write|connect) (error|timeout) \["
+    r"|socket (unexpectedly )?closed \[|application timeout caused pair closure|gloo connectfullmesh failed"
+    r"|timed out waiting \d+ ?ms for (send|recv) operation|reached monitoredbarrier, but|to pass monitoredbarrier"
+    r"|remote process exit(ed|ing)|ncclremoteerror|watchdog caught collective operation timeout"
+    r"|failed to (recv, got|send, sent) 0 bytes|did the remote server shutdown or crash"
+    r"|wait timeout after \d+ ?ms, keys:|timed out after \d+ seconds waiting for clients"
+    r"|the client socket has timed out after|the connection to the c10d store has failed"
+    r"|lost communication with a remote daemon|mpi_err_proc_failed",
+    re.IGNORECASE,
+)
+# What any socket may say, one to a hub or a tracker too: it counts where a library that ranks talk through says it,
+_OF_A_SOCKET = re.compile(
+    r"connection (refused|reset|closed|aborted)|(closed|reset) by peer|broken pipe|socket timeout|timed out waiting",
+    re.IGNORECASE,
+)
+_LIBRARY = re.compile(r"\bgloo\b|\bnccl\b|tcpstore|c10d|socketimpl|btl_tcp|processgroup(gloo|nccl)", re.IGNORECASE)
+# or where it is all there is: of a lost rank torch's store says "Broken pipe", while a hub's client names the hub.
+_ALONE = re.compile(
+    r"(\[errno \d+\] )?(broken pipe|connection (reset|closed) by peer|socket timeout)\.?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,3 +192,10 @@ def _syntax_error(lines: list[str]) -> Failure | None:
             kind, _, message = lines[at].partition(": ")
             return Failure(kind=kind, message=message, traceback="\n".join(lines[max(0, at - 4) : at + 1]))
     return None
+
+
+def only_lost_its_peer(text: str) -> bool:
+    """Whether an error's message is what a rank says when another one has gone: an echo, never the first cause."""
+    if _OF_A_RANK.search(text) or _ALONE.fullmatch(text.strip()):
+        return True
+    return bool(_OF_A_SOCKET.search(text) and _LIBRARY.search(text))

@@ -1,4 +1,7 @@
-"""What the keeper asks a pod to run. Its environment may hold secrets: it stays in memory and never shows values."""
+"""What the keeper asks a pod to run. Its environment may hold secrets: it stays in memory and never shows values.
+
+A wrong field of a message is a ValueError that names it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK, RankPlace
-from workbench.worker.agent.message import Message, object_in, texts_in, whole_in
 
+Message = Mapping[str, object]
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+def object_in(message: Message, name: str) -> Message:
+    """Return a field that is an object; an empty one where it is missing."""
+    value = message.get(name)
+    if not isinstance(value, Mapping | None):
+        raise ValueError(f"{name} must be an object")
+    return value or {}
+
+
+def texts_in(message: Message, name: str) -> dict[str, str]:
+    """Return a field that is an object of texts, without showing a value of it."""
+    values = object_in(message, name)
+    if {type(text) for text in values.values()} - {str}:
+        raise ValueError(f"{name} must map strings to strings")
+    return {key: str(text) for key, text in values.items()}
+
+
+def whole_in(message: Message, name: str, default: int | None = None) -> int:
+    """Return a field that is a whole number, 0 or more."""
+    value = message.get(name, default)
+    if not isinstance(value, int) or value is True or value < 0:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, 0 or more")
+    return value
+
+
+def number_in(message: Message, name: str, default: float) -> float:
+    value = message.get(name, default)
+    if not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}; it must be a number")
+    return float(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

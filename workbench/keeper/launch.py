@@ -1,18 +1,23 @@
-"""The command that starts the ranks of a run, for each launcher; nothing of the user's passes through a shell. Pure."""
+"""The command that starts the ranks of a run, for each launcher; nothing of the user's passes through a shell."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
-from workbench.base.process import RankPlace
+from workbench.base.process import POD_MARK, RUN_MARK, Process, RankPlace, activity, marks, process_table, with_mark
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher
 from workbench.pods.pod import Pod
@@ -20,6 +25,8 @@ from workbench.pods.pod import Pod
 _SHELL = ["sh", "-c"]
 # DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
 _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
+# What the launcher needs of the caller's environment; nothing else travels, so no secret can.
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,3 +152,67 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
     exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]
     return [*args, "--allow-run-as-root", *(x for export in exports for x in ("-x", export))]
+
+
+class LauncherProcess:
+    """A launcher in a session of its own; whether the run succeeded, its exit code does not say."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | Process, log: Path):
+        self._process = process
+        self._log = log
+
+    @classmethod
+    def start(cls, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
+        """Start it, with the mark by which another keeper finds it."""
+        ours = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                list(command.argv),
+                env={**ours, **command.env, RUN_MARK: run_id},
+                cwd="/",  # DeepSpeed does `cd` to this folder on every pod
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(process, log)
+
+    @classmethod
+    def left_by_another(cls, run_id: str, log: Path) -> LauncherProcess | None:
+        """Find the launcher that a keeper which died had started for a run; None where there is none any more."""
+        marked = [p for p in with_mark(RUN_MARK, [run_id]) if p.pid == p.session and not marks(p.pid, [POD_MARK])]
+        return cls(min(marked, key=lambda process: process.start_time), log) if marked else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs. Of one that another keeper started it is 0."""
+        match self._process:
+            case Process():
+                return None if self._process.is_alive() else 0
+            case _:
+                return self._process.poll()
+
+    @property
+    def halted(self) -> bool:
+        session = (p.pid for p in process_table().values() if p.session == self._process.pid)
+        return any(activity(pid)[1] for pid in session)
+
+    def tail(self, lines: int = 20) -> str:
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def end(self, grace_s: float = 3.0) -> None:
+        """Wait a little for it to end by itself, then kill its process group."""
+        deadline = time.monotonic() + grace_s
+        while self.exit_code is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        match self._process:
+            case Process():
+                if self._process.is_alive():
+                    members = [p for p in process_table().values() if p.session == self._process.session]
+                    for process in members:
+                        process.send(signal.SIGKILL)
+            case _:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()

@@ -1,17 +1,20 @@
-"""Start ranks: forked from the warm server where it serves, executed cold where it does not."""
+"""Start ranks and helpers: forked from the warm server where it serves, ranks cold where it does not."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base import entries
 from workbench.base.allocator import preloaded
 from workbench.base.process import look_up
-from workbench.worker.agent.ranks.helper import Helpers
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.output import OutputPump
 from workbench.worker.agent.ranks.rank import Rank, start_cold
@@ -20,6 +23,63 @@ from workbench.worker.agent.warm_link import WarmLink
 
 _log = logging.getLogger(__name__)
 _CANNOT_EXECUTE = 127  # the shell's word for it
+
+
+class Helpers:
+    """Processes of no rank, forked from the warm server, that work something out; no run waits for them.
+
+    Every inquiry has one: it reads `inquiry.json` in its folder and leaves `answer.json` there.
+    """
+
+    def __init__(self, folder: Path, warm: WarmLink) -> None:
+        self._folder = folder
+        self._warm = warm
+        self.asked: dict[int, str] = {}
+        """The inquiries that the warm server was asked for, by token."""
+        self.pids: dict[int, str] = {}
+        """Those that are worked on, by pid."""
+        self._refused: set[str] = set()
+        self._closed = False
+
+    def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
+        """Have an inquiry answered; asked again, it tells how that stands, and the answer once."""
+        folder = self._folder / name
+        if name in self.asked.values() or name in self.pids.values():
+            return {"state": "busy"}
+        if (folder / "answer.json").exists():
+            answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+            shutil.rmtree(folder, ignore_errors=True)
+            return {"state": "done", "answer": answer}
+        if folder.exists() or name in self._refused or self._closed or not self._warm.serves({}):
+            return {"state": "none"}
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "inquiry.json").write_text(json.dumps(inquiry), encoding="utf-8")
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        token = self._warm.fork(env=env, cwd=str(folder), folder=folder, entry=entries.INQUIRY, threads=1)
+        self.asked[token] = name
+        return {"state": "busy"}
+
+    def forked(self, token: int, pid: int) -> bool:
+        name = self.asked.pop(token, None)
+        if name is not None:
+            self.pids[pid] = name
+            if self._closed:
+                self.close()
+        return name is not None
+
+    def refused(self, token: int) -> None:
+        if (name := self.asked.pop(token, None)) is not None:
+            self._refused.add(name)
+
+    def reaped(self, pid: int) -> None:
+        self.pids.pop(pid, None)
+
+    def close(self) -> None:
+        self._closed = True
+        for pid in self.pids:
+            if (process := look_up(pid)) is not None:
+                with contextlib.suppress(OSError):
+                    process.send(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +97,6 @@ class RankLauncher:
         self.helpers = Helpers(root / "helpers", self.warm)
         self.pump = OutputPump()
         self._asked: dict[int, _Launch] = {}
-        self._token = 0
 
     def launch(self, run: PodRun, rank: Rank, overrides: Mapping[str, str]) -> None:
         """Start a rank that waits; a warm one is running only once `hear` has heard of it."""
@@ -48,18 +107,11 @@ class RankLauncher:
         if request.kind != "finetune" or not request.entry or not self.warm.serves({**request.env, **overrides}):
             self._launch_cold(launch)
             return
-        self._token += 1
-        self._asked[self._token] = launch
-        rank.phase = "forking"
-        message = {
-            "agent": os.getpid(),
-            "env": launch.env,
-            "cwd": request.cwd or str(run.folder),
-            "folder": str(rank.folder),
-            "entry": request.entry,
-            "threads": request.threads,
-        }
-        self.warm.fork(self._token, message)
+        rank.phase, cwd = "forking", request.cwd or str(run.folder)
+        token = self.warm.fork(
+            env=launch.env, cwd=cwd, folder=rank.folder, entry=request.entry, threads=request.threads
+        )
+        self._asked[token] = launch
 
     def stop(self, run: PodRun, grace_s: float, *, ask: bool = False) -> None:
         """Stop a run, or ask it to end, taking back what the warm server has not been asked for yet."""

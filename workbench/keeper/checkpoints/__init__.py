@@ -1,1 +1,0 @@
-"""Checkpoints between the pods and the run directory."""

@@ -1,1 +1,0 @@
-"""The command that starts ranks, for each launcher, and its process."""

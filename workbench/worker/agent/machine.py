@@ -1,0 +1,243 @@
+"""What the agent sees of its machine: the memory of processes, their limits and the kernel's kills, GPUs, network."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.base.process import control_groups
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ROOT = Path("/sys/fs/cgroup")
+_COUNTERS = ("memory.events", "memory.oom_control")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_HIGHEST = ("memory.peak", "memory.max_usage_in_bytes")
+_FULL = 0.99
+_UNLIMITED_BYTES = 1 << 60
+_log = logging.getLogger(__name__)
+_EVERY_S = 5.0
+_GIB = 1024**3
+_LIBRARY = "libnvidia-ml.so.1"
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Return a process's resident memory now and at its highest, in bytes; zeros once it has gone."""
+    now = peak = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        now = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE_BYTES
+        status = Path(f"/proc/{pid}/status").read_bytes()
+        at = status.find(b"VmHWM:")
+        peak = int(status[at:].split(None, 2)[1]) * 1024 if at >= 0 else now
+    return now, max(now, peak)
+
+
+def family_memory(sizes: Mapping[int, int]) -> int:
+    """Return the resident bytes of several processes, by pid; what a fork and its parent share counts once."""
+    if len(sizes) < 2:
+        return sum(sizes.values())
+    shares = {pid: _share(pid) for pid in sizes}
+    return max(*sizes.values(), sum(size if (share := shares[pid]) is None else share for pid, size in sizes.items()))
+
+
+def _share(pid: int) -> int | None:
+    """Return a process's pages, each divided by how many processes have it (PSS); None where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+        return int(text[text.index(b"\nPss:") :].split(None, 2)[1]) * 1024
+    return None
+
+
+def memory_group(pid: int, *, ended: bool = False) -> Path | None:
+    """Return the folder of the memory cgroup that a process is in, or None."""
+    paths = {name: path.removesuffix(" (deleted)") for name, path in control_groups(pid).items()}
+    # Inside a container the path may be the host's, while the mount shows only the container's own group.
+    candidates = [_ROOT / "memory" / paths["memory"], _ROOT / "memory"] if "memory" in paths and not ended else []
+    if "" in paths:
+        candidates += [_ROOT / paths[""], _ROOT / "unified" / paths[""], _ROOT]
+    return next((path for path in candidates if _counter(path) is not None), None)
+
+
+def memory_limit_bytes(pid: int) -> int | None:
+    """Return the least limit of the memory groups around a process, in bytes; None where there is none."""
+    group = memory_group(pid)
+    around = [] if group is None else [path for path in (group, *group.parents) if path.is_relative_to(_ROOT)]
+    return min((limit for path in around if (limit := _limit_bytes(path)) is not None), default=None)
+
+
+@dataclass(slots=True)
+class OomWatch:
+    """The out-of-memory kills in the groups that our processes were seen in."""
+
+    _before: dict[Path, int] = field(default_factory=dict)
+
+    def see(self, pid: int, *, ended: bool = False) -> Path | None:
+        group = memory_group(pid, ended=ended)
+        if group is not None and group not in self._before:
+            self._before[group] = 0 if ended else _counter(group) or 0
+        return group
+
+    def counts(self) -> Mapping[Path, int]:
+        return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
+
+    def may_follow(self) -> bool:
+        """Whether a kill may still be counted: a group has been as full as its limit allows."""
+        for group in self._before:
+            limit, highest = _limit_bytes(group), _first_number(group, _HIGHEST)
+            if limit is not None and highest is not None and highest >= _FULL * limit:
+                return True
+        return False
+
+    def hint(self, group: Path | None) -> str:
+        """Return that a process of this group was killed for its memory, where the counter says so; else nothing."""
+        counts = self.counts()
+        full = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
+        kills = counts[full] if full is not None else 0
+        if full is None or not kills:
+            return ""
+        limit = _limit_bytes(full)
+        at = f" of {limit / 2**20:.0f} MiB" if limit else ""
+        return f"out of memory: the memory limit{at} was reached (oom_kill counter +{kills})"
+
+
+def _counter(group: Path) -> int | None:
+    for name in _COUNTERS:
+        try:
+            pairs = (line.split() for line in (group / name).read_text().splitlines())
+            kills = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
+        except (OSError, ValueError):
+            continue
+        if kills:
+            return kills[0]
+    return None
+
+
+def _limit_bytes(group: Path) -> int | None:
+    value = _first_number(group, _LIMITS)
+    return value if value is not None and value < _UNLIMITED_BYTES else None
+
+
+def _first_number(group: Path, names: Sequence[str]) -> int | None:
+    for name in names:
+        try:
+            return int((group / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class GpuWatch:
+    """Look at the pod's GPUs now and then; a look that fails is the last one."""
+
+    def __init__(self, library: str = _LIBRARY):
+        self._name = library
+        self._library: ctypes.CDLL | None = None
+        self._given_up = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() == ""
+        self._looked_at = float("-inf")
+        self._found: list[dict[str, float]] = []
+
+    def latest(self) -> list[dict[str, float]]:
+        """Return what the last look found, after a new one if that was some seconds ago."""
+        now = time.monotonic()
+        if not self._given_up and now >= self._looked_at + _EVERY_S:
+            self._looked_at = now
+            try:
+                self._found = self._look()
+            except (OSError, AttributeError, RuntimeError) as error:
+                _log.info("no GPUs to watch: %s", error)
+                self._given_up, self._found = True, []
+        return self._found
+
+    def _look(self) -> list[dict[str, float]]:
+        if self._library is None:
+            library = ctypes.CDLL(self._name)
+            _call(library.nvmlInit_v2)
+            self._library = library
+        count = ctypes.c_uint()
+        _call(self._library.nvmlDeviceGetCount_v2, ctypes.byref(count))
+        return [self._one(self._library, index) for index in _visible(count.value)]
+
+    @staticmethod
+    def _one(library: ctypes.CDLL, index: int) -> dict[str, float]:
+        device, busy, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+        _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
+        _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
+        # A slice of a GPU (MIG) tells its memory but not how busy it is.
+        has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
+        sizes = {"used_gib": round(memory.used / _GIB, 3), "total_gib": round(memory.total / _GIB, 3)}
+        return {"index": index, **({"percent": float(busy.gpu)} if has_load else {}), **sizes}
+
+
+def _call(function: Callable[..., int], *arguments: object) -> None:
+    code = function(*arguments)
+    if code != 0:
+        raise RuntimeError(f"{getattr(function, '__name__', 'NVML')} gave {code}")
+
+
+def _visible(count: int) -> Sequence[int]:
+    """Return the indices that this pod may use; all where its GPUs are named otherwise than by number."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    numbers = [int(name) for name in named if name.isdigit() and int(name) < count]
+    return numbers if len(numbers) == len(named) and named else range(count)
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface whose network holds an address; "lo" for loopback, "" where none is found."""
+    try:
+        ip = _resolve(address)
+    except (OSError, ValueError):
+        return ""
+    if ip.is_loopback:
+        return "lo"
+    return _by_route(ip) if ip.version == 4 else _by_address(ip)
+
+
+def free_port(address: str) -> int:
+    """Return a TCP port that nobody uses on this address just now."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _resolve(address: str) -> _Address:
+    try:
+        return ipaddress.ip_address(address)
+    except ValueError:
+        return ipaddress.ip_address(str(socket.getaddrinfo(address, None)[0][4][0]))
+
+
+def _by_route(ip: _Address) -> str:
+    best, name = -1, ""
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+        fields = line.split()
+        # Little-endian hexadecimal, as the kernel prints a network-order word.
+        target, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
+        if int(ip) & mask == target and mask > best:
+            best, name = mask, fields[0]
+    return name
+
+
+def _by_address(ip: _Address) -> str:
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        fields = line.split()
+        network = ipaddress.ip_network((int(fields[0], 16), int(fields[2], 16)), strict=False)
+        if ip in network:
+            return fields[5]
+    return ""
