@@ -19,6 +19,7 @@ from workbench.base import entries
 from workbench.base.allocator import preloaded
 from workbench.base.process import peer, world
 from workbench.base.versions import installed_versions
+from workbench.base.wire import short_path
 from workbench.pods.guest.process import private
 
 _BACKLOG = 128  # agents that wait for the imports
@@ -99,11 +100,8 @@ def _listening(path: Path) -> socket.socket:
     """Listen from now on: an agent may be there before the process that answers it."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # a Unix socket's address has no room for long paths
-    finally:
-        os.close(folder)
+    with short_path(path) as name:
+        listener.bind(name)
     path.chmod(0o600)
     listener.listen(_BACKLOG)
     return listener
