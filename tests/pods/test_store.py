@@ -22,9 +22,8 @@ from workbench.base.errors import DiskFull, RemoteError
 from workbench.keeper.link.files import PodFiles, Stock
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_argv, send_file
-from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.connection import Files, SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.sftp import Files
 from workbench.worker.agent.supervisor import stamp
 
 _T = TypeVar("_T")

@@ -14,8 +14,8 @@ from typing import IO, Any
 from workbench.base import entries
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.command import NO_CLIENT, start_ssh
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import NO_CLIENT, start_ssh
 
 _LIMIT_S = 60.0
 _END_S = 3.0

@@ -1,13 +1,16 @@
-"""Loopback addresses and ports of this machine: which are free, and who holds one that is not."""
+"""Loopback addresses, ports and GPUs of this machine: which a pod may have, and who holds a port that is not free."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import ipaddress
+import os
 import random
+import shutil
 import socket
 import struct
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -85,3 +88,23 @@ def _by_whom(address: str, port: int) -> str:
     with contextlib.suppress(OSError):
         name = f", {Path(f'/proc/{pid}/comm').read_text().strip()}"
     return f" by process {pid}{name}"
+
+
+def visible_gpus(count: int) -> list[str]:
+    """Return the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if count == 0:
+        return []
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = _installed() if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
+    if len(gpus) < count:
+        raise ConfigError(
+            f"the pods of this machine need {count} GPUs together and it offers {len(gpus)}; ask for fewer"
+        )
+    return gpus[:count]
+
+
+def _installed() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    return [str(i) for i, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith("GPU "))]

@@ -18,12 +18,20 @@ from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.portforward import PortForward
-from workbench.pods.kubernetes.remove import delete, made_for
-from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
-from workbench.pods.kubernetes.waits import LOOK_S, Waits, listed, report_of
+from workbench.pods.kubernetes.status import (
+    LOOK_S,
+    Waits,
+    as_gone,
+    is_hopeless,
+    is_ready,
+    listed,
+    phase_of,
+    report_of,
+    why,
+)
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
-from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.rendezvous.listener import decode_report
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
@@ -94,7 +102,7 @@ class Session:
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods that another session made, and all that belongs to them."""
         selector = self._objects.selector
-        self._made = made_for(self._api, selector)
+        self._made = self._api.pods_of(selector)
         self._watched = watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
         with self._changed:
             self._changed.wait_for(lambda: watched.changes, _REPORT_S)
@@ -137,7 +145,7 @@ class Session:
             forward.close()
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             list(pool.map(self._keep_log, self._pods))
-            left = [words for words in pool.map(partial(delete, self._api), made) if words]
+        left = self._api.end_pods(made)
         if self._watched is not None:
             if made and not left:
                 with suppress(ApiRefusal):  # all is deleted; it is only not seen to go

@@ -25,14 +25,18 @@ from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import POD_MARK, end_all
 from workbench.base.versions import installed_versions
-from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
-from workbench.pods.guest.gpus import visible_gpus
+from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses, visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
 from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
-from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
+from workbench.pods.guest.process import (
+    LocalWorker,
+    session_environment,
+    sweep,
+    tail_of,
+    unsettled_guardians,
+)
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
-from workbench.pods.local.left import adopted_worker, sweep, unsettled_guardians
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -95,14 +99,14 @@ class LocalPods(Place):
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over; start those that their lease or a restart of this machine has ended in their folders."""
         lives = {pod.name: taken_over(Path(pod.root)) for pod in pods}
-        workers = self._workers = [adopted_worker(Path(pod.root)) for pod in pods]
+        workers = self._workers = [LocalWorker.adopted(Path(pod.root)) for pod in pods]
         for worker in workers:
-            if not lives[worker.config.name]:
+            if not lives[worker.name]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(_STOP_S)
                 worker.process.kill()
         self._pods = list(pods)
-        self._logs = {worker.config.name: Path(worker.config.log) for worker in workers}
+        self._logs = {worker.name: worker.log for worker in workers}
         ended = [worker.process.poll() is not None for worker in workers]
         if all(ended) or not all(lives.values()):
             context.report("pods have ended; starting them again in their folders")
@@ -112,7 +116,7 @@ class LocalPods(Place):
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Start lost pods again in their folders, at their addresses; see `PodBackend.restore`."""
         for worker in self._workers:
-            if worker.config.name in lost:
+            if worker.name in lost:
                 worker.process.kill()
                 worker.process.wait(_STOP_S)
         pods = [pod for pod in self.refresh() if pod.name in lost]
@@ -144,7 +148,7 @@ class LocalPods(Place):
         pods = []
         for worker, pod in zip(self._workers, self._pods, strict=False):
             if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
-                sweep([worker.config.root])
+                sweep([worker.root])
                 pod = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
             pods.append(pod)
         self._pods = pods
@@ -166,14 +170,14 @@ class LocalPods(Place):
         """End what runs of the pods, and remove their folders."""
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
-        self._workers = [adopted_worker(root) for root in sorted(folder.glob("pod-*")) if root.is_dir()]
+        self._workers = [LocalWorker.adopted(root) for root in sorted(folder.glob("pod-*")) if root.is_dir()]
         self._end()
         sweep([str(folder.absolute() / "fork-server")])
         (folder / "fork-server.sock").unlink(missing_ok=True)
 
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
-        workers, roots = self._workers, [worker.config.root for worker in self._workers]
+        workers, roots = self._workers, [worker.root for worker in self._workers]
         fork_server = self._fork_server
         for worker in workers:
             worker.process.terminate()
@@ -268,12 +272,12 @@ class LocalPods(Place):
             if code == PORT_IN_USE:
                 if self.port is None:
                     raise _PortTaken
-                check_free([worker.config.address], self.port)
+                check_free([worker.address], self.port)
             if code is not None:
                 raise PodError(worker.exit_message())
 
     def _status_of(self, name: str) -> str:
-        worker = next(worker for worker in self._workers if worker.config.name == name)
+        worker = next(worker for worker in self._workers if worker.name == name)
         return worker.status()
 
 
