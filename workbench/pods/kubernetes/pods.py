@@ -94,6 +94,7 @@ class KubernetesPods(KubernetesOptions):
             self._session = again
             stopped = self._stopped
         if stopped:
+            again.close()
             raise BackendError("the Kubernetes pods were stopped before they were made again")
         return again.open()
 
