@@ -12,16 +12,7 @@ from types import MappingProxyType
 from workbench.base.errors import ConfigError
 from workbench.base.process import POD_MARK
 from workbench.pods.guest import pod_main
-from workbench.pods.kubernetes.manifests.podspec import (
-    cache_env,
-    container_security,
-    placement,
-    pod_security,
-    resources,
-    secret_env,
-    volume_mounts,
-    volumes,
-)
+from workbench.pods.kubernetes.manifests import podspec
 from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
@@ -166,11 +157,11 @@ class ClusterObjects:
             "terminationGracePeriodSeconds": _GRACE_S,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security(options),
+            "securityContext": podspec.pod_security(options),
             **({"initContainers": [self._account_container()]} if options.run_as_user is None else {}),
             "containers": [self._container(index)],
             "volumes": self._volumes(index),
-            **placement(options),
+            **podspec.placement(options),
         }
         return {**self._object("Pod", self.names[index], owner, labels, annotations), "spec": spec}
 
@@ -190,9 +181,9 @@ class ClusterObjects:
             dict(_SECRET_MOUNT),
             *([dict(_ACCOUNT_MOUNT)] if options.run_as_user is None else []),
             {"name": "work", "mountPath": _WORK_PATH},
-            *volume_mounts(options),
+            *podspec.volume_mounts(options),
         ]
-        wanted = resources(self.spec, options)
+        wanted = podspec.resources(self.spec, options)
         return {
             "name": "worker",
             "image": self.image,
@@ -201,7 +192,7 @@ class ClusterObjects:
             "env": self._env(root),
             "ports": [{"name": "ssh", "containerPort": options.port}],
             "resources": {"requests": wanted, "limits": wanted},
-            "securityContext": container_security(options),
+            "securityContext": podspec.container_security(options),
             # Only until it has succeeded once: a probe of the port for ever would fill sshd's log.
             "startupProbe": {
                 "exec": {"command": ["test", "-f", f"{root}/sshd/listening"]},
@@ -215,14 +206,16 @@ class ClusterObjects:
     def _account_container(self) -> Manifest:
         """Return the container that gives the user id a name, where the image has none for it: sshd needs one."""
         options = self.options
-        wanted = {name: amount for name, amount in resources(self.spec, options).items() if name in ("cpu", "memory")}
+        wanted = {
+            name: amount for name, amount in podspec.resources(self.spec, options).items() if name in ("cpu", "memory")
+        }
         return {
             "name": "account",
             "image": self.image,
             "command": [options.python, "-P", f"{_SECRET_PATH}/start.py"],
             "args": [pod_main.ACCOUNT, f"{_ACCOUNT_PATH}/passwd"],
             "resources": {"requests": wanted, "limits": wanted},
-            "securityContext": container_security(options),
+            "securityContext": podspec.container_security(options),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [dict(_SECRET_MOUNT), {"name": "account", "mountPath": _ACCOUNT_PATH}],
         }
@@ -232,7 +225,7 @@ class ClusterObjects:
             {"name": POD_MARK, "value": root},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ]
-        return [*env, *cache_env(self.options, f"{root}/cache"), *secret_env(self.options)]
+        return [*env, *podspec.cache_env(self.options, f"{root}/cache"), *podspec.secret_env(self.options)]
 
     def _volumes(self, index: int) -> list[Manifest]:
         own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
@@ -246,7 +239,7 @@ class ClusterObjects:
             {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
             *account,
-            *volumes(self.options),
+            *podspec.volumes(self.options),
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
