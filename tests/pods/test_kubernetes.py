@@ -243,7 +243,6 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
     place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "LOOK_S", 1.0)
-    monkeypatch.setattr("workbench.pods.kubernetes.session.LOOK_S", 1.0)
     place.kubelet.behave["pod-1"] = "pull"
     lines: list[str] = []
     arrived: list[Pod] = []

@@ -234,7 +234,7 @@ class CMLPods(Place):
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": self._gpus(spec),
-            "code": _code(argv),
+            "code": f"import subprocess\nsubprocess.run({argv!r}, check=True)\n",
             "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
         with self._starting:
@@ -309,7 +309,3 @@ class CMLPods(Place):
         if has_ended(worker):
             return replace(pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}")
         return pod
-
-
-def _code(argv: Sequence[str]) -> str:
-    return f"import subprocess\nsubprocess.run({list(argv)!r}, check=True)\n"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import os
 import random
-import shutil
 import socket
 import struct
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError
+from workbench.base.versions import gpu_names
 
 _PORTS = range(20_000, 32_000)  # below the ports that Linux hands to outgoing connections
 _LISTENING = "0A"
@@ -94,17 +92,9 @@ def visible_gpus(count: int) -> list[str]:
     """Return the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if count == 0:
         return []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = _installed() if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
+    gpus = gpu_names()
     if len(gpus) < count:
         raise ConfigError(
             f"the pods of this machine need {count} GPUs together and it offers {len(gpus)}; ask for fewer"
         )
     return gpus[:count]
-
-
-def _installed() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    return [str(i) for i, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith("GPU "))]

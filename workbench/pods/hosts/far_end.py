@@ -11,14 +11,13 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import weakness
 from workbench.base.process import POD_MARK, Process, ancestors, boot_id, descendants, end_all, process_table, with_mark
-from workbench.base.versions import installed_versions
+from workbench.base.versions import gpu_names, installed_versions
 
 ANSWER = "@workbench-host "
 """What the answer's line begins with; a login may print other things before it."""
@@ -57,9 +56,9 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
         "root": str(place),
         "python": sys.executable,
         "versions": {name: version for name, version in installed_versions().items() if name != "workbench"},
-        "gpus": _gpus(),
+        "gpus": len(gpu_names()),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_gib": _memory_gib(),
+        "memory_gib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
         "daemon": [*os.environ.get("SSH_CONNECTION", "").split()[2:], boot_id()],
     }
 
@@ -82,24 +81,6 @@ def _ours(root: str) -> list[Process]:
     table = process_table()
     ours = descendants(table, marked) - ancestors(table, os.getpid())
     return [table[pid] for pid in ours if not table[pid].zombie]
-
-
-def _gpus() -> int:
-    """Count the GPUs that NVIDIA's driver lists and this login may use."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([name for name in chosen.split(",") if name.strip()])
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
-        return len([line for line in done.stdout.split(b"\n") if line.startswith(b"GPU ")])
-    return 0
-
-
-def _memory_gib() -> float:
-    lines = [line.split() for line in _read("/proc/meminfo").splitlines()]
-    return next((int(words[1]) / 2**20 for words in lines if words[0] == "MemTotal:"), 0.0)
 
 
 def _read(path: str | Path) -> str:

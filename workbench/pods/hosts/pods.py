@@ -25,16 +25,7 @@ from workbench.base.errors import BackendError, ConfigError, PodError, Workbench
 from workbench.base.files import write_json
 from workbench.base.record import Allowed, PathText
 from workbench.pods.hostfile import check_user
-from workbench.pods.hosts.entry import (
-    HostFacts,
-    check_hosts,
-    connect_all,
-    create_pod_folder,
-    on_all_hosts,
-    pod_of,
-    remove_pod_folder,
-    with_facts,
-)
+from workbench.pods.hosts import entry
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.place import LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -151,9 +142,9 @@ class SSHPods(Place):
         hosts = self.hosts_for(count)
         try:
             with self._working:
-                keys = connect_all(hosts, self.trust)
+                keys = entry.connect_all(hosts, self.trust)
                 self._pods = [
-                    pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
+                    entry.pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
                 ]
             context.arrived(self._pods)
             context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
@@ -218,7 +209,7 @@ class SSHPods(Place):
             for connection in list(self._connections.values()):
                 connection.close()
         with self._working:
-            on_all_hosts(self._leave, self._pods, self._pods)
+            entry.on_all_hosts(self._leave, self._pods, self._pods)
             for connection in self._connections.values():
                 connection.close()
             self._pods, self._connections, self._folder = [], {}, ""
@@ -254,17 +245,17 @@ class SSHPods(Place):
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
         noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
         write_json(folder / _NOTE, noted)
-        create = partial(create_pod_folder, root=self.root, folder=self._folder, python=self.python)
+        create = partial(entry.create_pod_folder, root=self.root, folder=self._folder, python=self.python)
 
-        def make_folder(number: int) -> HostFacts:
+        def make_folder(number: int) -> entry.HostFacts:
             host = create(self._connections[self._pods[number].name])
-            self._pods[number] = with_facts(self._pods[number], host)
+            self._pods[number] = entry.with_facts(self._pods[number], host)
             self._connections[self._pods[number].name].pod = self._pods[number]
             self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {host}"]
             return host
 
-        facts = on_all_hosts(make_folder, range(len(self._pods)), self._pods)
-        check_hosts(self._pods, facts, spec)
+        facts = entry.on_all_hosts(make_folder, range(len(self._pods)), self._pods)
+        entry.check_hosts(self._pods, facts, spec)
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:
@@ -289,7 +280,7 @@ class SSHPods(Place):
         connection.timeout_s = _AGAIN_TAKES_S
         log = self._logs.setdefault(pod.name, [])
         try:
-            log += remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
+            log += entry.remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
         except WorkbenchError as error:
             words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
             logger.warning("%s", words)

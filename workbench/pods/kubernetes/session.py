@@ -15,21 +15,11 @@ from typing import Any
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.json_values import part, text
 from workbench.base.versions import VERSION
+from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.portforward import PortForward
-from workbench.pods.kubernetes.status import (
-    LOOK_S,
-    Waits,
-    as_gone,
-    is_hopeless,
-    is_ready,
-    listed,
-    phase_of,
-    report_of,
-    why,
-)
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.rendezvous.listener import decode_report
@@ -65,7 +55,7 @@ class Session:
         self._forwards: list[PortForward] = []
         self._reported = ""
         self._logs: dict[str, str] = {}
-        self._waits = Waits()
+        self._waits = status.Waits()
         self._watched = WatchedObjects(api, "pod", self._changed, label_selector=objects.selector)
         self._events: WatchedObjects | None = None
 
@@ -209,7 +199,7 @@ class Session:
                 deadline = min(time.monotonic(), longest) + self._context.timeout_s
             if lost:
                 raise PodError(self._exit_message(*lost))
-            up = [i for i, look in enumerate(looks) if look.seen and is_ready(look.seen) and i not in self._pods]
+            up = [i for i, look in enumerate(looks) if look.seen and status.is_ready(look.seen) and i not in self._pods]
             for index in up:
                 self._admit(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
             self._report_progress({i: reason for i, reason in waits.items() if i not in self._pods})
@@ -222,7 +212,7 @@ class Session:
     def _pause(self, seen: tuple[object, ...], left_s: float) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._changes() != seen, min(left_s, LOOK_S) if self._waits.pulling else left_s
+                lambda: self._changes() != seen, min(left_s, status.LOOK_S) if self._waits.pulling else left_s
             )
 
     def _changes(self) -> tuple[object, ...]:
@@ -236,14 +226,14 @@ class Session:
             words = ""
             if name not in by_name and name in gone:
                 item, when_s = gone[name]
-                words = as_gone(item, time.strftime("%H:%M:%S", time.localtime(when_s)))
+                words = status.as_gone(item, time.strftime("%H:%M:%S", time.localtime(when_s)))
             yield _Look(by_name.get(name), words)
 
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
         claims = [volume.claim for volume in self._objects.claims]
         for index, look in enumerate(looks):
-            if look.gone or (look.seen and is_hopeless(look.seen, claims)):
-                return index, look.gone or why(look.seen or {}, self._warnings()) or "it ended"
+            if look.gone or (look.seen and status.is_hopeless(look.seen, claims)):
+                return index, look.gone or status.why(look.seen or {}, self._warnings()) or "it ended"
         return None
 
     def _warnings(self) -> list[Mapping[str, Any]]:
@@ -251,7 +241,7 @@ class Session:
 
     def _report_progress(self, waits: Mapping[int, str]) -> None:
         line = f"{len(self._pods)} of {self._objects.count} pods are up"
-        line += f"; waiting for {listed(waits)}" if waits else ""
+        line += f"; waiting for {status.listed(waits)}" if waits else ""
         if line != self._reported:
             self._reported = line
             awaited = {i: Pod(name=f"pod-{i}", message=reason) for i, reason in waits.items()}
@@ -260,7 +250,7 @@ class Session:
 
     def _admit(self, index: int, address: str) -> None:
         name = self._objects.names[index]
-        pod = decode_report(report_of(self._api, index, name, self._check_open))
+        pod = decode_report(status.report_of(self._api, index, name, self._check_open))
         expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}")
@@ -276,7 +266,7 @@ class Session:
 
     def _missing(self, waits: Mapping[int, str]) -> str:
         count, limit_s = self._objects.count, self._context.timeout_s
-        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {listed(waits)}"
+        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {status.listed(waits)}"
         error = self._watched.error
         return f"{text}; {error}" if error is not None else text
 
@@ -306,6 +296,6 @@ class Session:
 def _with_look(pod: Pod, look: _Look) -> Pod:
     if look.seen is None:
         return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
-    phase = phase_of(look.seen)
-    words = why(look.seen)
+    phase = status.phase_of(look.seen)
+    words = status.why(look.seen)
     return replace(pod, phase=phase, message=words or ("it ended" if phase.is_terminal else ""))

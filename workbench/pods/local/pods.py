@@ -28,13 +28,7 @@ from workbench.base.versions import installed_versions
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses, visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
 from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
-from workbench.pods.guest.process import (
-    LocalWorker,
-    session_environment,
-    sweep,
-    tail_of,
-    unsettled_guardians,
-)
+from workbench.pods.guest.process import LocalWorker, session_environment, sweep, tail_of, unsettled_guardians
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
 from workbench.pods.place import Place, Port
