@@ -19,7 +19,7 @@ from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
 from workbench.keeper.run.outputs import FileLeft
 from workbench.keeper.run.returns import fetch
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity

@@ -20,7 +20,7 @@ from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts.entry import far_end_script
 from workbench.pods.hosts.far_end import ANSWER
 from workbench.pods.hosts.pods import SSHPods

@@ -22,7 +22,7 @@ from poll import until
 from tests.pods.conftest import children, on_pods
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import Process, find, live_descendants, with_mark
-from workbench.pods.guest.addresses import check_free, port_holder
+from workbench.pods.guest.machine import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec

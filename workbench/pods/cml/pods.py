@@ -26,8 +26,8 @@ from workbench.base.record import Count, Positive, Unit
 from workbench.base.words import counted
 from workbench.pods.cml.api import WorkersApi, has_ended, own_process, words_of, worker_ids
 from workbench.pods.cml.worker import own_address
-from workbench.pods.guest.addresses import visible_gpus
 from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.guest.machine import visible_gpus
 from workbench.pods.guest.process import tail_of
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod

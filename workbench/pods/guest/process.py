@@ -17,7 +17,7 @@ from workbench.base.child import HOME, start
 from workbench.base.files import read_json
 from workbench.base.process import POD_MARK, Process, end_all, process_table, with_mark
 from workbench.pods.guest.guardian import NOTE, WorkerConfig
-from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
 
 _LINES_SHOWN = 20

@@ -25,9 +25,8 @@ from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import POD_MARK, end_all
 from workbench.base.versions import installed_versions
-from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses, visible_gpus
+from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
-from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
 from workbench.pods.guest.process import LocalWorker, session_environment, sweep, tail_of, unsettled_guardians
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
@@ -59,7 +58,7 @@ class LocalPods(Place):
     _workers: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
     _pods: dict[str, Pod] = PrivateAttr(default_factory=dict)
     _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
-    _limits: list[MemoryLimit] = PrivateAttr(default_factory=list)
+    _limits: list[machine.MemoryLimit] = PrivateAttr(default_factory=list)
     _fork_server: ForkServer | None = None
     _stopped: bool = False
     _keep_folders: bool = False
@@ -81,13 +80,13 @@ class LocalPods(Place):
         self._stopped = False
         login_user()
         find_sshd()
-        addresses = {f"pod-{i}": address for i, address in enumerate(loopback_addresses(count))}
+        addresses = {f"pod-{i}": address for i, address in enumerate(machine.loopback_addresses(count))}
         devices = _devices(spec, list(addresses))
         (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
             if self.port is not None:
-                check_free(list(addresses.values()), self.port)
-            port = self.port or free_port(list(addresses.values()))
+                machine.check_free(list(addresses.values()), self.port)
+            port = self.port or machine.free_port(list(addresses.values()))
             try:
                 return self._launch_at(port, addresses, spec, devices, context)
             except _PortTaken:
@@ -225,7 +224,7 @@ class LocalPods(Place):
 
     def _start_fork_server(self, spec: PodSpec, context: LaunchContext) -> None:
         """Have torch imported once for all pods, from as early as can be, where that makes no difference to a pod."""
-        alike = not spec.gpus and (spec.memory_gib is None or not can_limit_memory())
+        alike = not spec.gpus and (spec.memory_gib is None or not machine.can_limit_memory())
         with self._starting:
             self._check_not_stopped()
             if context.warm and alike:
@@ -233,7 +232,7 @@ class LocalPods(Place):
                 self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
 
     def _start_worker(self, config: WorkerConfig, group: str, memory_gib: float | None) -> None:
-        limit = MemoryLimit.make(group, memory_gib) if memory_gib is not None else None
+        limit = machine.MemoryLimit.make(group, memory_gib) if memory_gib is not None else None
         self._limits += [limit] if limit is not None else []
         with self._starting:
             self._check_not_stopped()
@@ -251,7 +250,7 @@ class LocalPods(Place):
             if code == PORT_IN_USE:
                 if self.port is None:
                     raise _PortTaken
-                check_free([worker.address], self.port)
+                machine.check_free([worker.address], self.port)
             if code is not None:
                 raise PodError(worker.exit_message())
 
@@ -286,7 +285,7 @@ def _configure(
 
 
 def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
-    gpus = visible_gpus(spec.gpus * len(names))
+    gpus = machine.visible_gpus(spec.gpus * len(names))
     return {name: gpus[i * spec.gpus : (i + 1) * spec.gpus] for i, name in enumerate(names)}
 
 
