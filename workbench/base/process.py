@@ -128,10 +128,9 @@ def is_alive(pid: int, start_time: int | None) -> bool:
 
 def boot_id() -> str:
     """Return what names this start of this machine; empty where the system does not tell."""
-    try:
+    with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def control_groups(pid: int | str = "self") -> dict[str, str]:
@@ -269,11 +268,9 @@ def activity(pid: int) -> tuple[float, bool]:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
-    try:
-        caught = int(status(pid)["SigCgt"], 16)
-    except OSError:
-        return False
-    return bool(caught >> (number - 1) & 1)
+    with contextlib.suppress(OSError):
+        return bool(int(status(pid)["SigCgt"], 16) >> (number - 1) & 1)
+    return False
 
 
 def die_with_parent(parent: int) -> None:
