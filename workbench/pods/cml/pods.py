@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
 from workbench.base import entries
-from workbench.base.child import HOME
+from workbench.base.child import HOME, start
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.files import write_text
 from workbench.base.process import POD_MARK, end_all, process_start_time
@@ -228,13 +228,13 @@ class CMLPods(Place):
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
         """Ask for one worker, so that each has a name of ours."""
         file = Path(config.log).with_suffix(".json")
-        argv = [sys.executable, "-P", "-m", entries.CML_WORKER, str(file)]
+        words = ("-m", entries.CML_WORKER, str(file))
         asked = {
             "n": 1,
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": self._gpus(spec),
-            "code": f"import subprocess\nsubprocess.run({argv!r}, check=True)\n",
+            "code": f"import subprocess\nsubprocess.run({[sys.executable, '-P', *words]!r}, check=True)\n",
             "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
         with self._starting:
@@ -244,23 +244,18 @@ class CMLPods(Place):
             self._logs[config.name] = Path(config.log)
             write_text(file, config.to_line().decode())
             if self.session and config.name == "pod-0":
-                self._ids[config.name] = self._start_here(argv, Path(config.log))
+                self._ids[config.name] = self._start_here(words, Path(config.log))
             else:
                 (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
                 self._ids[config.name] = worker["id"]
             self._files.append(file.with_suffix(".id"))
             write_text(self._files[-1], json.dumps(self._ids[config.name]))
 
-    def _start_here(self, argv: Sequence[str], log: Path) -> Mapping[str, int | None]:
+    def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
+        env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
         with log.open("ab") as file:
-            self._process = process = subprocess.Popen(
-                argv,
-                env={**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+            process = start(*words, cwd=Path.cwd(), env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        self._process = process
         return {"pid": process.pid, "start_time": process_start_time(process.pid)}
 
     def _await(self, timeout_s: float) -> None:

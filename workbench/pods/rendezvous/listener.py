@@ -79,7 +79,7 @@ class Rendezvous:
         report: Callable[[str], None] = lambda _line: None,
         arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None,
     ) -> list[Pod]:
-        self._arrived = arrived
+        self._arrived, self._report = arrived, report
         started_s = time.monotonic()
         while len(self._came) < len(self.names):
             watch()
@@ -89,7 +89,7 @@ class Rendezvous:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif (pending := self._connections.get(key.data)) is not None:
-                    self._receive(pending, report)
+                    self._receive(pending)
             self._drop_idle()
         return [self._came[name] for name in self.names]
 
@@ -113,7 +113,7 @@ class Rendezvous:
         self._selector.register(connection, selectors.EVENT_READ, connection)
         self._say(pending, {"nonce": pending.nonce})
 
-    def _receive(self, pending: _WorkerConnection, report: Callable[[str], None]) -> None:
+    def _receive(self, pending: _WorkerConnection) -> None:
         try:
             data = pending.socket.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
@@ -125,11 +125,11 @@ class Rendezvous:
         if len(line) > MAX_MESSAGE_BYTES:
             self._refuse(pending, "too long")
         elif newline:
-            self._judge(pending, bytes(line), report)
+            self._judge(pending, bytes(line))
         elif not data:
             self._refuse(pending, "cut short")
 
-    def _judge(self, pending: _WorkerConnection, line: bytes, report: Callable[[str], None]) -> None:
+    def _judge(self, pending: _WorkerConnection, line: bytes) -> None:
         try:
             message = from_line(line)
             text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
@@ -140,13 +140,13 @@ class Rendezvous:
         if not proven:
             return self._refuse(pending, "wrong token")
         try:
-            error = self._admit(decode_report(text), report)
+            error = self._admit(decode_report(text))
         except (ConfigError, PodError) as reason:
             self._answer(pending, nonce, text, str(reason))
             raise PodError(str(reason)) from reason
         return self._answer(pending, nonce, text, error)
 
-    def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
+    def _admit(self, pod: Pod) -> str:
         if pod.name not in self.names:
             self.refused["unknown worker"] += 1
             _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
@@ -166,14 +166,13 @@ class Rendezvous:
             missing = [name for name in self.names if name not in self._came]
             waits = f"; waiting for {', '.join(missing)}" if missing else ""
             self._arrived([self._came[name] for name in self.names if name in self._came])
-            report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
+            self._report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
         return ""
 
     def _answer(self, pending: _WorkerConnection, nonce: str, text: str, error: str) -> None:
         reason = error[:500]
-        self._say(
-            pending, {"error": reason, "proof": proof(self.token, "rendezvous", pending.nonce, nonce, text, reason)}
-        )
+        proven = proof(self.token, "rendezvous", pending.nonce, nonce, text, reason)
+        self._say(pending, {"error": reason, "proof": proven})
         self._close(pending)
 
     def _say(self, pending: _WorkerConnection, message: dict[str, str]) -> None:
