@@ -204,9 +204,25 @@ class LocalPods(Place):
     ) -> list[Pod]:
         try:
             self._start_fork_server(spec, context)
+            shared = {} if self._fork_server is None else {_FORK_SERVER: str(self._fork_server.socket)}
             with Rendezvous(list(addresses)) as rendezvous:
                 for name, address in addresses.items():
-                    config = _configure(name, address, port, spec, gpus[name], context, rendezvous, self._fork_server)
+                    root = context.directory.absolute() / "pods" / name
+                    config = WorkerConfig(
+                        name=name,
+                        address=address,
+                        port=port,
+                        slots=spec.slots,
+                        root=str(root),
+                        log=str(root.with_name(f"{name}.log")),
+                        public_key=context.public_key,
+                        environment={**_sessions(gpus[name]), **shared, POD_MARK: str(root)},
+                        lease_s=context.lease_s,
+                        timeout_s=context.timeout_s,
+                        rendezvous=(rendezvous.host, rendezvous.port),
+                        token=rendezvous.token.hex(),
+                        versions=installed_versions(),
+                    )
                     self._start_worker(config, f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
                 came = rendezvous.wait(
                     context.timeout_s,
@@ -253,35 +269,6 @@ class LocalPods(Place):
                 machine.check_free([worker.address], self.port)
             if code is not None:
                 raise PodError(worker.exit_message())
-
-
-def _configure(
-    name: str,
-    address: str,
-    port: int,
-    spec: PodSpec,
-    gpus: Sequence[str],
-    context: LaunchContext,
-    rendezvous: Rendezvous,
-    fork_server: ForkServer | None,
-) -> WorkerConfig:
-    shared = {} if fork_server is None else {_FORK_SERVER: str(fork_server.socket)}
-    root = context.directory.absolute() / "pods" / name
-    return WorkerConfig(
-        name=name,
-        address=address,
-        port=port,
-        slots=spec.slots,
-        root=str(root),
-        log=str(root.with_name(f"{name}.log")),
-        public_key=context.public_key,
-        environment={**_sessions(gpus), **shared, POD_MARK: str(root)},
-        lease_s=context.lease_s,
-        timeout_s=context.timeout_s,
-        rendezvous=(rendezvous.host, rendezvous.port),
-        token=rendezvous.token.hex(),
-        versions=installed_versions(),
-    )
 
 
 def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:

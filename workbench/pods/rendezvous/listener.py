@@ -219,10 +219,6 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_slots(slots: int) -> int:
-    return HostEntry(address="localhost", slots=slots).slots
-
-
 def _check_path(text: str) -> str:
     if not (text.startswith("/") and text.isprintable() and ".." not in PurePosixPath(text).parts):
         raise ConfigError(f"{text[:80]!r} is not an absolute path")
@@ -246,7 +242,7 @@ class _Report(BaseModel):
     address: Annotated[str, AfterValidator(check_address)]
     ssh_port: Annotated[int, AfterValidator(check_port)]
     user: Annotated[str, AfterValidator(check_user)]
-    slots: Annotated[int, AfterValidator(_check_slots)]
+    slots: Annotated[int, AfterValidator(lambda slots: HostEntry(address="localhost", slots=slots).slots)]
     host_key: Annotated[str, AfterValidator(check_key_line)]
     root: _Path
     python: _Path
