@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.clock import now_s
-from workbench.base.files.records import KeptFile
+from workbench.base.files import KeptFile
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 
