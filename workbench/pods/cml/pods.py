@@ -117,7 +117,23 @@ class CMLPods(Place):
     def _launch_workers(self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext) -> list[Pod]:
         with Rendezvous(names, host=own_address()) as rendezvous:
             for name in names:
-                self._launch_one(self._configure(name, own, spec, context, rendezvous), spec)
+                log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
+                config = WorkerConfig(
+                    name=name,
+                    address="",
+                    port=self.port,
+                    slots=max(1, self._gpus(spec)),
+                    root=root,
+                    log=str(log),
+                    public_key=context.public_key,
+                    environment={POD_MARK: root},
+                    lease_s=context.lease_s,
+                    timeout_s=context.timeout_s,
+                    rendezvous=(rendezvous.host, rendezvous.port),
+                    token=rendezvous.token.hex(),
+                    allowed_from=rendezvous.host,
+                )
+                self._launch_one(config, spec)
             asked = [name for name in names if not (self.session and name == "pod-0")]
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
             context.report(f"asked Cloudera ML for {counted(len(asked), 'worker')}{own_pod}")
@@ -175,10 +191,9 @@ class CMLPods(Place):
         """Stop the workers that `launch` started and no others; one that the platform keeps ends by its lease."""
         with self._starting:
             self._stopped = True
-        ids, self._ids, self._pods = self._ids, {}, []
         for file in self._files:
             file.unlink(missing_ok=True)
-        self._files = []
+        ids, self._ids, self._pods, self._files = self._ids, {}, [], []
         self._end(ids)
 
     def _end(self, ids: Mapping[str, object]) -> None:
@@ -204,26 +219,6 @@ class CMLPods(Place):
                 f"the cluster's directory {directory} is not in the project's folder {project}, which is all that the"
                 " workers share with this session; give Cluster(…, path=…) one there"
             )
-
-    def _configure(
-        self, name: str, own: str, spec: PodSpec, context: LaunchContext, rendezvous: Rendezvous
-    ) -> WorkerConfig:
-        log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
-        return WorkerConfig(
-            name=name,
-            address="",
-            port=self.port,
-            slots=max(1, self._gpus(spec)),
-            root=root,
-            log=str(log),
-            public_key=context.public_key,
-            environment={POD_MARK: root},
-            lease_s=context.lease_s,
-            timeout_s=context.timeout_s,
-            rendezvous=(rendezvous.host, rendezvous.port),
-            token=rendezvous.token.hex(),
-            allowed_from=rendezvous.host,
-        )
 
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
         """Ask for one worker, so that each has a name of ours."""
