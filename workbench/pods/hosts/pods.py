@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -195,11 +194,11 @@ class SSHPods(Place):
         if name not in self._logs:
             raise ConfigError(f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
         lines = list(self._logs[name])
-        connection, pod = self._connections.get(name), next((pod for pod in self._pods if pod.name == name), None)
-        if connection is not None and pod is not None and connection.is_open:
+        connection = self._connections.get(name)
+        if connection is not None and connection.is_open:
             with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
-                tail_output = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
-                lines += tail_output.stdout.splitlines()
+                argv = ["tail", "-n", str(tail), f"{connection.pod.root}/agent.log"]
+                lines += connection.run(argv, timeout_s=_LOG_S).stdout.splitlines()
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
@@ -243,15 +242,13 @@ class SSHPods(Place):
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # Nobody can have made it before us: the name is told to nobody.
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
-        noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
-        write_json(folder / _NOTE, noted)
-        create = partial(entry.create_pod_folder, root=self.root, folder=self._folder, python=self.python)
+        write_json(folder / _NOTE, {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]})
 
         def make_folder(number: int) -> entry.HostFacts:
-            host = create(self._connections[self._pods[number].name])
-            self._pods[number] = entry.with_facts(self._pods[number], host)
-            self._connections[self._pods[number].name].pod = self._pods[number]
-            self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {host}"]
+            connection = self._connections[f"pod-{number}"]
+            host = entry.create_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
+            connection.pod = self._pods[number] = entry.with_facts(connection.pod, host)
+            self._logs[connection.pod.name] = [f"{connection.pod.address}: {host}"]
             return host
 
         facts = entry.on_all_hosts(make_folder, range(len(self._pods)), self._pods)
