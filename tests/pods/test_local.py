@@ -134,7 +134,7 @@ def test_a_port_taken_between_look_and_use(
     with socket.create_server(("127.0.0.3", 0)) as taken:
         port = taken.getsockname()[1]
         ports = iter([port, port])
-        from workbench.pods.local import pods as module
+        from workbench.pods.guest import machine as module
 
         real = module.free_port
         monkeypatch.setattr(module, "free_port", lambda addresses: next(ports, None) or real(addresses))
