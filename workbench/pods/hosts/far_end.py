@@ -58,7 +58,7 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
         "versions": {name: version for name, version in installed_versions().items() if name != "workbench"},
         "gpus": len(gpu_names()),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_gib": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30,
+        "memory_gib": _memory_gib(),
         "daemon": [*os.environ.get("SSH_CONNECTION", "").split()[2:], boot_id()],
     }
 
@@ -81,6 +81,11 @@ def _ours(root: str) -> list[Process]:
     table = process_table()
     ours = descendants(table, marked) - ancestors(table, os.getpid())
     return [table[pid] for pid in ours if not table[pid].zombie]
+
+
+def _memory_gib() -> float:
+    lines = [line.split() for line in _read("/proc/meminfo").splitlines()]
+    return next((int(words[1]) / 2**20 for words in lines if words[0] == "MemTotal:"), 0.0)
 
 
 def _read(path: str | Path) -> str:
