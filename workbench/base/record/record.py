@@ -27,6 +27,7 @@ class Option:
     choices: Sequence[str]
     """The closed set it is out of; empty for an open one."""
     default: object
+    required: bool
     unit: str
     """What it counts, such as tokens; empty where there is no unit."""
     section: str
@@ -191,6 +192,7 @@ def _option(name: str, field: FieldInfo, section: str = "") -> Option:
         allowed=_allowed(field.annotation, field.metadata),
         choices=_choices(field),
         default=None if field.is_required() else field.get_default(call_default_factory=True),
+        required=field.is_required(),
         unit=next((part.name for part in _of_type(Unit, _parts(field.annotation, field.metadata))), ""),
         section=section,
     )
