@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from workbench.planner.reading import preview as preview
     from workbench.pods.cml.pods import CMLPods as CMLPods
     from workbench.pods.cml.project import CMLProject as CMLProject
-    from workbench.pods.guest.memory_limit import can_limit_memory as can_limit_memory
+    from workbench.pods.guest.machine import can_limit_memory as can_limit_memory
     from workbench.pods.hosts.pods import SSHPods as SSHPods
     from workbench.pods.kubernetes.manifests.volumes import Volume as Volume
     from workbench.pods.kubernetes.nodes import nodes as nodes
@@ -94,7 +94,7 @@ _HOME = {
     "Script": "workbench.jobs.script",
     "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "WorkbenchError": "workbench.base.errors",
-    "can_limit_memory": "workbench.pods.guest.memory_limit",
+    "can_limit_memory": "workbench.pods.guest.machine",
     "compare": "workbench.client.comparison",
     "compare_predictions": "workbench.results.answers.ask",
     "compose": "workbench.display.compose.form",

@@ -143,7 +143,7 @@ from workbench.pods.doctor.examination import Diagnosis, judge_result
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
-from workbench.pods.ssh.command import CommandResult
+from workbench.pods.ssh.openssh import CommandResult
 
 here = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0",
         "workbench": "0.1.0"}

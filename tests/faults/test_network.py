@@ -18,7 +18,7 @@ from poll import until
 from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench import Cluster, PodSpec, Run, SSHPods
 from workbench.base.process import with_mark
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.state import RunState
 

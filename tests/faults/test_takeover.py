@@ -151,7 +151,7 @@ def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tm
             if visited:
                 visit.enter_context(SSHConnection(cluster.pods[1], Identity(ClusterPaths(cluster.path).identity)))
             kill_keeper(cluster)
-            left = [AdoptedProcess.of(Path(pod.root)) for pod in cluster.pods]
+            left = [AdoptedProcess(Path(pod.root)) for pod in cluster.pods]
             world.until(lambda: [process.poll() for process in left] == [0, None if visited else 0], 60)
             world.ended(Run.load(run.path)).raise_for_status()
             exact(run, 40)

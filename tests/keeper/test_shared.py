@@ -18,7 +18,7 @@ from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
 from workbench.keeper.run.outputs import FileLeft, fetch
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity

@@ -11,7 +11,7 @@ from typing import Self
 
 from poll import until
 
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.sshd import find_sshd
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, PodBackend

@@ -24,8 +24,8 @@ from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
-from workbench.pods.ssh.command import CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import fingerprint
+from workbench.pods.ssh.openssh import CommandResult, run_over_openssh
 from workbench.worker.probe.examine import compile_locks, limits
 
 PACKAGE = str(Path(__file__).resolve().parents[2])

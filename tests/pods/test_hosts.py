@@ -20,7 +20,7 @@ from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts.entry import far_end_script
 from workbench.pods.hosts.far_end import ANSWER
 from workbench.pods.hosts.pods import SSHPods
@@ -280,7 +280,7 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: 
 def test_what_runs_on_a_host_imports_nothing_from_where_a_login_begins(tmp_path: Path) -> None:
     for name in ("json.py", "contextlib.py", "workbench.py"):
         (tmp_path / name).write_text("raise SystemExit('taken over')")
-    request = json.dumps({"enter": {"root": str(tmp_path), "folder": "c", "pod": "pod-0", "packages": []}})
+    request = json.dumps({"enter": {"root": str(tmp_path), "folder": "c", "pod": "pod-0"}})
     argv = [sys.executable, "-", request]
     done = subprocess.run(argv, input=far_end_script(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(ANSWER), done.stderr

@@ -25,7 +25,7 @@ from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi
-from workbench.pods.kubernetes import waits
+from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -242,8 +242,7 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
 def test_the_time_out_runs_from_the_end_of_the_pull(
     place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "LOOK_S", 1.0)
-    monkeypatch.setattr("workbench.pods.kubernetes.session.LOOK_S", 1.0)
+    monkeypatch.setattr(status, "LOOK_S", 1.0)
     place.kubelet.behave["pod-1"] = "pull"
     lines: list[str] = []
     arrived: list[Pod] = []
@@ -398,13 +397,12 @@ def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
 def test_the_notebooks_own_pod_owns_the_first(
     place: KubernetesPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench.pods.kubernetes import config as kubeconfig
     from workbench.pods.kubernetes.api import KubeApi
 
     place.kubelet.behave[""] = "creating"
     api = KubeApi(place.backend())
     assert api.own_pod() is None, "outside a cluster there is none"
-    monkeypatch.setattr(kubeconfig, "_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setattr(kubeapi, "_NAMESPACE", tmp_path / "namespace")
     (tmp_path / "namespace").write_text("lab\n")
     api.in_cluster = True
     assert api.own_pod() is None, "a pod on its node's network has another name"

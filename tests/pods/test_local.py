@@ -22,7 +22,7 @@ from poll import until
 from tests.pods.conftest import children, on_pods
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import Process, find, live_descendants, with_mark
-from workbench.pods.guest.addresses import check_free, port_holder
+from workbench.pods.guest.machine import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -134,7 +134,7 @@ def test_a_port_taken_between_look_and_use(
     with socket.create_server(("127.0.0.3", 0)) as taken:
         port = taken.getsockname()[1]
         ports = iter([port, port])
-        from workbench.pods.local import pods as module
+        from workbench.pods.guest import machine as module
 
         real = module.free_port
         monkeypatch.setattr(module, "free_port", lambda addresses: next(ports, None) or real(addresses))

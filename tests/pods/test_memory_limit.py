@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
+from workbench.pods.guest.machine import MemoryLimit, can_limit_memory
 
 # A child of a child takes the memory: what a process starts is under its limit.
 TAKES = "import subprocess, sys; sys.stdin.read(); sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from workbench.pods.guest import pod_main
-from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.pod_main import REPORT
 from workbench.pods.kubernetes.manifests.objects import HostKey
-from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.rendezvous.listener import decode_report
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 

@@ -20,8 +20,7 @@ import pytest
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.files import write_text
 from workbench.pods.pod import Pod
-from workbench.pods.rendezvous.listener import Rendezvous
-from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.rendezvous.listener import Rendezvous, decode_report
 from workbench.pods.rendezvous.report import encode_report, proof, register
 from workbench.pods.ssh.identity import check_key_line, generate_key
 
@@ -393,7 +392,7 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(tmp_path: Path, po
         write_text(tmp_path / "token", place.token.hex())
         script = (
             "import json,sys; from pathlib import Path; from workbench.pods.rendezvous.report import register;"
-            "from workbench.pods.rendezvous.received import decode_report;"
+            "from workbench.pods.rendezvous.listener import decode_report;"
             "register('127.0.0.1', int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()),"
             " decode_report(sys.argv[3]), timeout_s=10)"
         )

@@ -24,7 +24,6 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_argv, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.sftp import Files
 from workbench.worker.agent.supervisor import stamp
 
 _T = TypeVar("_T")
@@ -42,7 +41,7 @@ def fill(path: Path, free: int) -> None:
         os.posix_fallocate(ballast.fileno(), 0, (path / "ballast").stat().st_size + free_of(path) - free)
 
 
-class Here(Files):
+class Here(SSHConnection):
     """A pod that is this machine: the far end is a process, and no SSH is between."""
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
@@ -55,7 +54,7 @@ class PodHere(PodFiles):
 
     def __init__(self, root: Path, stock: Stock | None = None) -> None:
         super().__init__(Pod(name=root.name, root=str(root)), Identity(root), 5.0, [], stock)
-        self.line = Here("127.0.0.7")
+        self.line = Here(Pod(name="pod-7", address="127.0.0.7"), Identity(root))
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout

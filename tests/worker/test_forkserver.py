@@ -21,7 +21,7 @@ from poll import until
 from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from workbench.base.allocator import preloaded
 from workbench.base.process import find, look_up, marks, with_mark
-from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.local.forkserver import ForkServer
 from workbench.worker.agent.warm_link import FORK_SERVER
 

@@ -86,14 +86,20 @@ def pod_name() -> str:
     return Path(os.environ.get(POD_MARK, "this pod")).name
 
 
-def look_up(pid: int) -> Process | None:
-    """Return the process that has this pid now, a zombie too, or None."""
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of a process's `stat` from its state on; none where it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return None
+        return []
     # The name stands in parentheses and may hold anything, parentheses too: what counts follows the last one.
-    fields = text[text.rfind(b")") + 2 :].split()
+    return text[text.rfind(b")") + 2 :].split()
+
+
+def look_up(pid: int) -> Process | None:
+    """Return the process that has this pid now, a zombie too, or None."""
+    if not (fields := _stat(pid)):
+        return None
     return Process(pid, int(fields[19]), int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
 
 
@@ -122,10 +128,9 @@ def is_alive(pid: int, start_time: int | None) -> bool:
 
 def boot_id() -> str:
     """Return what names this start of this machine; empty where the system does not tell."""
-    try:
+    with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 def control_groups(pid: int | str = "self") -> dict[str, str]:
@@ -256,21 +261,16 @@ def end_all(listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s:
 
 def activity(pid: int) -> tuple[float, bool]:
     """Return the CPU seconds of a process and of its children that have ended, and whether a signal has stopped it."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    if not (fields := _stat(pid)):
         return 0.0, False
-    fields = text[text.rfind(b")") + 2 :].split()
     return sum(map(int, fields[11:15])) / _TICKS_PER_S, fields[0] in (b"T", b"t")
 
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return False
-    return bool(int(status.partition(b"SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+    with contextlib.suppress(OSError):
+        return bool(int(status(pid)["SigCgt"], 16) >> (number - 1) & 1)
+    return False
 
 
 def die_with_parent(parent: int) -> None:

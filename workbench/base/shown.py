@@ -18,57 +18,55 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@singledispatch
-def as_text(record: object) -> str:
-    """Return a record as text, for a terminal."""
-    return _view(as_text, record, repr)(record)
+def _view(plain: Callable[..., T]) -> _SingleDispatchCallable[T]:
+    """Return a function that draws a record by its class, and does what `plain` does where it has no drawing."""
+
+    def draw(record: object, *args: object, **options: object) -> T:
+        load_views()
+        drawing = view.dispatch(type(record))
+        return (plain if drawing is draw else drawing)(record, *args, **options)
+
+    view = singledispatch(draw)
+    return view
 
 
-@singledispatch
-def as_html(record: object) -> str:
-    """Return a record as HTML to stand in a notebook."""
-    return _view(as_html, record, lambda it: f"<pre>{html.escape(repr(it))}</pre>")(record)
+def _no_view(record: object, *_: object, **__: object) -> Any:
+    raise NotImplementedError(f"no view of {type(record).__name__} is at hand")
 
 
-@singledispatch
-def as_page(record: object) -> str:
-    """Return a record as a whole HTML page that needs no network."""
-    return _view(as_page, record, lambda it: f"<!doctype html>{as_html(it)}")(record)
+def _draw_nothing(*_: object) -> None:
+    pass
 
 
-@singledispatch
-def as_markdown(record: object) -> str:
-    return _view(as_markdown, record, lambda it: f"```\n{as_text(it)}\n```\n")(record)
+as_text = _view(repr)
+"""Return a record as text, for a terminal."""
 
+as_html = _view(lambda it: f"<pre>{html.escape(repr(it))}</pre>")
+"""Return a record as HTML to stand in a notebook."""
 
-@singledispatch
-def as_grid(record: object, limit: int | None = None) -> Grid:
-    """Return a record as a table of at most so many rows."""
-    return _view(as_grid, record, _no_view)(record, limit)
+as_page = _view(lambda it: f"<!doctype html>{as_html(it)}")
+"""Return a record as a whole HTML page that needs no network."""
 
+as_markdown = _view(lambda it: f"```\n{as_text(it)}\n```\n")
 
-@singledispatch
-def as_bundle(record: object) -> dict[str, object]:
-    """Return what a notebook is sent of a record, by media type."""
-    return _view(as_bundle, record, lambda it: {"text/plain": as_text(it), "text/html": as_html(it)})(record)
+as_grid: _SingleDispatchCallable[Grid] = _view(_no_view)
+"""Return a record as a table, of at most `limit` rows."""
 
+as_bundle: _SingleDispatchCallable[dict[str, object]] = _view(
+    lambda it: {"text/plain": as_text(it), "text/html": as_html(it)}
+)
+"""Return what a notebook is sent of a record, by media type."""
 
-@singledispatch
-def as_live(record: object, **options: object) -> None:
-    """Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
-    _view(as_live, record, _no_view)(record, **options)
+as_live: _SingleDispatchCallable[None] = _view(_no_view)
+"""Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
 
+as_error = _view(lambda it: traceback.format_exception(it))
+"""Return the lines by which a notebook shows an error that ended a cell."""
 
-@singledispatch
-def as_error(error: BaseException) -> list[str]:
-    """Return the lines by which a notebook shows an error that ended a cell."""
-    return _view(as_error, error, lambda it: traceback.format_exception(it))(error)
-
-
-@singledispatch
-def follow(record: object) -> AbstractContextManager[Callable[..., None]]:
-    """Return a context whose value draws how far a record is, each time that it is called."""
-    return _view(follow, record, lambda _: nullcontext(_draw_nothing))(record)
+follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = _view(
+    lambda _: nullcontext(_draw_nothing)
+)
+"""Return a context whose value draws how far a record is, each time that it is called."""
 
 
 class Shown:
@@ -103,17 +101,3 @@ def load_views() -> bool:
     except ImportError:
         return False
     return True
-
-
-def _view(view: _SingleDispatchCallable[T], record: object, otherwise: Callable[..., T]) -> Callable[..., T]:
-    load_views()
-    drawing = view.dispatch(type(record))
-    return otherwise if drawing is view.dispatch(object) else drawing
-
-
-def _draw_nothing(*_: object) -> None:
-    pass
-
-
-def _no_view(record: object, *_: object, **__: object) -> Any:
-    raise NotImplementedError(f"no view of {type(record).__name__} is at hand")

@@ -75,7 +75,8 @@ def text_table(grid: Grid, width: int = 60) -> str:
         a       12
     """
     cut = [title in grid.cut for title in grid.columns]
-    rows = [[_wrapped(cell_text(cell, cut[n]), width) for n, cell in enumerate(row)] for row in grid.rows]
+    wrap = textwrap.TextWrapper(width, break_on_hyphens=False).wrap
+    rows = [[wrap(cell_text(cell, cut[n])) or [""] for n, cell in enumerate(row)] for row in grid.rows]
     titles = [[plain(title)] for title in grid.columns]
     widths = [max(_width(line) for row in (titles, *rows) for line in row[i]) for i in range(len(titles))]
     aligned = [title in grid.right for title in grid.columns]
@@ -117,10 +118,6 @@ def _bar_text(bar: Bar) -> str:
         return drawn
     at = round(min(1.0, bar.limit) * _BAR)
     return f"{drawn[:at]}|{drawn[at:]}"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def _drawn(row: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]) -> list[str]:

@@ -1,4 +1,7 @@
-"""What is installed beside this Python, looked up without importing it."""
+"""What a process may use here: what is installed beside its Python, looked up without importing it, and GPUs.
+
+Standard library, no import of this package: the text also travels to hosts.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,22 @@ def installed_versions() -> dict[str, str]:
         if version := by_name.get(package) or _described(package):
             versions[package] = version
     return versions
+
+
+def gpu_names() -> list[str]:
+    """Return the GPUs that NVIDIA's driver lists and this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import shutil  # which, like the next, a bare `import workbench` does without
+    import subprocess
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+        return [str(i) for i, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith(b"GPU "))]
+    return []
 
 
 def _described(package: str) -> str:

@@ -45,14 +45,14 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def listen(path: Path) -> socket.socket:
+def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, backlog: int = 64) -> socket.socket:
     """Bind and listen at a path that only this user can reach; an old socket file there is replaced."""
     path.unlink(missing_ok=True)
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server = socket.socket(socket.AF_UNIX, kind)
     with short_path(path) as name:
         server.bind(name)
     path.chmod(0o600)
-    server.listen(64)
+    server.listen(backlog)
     return server
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import write_bytes, write_json
-from workbench.base.files.kept import KeptFile
+from workbench.base.files import KeptFile, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.finetune import job_from_dict

@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
-from workbench.base.files import read_json, write_bytes, write_json
-from workbench.base.files.kept import KeptFile
+from workbench.base.files import KeptFile, read_json, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import MARK, Event, parse_event, read_events

@@ -1,23 +1,179 @@
-"""Files that are replaced whole, the one reader of records, full disks, and folders that are their user's own."""
+"""Files that are replaced whole; and the one reader of records, which may come from somebody who means harm.
 
-from workbench.base.files.records import (
-    LARGEST,
-    is_folder,
-    is_there,
-    load_json,
-    not_ours,
-    open_record,
-    read_bytes,
-    read_given,
-    read_json,
-    read_text,
-    user_path,
-    write_bytes,
-    write_json,
-    write_text,
-)
+Beside it: full disks, and folders that are their user's own.
+"""
 
-__all__ = [
-    "LARGEST", "is_folder", "is_there", "load_json", "not_ours", "open_record", "read_bytes", "read_given", "read_json",
-    "read_text", "user_path", "write_bytes", "write_json", "write_text",
-]  # fmt: skip
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files.disk import full_disk_named
+from workbench.base.json_values import parse_record
+
+LARGEST = 16 << 20
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    with full_disk_named(path.parent, len(data)):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with full_disk_named(path.parent, len(data)), os.fdopen(handle, "wb") as out:
+            os.fchmod(out.fileno(), mode)
+            out.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Replace a text file atomically, in UTF-8."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> None:
+    write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode)
+
+
+def open_record(path: Path, within: Path | None = None) -> BinaryIO:
+    """Open a regular file, no link or pipe, with no link on the way in `within` (by default its folder), or OSError."""
+    root = path.parent if within is None else within
+    *folders, name = path.relative_to(root).parts
+    with contextlib.ExitStack() as opened:
+        try:
+            place = _open(root, os.O_DIRECTORY, None, opened)
+            for folder in folders:
+                place = _open(folder, os.O_DIRECTORY | os.O_NOFOLLOW, place, opened)
+            # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        except ValueError as error:  # a name that holds a NUL
+            raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def _open(name: str | Path, flags: int, at: int | None, opened: contextlib.ExitStack) -> int:
+    handle = os.open(name, flags | os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
+    opened.callback(os.close, handle)
+    return handle
+
+
+def read_bytes(path: Path, within: Path | None = None, limit: int = LARGEST) -> bytes:
+    """Return the content of a file that `open_record` opens. Raises OSError, also for more than `limit` bytes."""
+    with open_record(path, within) as file:
+        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
+        whole = len(data) <= limit and file.seek(0, os.SEEK_END) <= limit
+    if not whole:
+        raise OSError(errno.EFBIG, f"it holds more than {limit >> 20} MiB", str(path))
+    return data
+
+
+def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> str:
+    """Return the text of a file that `open_record` opens; what is not UTF-8 is shown as such."""
+    return read_bytes(path, within, limit).decode("utf-8", errors="replace")
+
+
+def read_given(path: Path) -> str:
+    """Return the UTF-8 text of a file that a user named, links followed. Raises OSError, ValueError; of devices too."""
+    return read_bytes(Path(os.path.realpath(path))).decode("utf-8")  # which never raises for a circle of links
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file at a path, which may be too long or hold what no path may."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises for those)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder at such a path."""
+    return os.path.isdir(path)  # noqa: PTH112 (as above)
+
+
+def not_ours(path: Path) -> str:
+    """Return that a path is another user's, or that others may write to it; empty where neither is so."""
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
+        return f"{path} belongs to another user, or others may write to it"
+    return ""
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path as a user writes it, with `~` filled in."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"the path {str(path)!r} begins with a home folder that is not there: {error}") from error
+
+
+def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
+    """Return a JSON object of a run's or a cluster's directory, or raise the RunError that names the file."""
+    try:
+        match parse_record(read_bytes(path, within).decode()):
+            case dict() as record:
+                return record
+        problem = "it is not a JSON object"
+    except OSError as error:
+        problem = _WORDS.get(error.errno or 0, error.strerror or str(error))
+    except ValueError as error:
+        problem = f"it is not JSON ({error})"
+    raise RunError(f"{path} cannot be read: {problem}; put back a whole copy, or remove {path.parent}")
+
+
+def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
+    """Return a JSON object; a missing or broken file is an empty one."""
+    try:
+        return load_json(path, within)
+    except RunError:
+        return {}
+
+
+_WORDS = {
+    errno.ELOOP: "it is a link, and no link is followed there",
+    errno.ENOTDIR: "its folder is a link, and no link is followed there",
+    errno.ENOENT: "there is no such file",
+    errno.ENXIO: "it is not a regular file",
+}
+
+
+class KeptFile:
+    """One such file; several threads may write it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._data: Mapping[str, object] | None = None
+        self._stamp: tuple[int, int, int] | None = None
+        self._lock = threading.Lock()
+
+    def write(self, data: Mapping[str, object]) -> None:
+        """Replace the file. Raises OSError; `mend` tries again."""
+        with self._lock:
+            self._data, self._stamp = data, None
+            self._write(data)
+
+    def mend(self) -> None:
+        """Write it once more unless it is as it was written; costs one `stat` where it is. Raises OSError."""
+        with self._lock:
+            if self._data is not None and (self._stamp is None or self._look() != self._stamp):
+                self._write(self._data)
+
+    def _write(self, data: Mapping[str, object]) -> None:
+        write_json(self._path, data)
+        self._stamp = self._look()
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            facts = self._path.lstat()
+        except OSError:
+            return None
+        return facts.st_ino, facts.st_mtime_ns, facts.st_size

@@ -56,13 +56,9 @@ def _environment(value: Any) -> object:
     return value
 
 
-def _path_text(value: object) -> object:
-    return str(value) if isinstance(value, PurePath) else value
-
-
 Size = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
-PathText = Annotated[str, BeforeValidator(_path_text)]
+PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, PurePath) else value)]
 Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]

@@ -18,7 +18,7 @@ from workbench.jobs.model import model_kind
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.cml.api import WorkersApi
 from workbench.pods.cml.pods import CMLPods
-from workbench.pods.guest.gpus import visible_gpus
+from workbench.pods.guest.machine import visible_gpus
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.place import Place

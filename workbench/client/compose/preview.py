@@ -20,7 +20,7 @@ from workbench.keeper.launch import LaunchPlan, build_command, place_ranks
 from workbench.planner.plan import fit_of, predict
 from workbench.planner.table import Fit
 from workbench.pods.backends import CLASSES
-from workbench.pods.guest.addresses import loopback_addresses
+from workbench.pods.guest.machine import loopback_addresses
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import Pod

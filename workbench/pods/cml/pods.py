@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
 from workbench.base import entries
-from workbench.base.child import HOME
+from workbench.base.child import HOME, start
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.files import write_text
 from workbench.base.process import POD_MARK, end_all, process_start_time
@@ -26,8 +26,8 @@ from workbench.base.record import Count, Positive, Unit
 from workbench.base.words import counted
 from workbench.pods.cml.api import WorkersApi, has_ended, own_process, words_of, worker_ids
 from workbench.pods.cml.worker import own_address
-from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.guest.machine import visible_gpus
 from workbench.pods.guest.process import tail_of
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -117,7 +117,23 @@ class CMLPods(Place):
     def _launch_workers(self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext) -> list[Pod]:
         with Rendezvous(names, host=own_address()) as rendezvous:
             for name in names:
-                self._launch_one(self._configure(name, own, spec, context, rendezvous), spec)
+                log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
+                config = WorkerConfig(
+                    name=name,
+                    address="",
+                    port=self.port,
+                    slots=max(1, self._gpus(spec)),
+                    root=root,
+                    log=str(log),
+                    public_key=context.public_key,
+                    environment={POD_MARK: root},
+                    lease_s=context.lease_s,
+                    timeout_s=context.timeout_s,
+                    rendezvous=(rendezvous.host, rendezvous.port),
+                    token=rendezvous.token.hex(),
+                    allowed_from=rendezvous.host,
+                )
+                self._launch_one(config, spec)
             asked = [name for name in names if not (self.session and name == "pod-0")]
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
             context.report(f"asked Cloudera ML for {counted(len(asked), 'worker')}{own_pod}")
@@ -175,10 +191,9 @@ class CMLPods(Place):
         """Stop the workers that `launch` started and no others; one that the platform keeps ends by its lease."""
         with self._starting:
             self._stopped = True
-        ids, self._ids, self._pods = self._ids, {}, []
         for file in self._files:
             file.unlink(missing_ok=True)
-        self._files = []
+        ids, self._ids, self._pods, self._files = self._ids, {}, [], []
         self._end(ids)
 
     def _end(self, ids: Mapping[str, object]) -> None:
@@ -205,36 +220,16 @@ class CMLPods(Place):
                 " workers share with this session; give Cluster(…, path=…) one there"
             )
 
-    def _configure(
-        self, name: str, own: str, spec: PodSpec, context: LaunchContext, rendezvous: Rendezvous
-    ) -> WorkerConfig:
-        log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
-        return WorkerConfig(
-            name=name,
-            address="",
-            port=self.port,
-            slots=max(1, self._gpus(spec)),
-            root=root,
-            log=str(log),
-            public_key=context.public_key,
-            environment={POD_MARK: root},
-            lease_s=context.lease_s,
-            timeout_s=context.timeout_s,
-            rendezvous=(rendezvous.host, rendezvous.port),
-            token=rendezvous.token.hex(),
-            allowed_from=rendezvous.host,
-        )
-
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
         """Ask for one worker, so that each has a name of ours."""
         file = Path(config.log).with_suffix(".json")
-        argv = [sys.executable, "-P", "-m", entries.CML_WORKER, str(file)]
+        words = ("-m", entries.CML_WORKER, str(file))
         asked = {
             "n": 1,
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": self._gpus(spec),
-            "code": _code(argv),
+            "code": f"import subprocess\nsubprocess.run({[sys.executable, '-P', *words]!r}, check=True)\n",
             "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
         with self._starting:
@@ -244,23 +239,18 @@ class CMLPods(Place):
             self._logs[config.name] = Path(config.log)
             write_text(file, config.to_line().decode())
             if self.session and config.name == "pod-0":
-                self._ids[config.name] = self._start_here(argv, Path(config.log))
+                self._ids[config.name] = self._start_here(words, Path(config.log))
             else:
                 (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
                 self._ids[config.name] = worker["id"]
             self._files.append(file.with_suffix(".id"))
             write_text(self._files[-1], json.dumps(self._ids[config.name]))
 
-    def _start_here(self, argv: Sequence[str], log: Path) -> Mapping[str, int | None]:
+    def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
+        env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
         with log.open("ab") as file:
-            self._process = process = subprocess.Popen(
-                argv,
-                env={**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+            process = start(*words, cwd=Path.cwd(), env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        self._process = process
         return {"pid": process.pid, "start_time": process_start_time(process.pid)}
 
     def _await(self, timeout_s: float) -> None:
@@ -309,7 +299,3 @@ class CMLPods(Place):
         if has_ended(worker):
             return replace(pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}")
         return pod
-
-
-def _code(argv: Sequence[str]) -> str:
-    return f"import subprocess\nsubprocess.run({list(argv)!r}, check=True)\n"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.process import live_descendants
-from workbench.pods.guest.addresses import check_free, free_port
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
+from workbench.pods.guest.machine import check_free, free_port
 from workbench.pods.guest.pod_main import Stop, stop
 from workbench.pods.guest.process import LocalWorker, session_environment
 

@@ -12,12 +12,11 @@ from workbench.base import entries
 from workbench.base.shown import Shown
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.exchange import Exchange
-from workbench.pods.doctor.facts import find_facts
-from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, judge_facts
+from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, find_facts, judge_facts
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
-from workbench.pods.ssh.command import NO_CLIENT, CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import Identity, fingerprint
+from workbench.pods.ssh.openssh import NO_CLIENT, CommandResult, run_over_openssh
 
 _HOST_S = 4.5
 _AT_ONCE = 32

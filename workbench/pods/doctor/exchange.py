@@ -14,8 +14,8 @@ from typing import IO, Any
 from workbench.base import entries
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.command import NO_CLIENT, start_ssh
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import NO_CLIENT, start_ssh
 
 _LIMIT_S = 60.0
 _END_S = 3.0
@@ -115,14 +115,12 @@ def measure_exchange(
     pods: Sequence[Pod], identity: Identity, package: str, interfaces: Mapping[str, str], env: Mapping[str, str]
 ) -> Exchange:
     """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
-    command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-P", "-m", entries.ALLREDUCE]
+    start = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1"]
+    commands = {pod.name: [*start, pod.python, "-P", "-m", entries.ALLREDUCE] for pod in pods}
     with ExitStack() as opened:
         errors = {pod.name: opened.enter_context(TemporaryFile("w+", errors="replace")) for pod in pods}
         try:
-            processes = [
-                start_ssh(pod, identity, [*command[:3], pod.python, *command[4:]], stderr=errors[pod.name])
-                for pod in pods
-            ]
+            processes = [start_ssh(pod, identity, commands[pod.name], stderr=errors[pod.name]) for pod in pods]
         except FileNotFoundError:
             return Exchange(pods=len(pods), problem=NO_CLIENT)
         alarm = threading.Timer(_LIMIT_S, _kill, [processes])

@@ -1,4 +1,4 @@
-"""The keeper's side of one local pod's worker process."""
+"""The keeper's side of a local pod's worker process: started, found again, or swept away where its keeper has died."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import HOME, start
 from workbench.base.files import read_json
-from workbench.base.process import Process
+from workbench.base.process import POD_MARK, Process, end_all, process_table, with_mark
 from workbench.pods.guest.guardian import NOTE, WorkerConfig
-from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
 
 _LINES_SHOWN = 20
@@ -35,18 +35,12 @@ class AdoptedProcess:
     stdin = None
     returncode = None
 
-    def __init__(self, process: Process | None):
-        self._process = process
-
-    @classmethod
-    def of(cls, root: Path) -> AdoptedProcess:
+    def __init__(self, root: Path):
         """Find the process that is the pod with this folder, by what it noted there."""
         note = read_json(root / NOTE)
-        try:
-            process = Process(int(str(note["pid"])), int(str(note["start_time"])))
-        except (KeyError, ValueError):
-            return cls(None)
-        return cls(process)
+        self._process: Process | None = None
+        with contextlib.suppress(KeyError, ValueError):
+            self._process = Process(int(str(note["pid"])), int(str(note["start_time"])))
 
     def poll(self) -> int | None:
         """Return None while it runs; how it ended is not known."""
@@ -73,10 +67,20 @@ class AdoptedProcess:
 
 @dataclass(slots=True)
 class LocalWorker:
-    config: WorkerConfig
+    name: str
+    root: str
+    log: Path
     process: subprocess.Popen[bytes] | AdoptedProcess
     """The process; its stdin stays open for as long as the keeper lives."""
     started_s: float
+    address: str = ""
+    """Empty for one that another keeper started."""
+
+    @classmethod
+    def adopted(cls, root: Path) -> LocalWorker:
+        """Return the worker of a pod that another keeper started, by the folder of the pod."""
+        log = root.with_name(f"{root.name}.log")
+        return cls(root.name, str(root), log, AdoptedProcess(root), time.monotonic())
 
     @classmethod
     def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
@@ -90,7 +94,7 @@ class LocalWorker:
                 stdout=log,
                 stderr=log,
                 cwd=Path(config.root).parent,
-                env=_worker_environment(),
+                env={**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME},
             )
         assert process.stdin is not None
         if limit is not None:
@@ -98,10 +102,10 @@ class LocalWorker:
                 limit.take(process.pid)  # it waits for its configuration and has started nothing yet
         with contextlib.suppress(BrokenPipeError):  # it died already; whoever watches says how
             process.stdin.write(config.to_line())
-        return cls(config, process, time.monotonic())
+        return cls(config.name, config.root, Path(config.log), process, time.monotonic(), config.address)
 
     def status(self) -> str:
-        line = tail_of(Path(self.config.log), 1) or "none"
+        line = tail_of(self.log, 1) or "none"
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 
     def exit_message(self) -> str:
@@ -110,8 +114,8 @@ class LocalWorker:
             how, lived = "has ended", "after its keeper had died"
         else:
             how = f"was killed by {signal.Signals(-code).name}," if code < 0 else f"ended with exit code {code},"
-        lines = tail_of(Path(self.config.log), _LINES_SHOWN) or "(nothing)"
-        return f"{self.config.name} {how} {lived}. Last lines of {self.config.log}:\n{lines}"
+        lines = tail_of(self.log, _LINES_SHOWN) or "(nothing)"
+        return f"{self.name} {how} {lived}. Last lines of {self.log}:\n{lines}"
 
 
 def session_environment() -> dict[str, str]:
@@ -129,13 +133,26 @@ def tail_of(path: Path, lines: int) -> str:
     return ""
 
 
-def _worker_environment() -> dict[str, str]:
-    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME}
-
-
 def _pick(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def unsettled_guardians(folder: Path) -> list[Process]:
+    """Return the guardians that were started there, also those that have made no folder of their pod yet."""
+    guardians = []
+    for process in process_table().values():
+        with contextlib.suppress(OSError):
+            proc = Path(f"/proc/{process.pid}")
+            if (proc / "cwd").readlink() == folder.resolve():
+                guardians += [process] if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes() else []
+    return [process for process in guardians if not process.zombie]
+
+
+def sweep(roots: Sequence[str]) -> None:
+    """Kill what a worker that was killed itself has left of its pod."""
+    if roots:
+        end_all(lambda: with_mark(POD_MARK, roots), grace_s=0.0)

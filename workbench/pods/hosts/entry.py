@@ -13,10 +13,11 @@ from pathlib import PurePosixPath
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from workbench.base import process, versions
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files import folders
 from workbench.base.json_values import items
-from workbench.base.versions import PACKAGES, VERSION
+from workbench.base.versions import VERSION
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host
 from workbench.pods.pod import Jump, Pod
@@ -32,6 +33,15 @@ _REMOVE_S = 4.0
 _AT_ONCE = 32
 _AT_ONCE_THROUGH = 6  # sshd drops some of more than ten connections that are not logged in yet (MaxStartups)
 _OLDEST_PYTHON = (3, 11)
+_HEAD = """\
+from __future__ import annotations
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+if sys.version_info < {oldest}:
+    import json
+    print({answer!r} + json.dumps({{"old": sys.version.split()[0], "python": sys.executable}}))
+    sys.exit()
+"""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -89,7 +99,7 @@ def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Po
 def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
-    request = {"root": root, "folder": folder, "pod": pod.name, "packages": list(PACKAGES)}
+    request = {"root": root, "folder": folder, "pod": pod.name}
     try:
         answer = _ask(connection.open(), python, {"enter": request}, _CREATE_S)
     except _NoAnswer as error:
@@ -101,11 +111,9 @@ def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
         raise PodError(f"{where}: {error}") from error
     if "error" in answer:
         raise ConfigError(f"{where}: no folder for the pod below {root}: {answer['error']}; give another root=")
+    if "old" in answer:
+        raise ConfigError(f"{where}: {answer['python']} is {answer['old']}; 3.11 or newer is needed, see python=")
     facts = HostFacts(**answer)  # type: ignore[arg-type]
-    if tuple(int(part) for part in facts.versions["python"].split(".")[:2]) < _OLDEST_PYTHON:
-        raise ConfigError(
-            f"{where}: {facts.python} is {facts.versions['python']}; 3.11 or newer is needed, see python="
-        )
     if "torch" not in facts.versions:
         raise ConfigError(
             f"{where}: torch is not installed for {facts.python}; a login that is no terminal's activates no"
@@ -179,10 +187,10 @@ def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], 
 @cache
 def far_end_script() -> str:
     """Return `far_end.py` with what it imports of this package, and without the folder it is run in on its path."""
-    future, own = "from __future__ import annotations\n", "from workbench.base.files.folders import weakness\n"
-    parts = [inspect.getsource(module) for module in (folders, far_end)]
-    no_cwd = "import sys\nsys.path[:] = [folder for folder in sys.path if folder]\n"
-    return "".join([future, no_cwd, *(part.replace(future, "").replace(own, "") for part in parts)])
+    head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
+    lines = [line for module in (folders, process, versions, far_end) for line in inspect.getsourcelines(module)[0]]
+    own = ("from __future__ ", "from workbench.")
+    return head + "".join(line for line in lines if not line.startswith(own))
 
 
 def _at_once(jumps: Sequence[object]) -> int:
@@ -227,5 +235,4 @@ def pod_of(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str)
 
 def with_facts(pod: Pod, host: HostFacts) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
-    versions = {**host.versions, "workbench": VERSION}
-    return replace(pod, root=host.root, python=host.python, versions=versions)
+    return replace(pod, root=host.root, python=host.python, versions={**host.versions, "workbench": VERSION})

@@ -1,4 +1,4 @@
-"""What existing hosts run when a pod is made there and when it goes: standard library, and a `folders.py` sent along.
+"""What existing hosts run when a pod is made there and when it goes: standard library, and parts of `base/` sent along.
 
 Run as `python - JSON`; ends only processes with the pod's own mark and what they started, and removes only the folder
 that `enter` made.
@@ -10,20 +10,18 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import stat
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import weakness
+from workbench.base.process import POD_MARK, Process, ancestors, boot_id, descendants, end_all, process_table, with_mark
+from workbench.base.versions import gpu_names, installed_versions
 
 ANSWER = "@workbench-host "
 """What the answer's line begins with; a login may print other things before it."""
 
-_MARK = "WORKBENCH_POD"
 _GRACE_S = 1.5
 _KILL_S = 1.0
 _LOG_LINES = 200
@@ -40,7 +38,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def enter(root: str, folder: str, pod: str, packages: list[str]) -> dict[str, Any]:
+def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
     """Make the pod's folder `root/folder/pod` and say what this host is."""
     own = Path(root).expanduser().resolve() / folder
     if why := weakness(own.parent):
@@ -57,11 +55,11 @@ def enter(root: str, folder: str, pod: str, packages: list[str]) -> dict[str, An
     return {
         "root": str(place),
         "python": sys.executable,
-        "versions": {"python": sys.version.split()[0].rstrip("+"), **_versions(packages)},
-        "gpus": _gpus(),
+        "versions": {name: version for name, version in installed_versions().items() if name != "workbench"},
+        "gpus": len(gpu_names()),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory_gib": _memory_gib(),
-        "daemon": [*os.environ.get("SSH_CONNECTION", "").split()[2:], _read("/proc/sys/kernel/random/boot_id").strip()],
+        "daemon": [*os.environ.get("SSH_CONNECTION", "").split()[2:], boot_id()],
     }
 
 
@@ -69,78 +67,20 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
     """End what bears the pod's mark, remove the pod's folder, and the cluster's once no pod is left there."""
     own = Path(root).expanduser().resolve() / folder
     place = own / pod
-    deadline = time.monotonic() + _GRACE_S
-    asked: set[int] = set()
-    while (left := _ours(str(place))) and time.monotonic() < deadline + _KILL_S:
-        forced = time.monotonic() >= deadline
-        for pid in left:
-            if forced or pid not in asked:
-                _send(pid, signal.SIGKILL if forced else signal.SIGTERM)
-                asked.add(pid)
-        time.sleep(0.05)
+    left = end_all(lambda: _ours(str(place)), grace_s=_GRACE_S, kill_s=_KILL_S)
     log = _read(place / "agent.log").splitlines()[-_LOG_LINES:]
     shutil.rmtree(place, ignore_errors=True)
     if not list(own.glob("pod-*")):
         shutil.rmtree(own, ignore_errors=True)
-    return {"ended": len(asked), "left": sorted(left), "log": log, "there": place.exists()}
+    return {"left": sorted(process.pid for process in left), "log": log, "there": place.exists()}
 
 
-def _ours(root: str) -> set[int]:
+def _ours(root: str) -> list[Process]:
     """Find the live processes with the pod's mark and all that descend from them; never this one or those above it."""
-    parents = {int(entry.name): parent for entry in Path("/proc").glob("[0-9]*") if (parent := _parent(entry))}
-    mark = f"{_MARK}={root}".encode()
-    ours = {pid for pid in parents if mark in _environment(pid)}
-    grown = True
-    while grown:
-        children = {pid for pid, parent in parents.items() if parent in ours} - ours
-        ours |= children
-        grown = bool(children)
-    above = os.getpid()
-    while above in parents:
-        ours.discard(above)
-        above = parents[above]
-    return ours
-
-
-def _parent(entry: Path) -> int:
-    """Return a live process's parent; 0 for a zombie and for one that has gone."""
-    text = _read(entry / "stat")
-    words = text[text.rindex(")") + 2 :].split() if text else ["X"]  # the name before it may hold blanks and brackets
-    return 0 if words[0] in "ZX" else int(words[1])
-
-
-def _environment(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError):  # another user's, or gone
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
-
-
-def _versions(packages: list[str]) -> dict[str, str]:
-    from importlib import metadata
-
-    versions = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
-
-
-def _gpus() -> int:
-    """Count the GPUs that NVIDIA's driver lists and this login may use."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return len([name for name in chosen.split(",") if name.strip()])
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
-        return len([line for line in done.stdout.split(b"\n") if line.startswith(b"GPU ")])
-    return 0
+    marked = [process.pid for process in with_mark(POD_MARK, [root])]
+    table = process_table()
+    ours = descendants(table, marked) - ancestors(table, os.getpid())
+    return [table[pid] for pid in ours if not table[pid].zombie]
 
 
 def _memory_gib() -> float:

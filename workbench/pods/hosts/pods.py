@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -25,16 +24,7 @@ from workbench.base.errors import BackendError, ConfigError, PodError, Workbench
 from workbench.base.files import write_json
 from workbench.base.record import Allowed, PathText
 from workbench.pods.hostfile import check_user
-from workbench.pods.hosts.entry import (
-    HostFacts,
-    check_hosts,
-    connect_all,
-    create_pod_folder,
-    on_all_hosts,
-    pod_of,
-    remove_pod_folder,
-    with_facts,
-)
+from workbench.pods.hosts import entry
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.place import LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -151,9 +141,9 @@ class SSHPods(Place):
         hosts = self.hosts_for(count)
         try:
             with self._working:
-                keys = connect_all(hosts, self.trust)
+                keys = entry.connect_all(hosts, self.trust)
                 self._pods = [
-                    pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
+                    entry.pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
                 ]
             context.arrived(self._pods)
             context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
@@ -204,11 +194,11 @@ class SSHPods(Place):
         if name not in self._logs:
             raise ConfigError(f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
         lines = list(self._logs[name])
-        connection, pod = self._connections.get(name), next((pod for pod in self._pods if pod.name == name), None)
-        if connection is not None and pod is not None and connection.is_open:
+        connection = self._connections.get(name)
+        if connection is not None and connection.is_open:
             with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
-                tail_output = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
-                lines += tail_output.stdout.splitlines()
+                argv = ["tail", "-n", str(tail), f"{connection.pod.root}/agent.log"]
+                lines += connection.run(argv, timeout_s=_LOG_S).stdout.splitlines()
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
@@ -218,7 +208,7 @@ class SSHPods(Place):
             for connection in list(self._connections.values()):
                 connection.close()
         with self._working:
-            on_all_hosts(self._leave, self._pods, self._pods)
+            entry.on_all_hosts(self._leave, self._pods, self._pods)
             for connection in self._connections.values():
                 connection.close()
             self._pods, self._connections, self._folder = [], {}, ""
@@ -252,19 +242,17 @@ class SSHPods(Place):
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # Nobody can have made it before us: the name is told to nobody.
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
-        noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
-        write_json(folder / _NOTE, noted)
-        create = partial(create_pod_folder, root=self.root, folder=self._folder, python=self.python)
+        write_json(folder / _NOTE, {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]})
 
-        def make_folder(number: int) -> HostFacts:
-            host = create(self._connections[self._pods[number].name])
-            self._pods[number] = with_facts(self._pods[number], host)
-            self._connections[self._pods[number].name].pod = self._pods[number]
-            self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {host}"]
+        def make_folder(number: int) -> entry.HostFacts:
+            connection = self._connections[f"pod-{number}"]
+            host = entry.create_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
+            connection.pod = self._pods[number] = entry.with_facts(connection.pod, host)
+            self._logs[connection.pod.name] = [f"{connection.pod.address}: {host}"]
             return host
 
-        facts = on_all_hosts(make_folder, range(len(self._pods)), self._pods)
-        check_hosts(self._pods, facts, spec)
+        facts = entry.on_all_hosts(make_folder, range(len(self._pods)), self._pods)
+        entry.check_hosts(self._pods, facts, spec)
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:
@@ -289,7 +277,7 @@ class SSHPods(Place):
         connection.timeout_s = _AGAIN_TAKES_S
         log = self._logs.setdefault(pod.name, [])
         try:
-            log += remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
+            log += entry.remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
         except WorkbenchError as error:
             words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
             logger.warning("%s", words)

@@ -1,25 +1,34 @@
-"""The calls to a Kubernetes API server: made again where that can help, refused in the server's own words."""
+"""The calls to a Kubernetes API server: made again where that can help, refused in the server's own words.
+
+The server is where options, this pod's account or a kubeconfig say; to find it sends nothing but what a kubeconfig's
+login helper does.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 from workbench.base.errors import BackendError, ConfigError
 from workbench.base.json_values import part, text
-from workbench.pods.kubernetes.config import account_namespace, find_access
 from workbench.pods.kubernetes.manifests.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
 Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim"]
 
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT_S = (5.0, 20.0)
+_GRACE_S = 2
+_AT_ONCE = 16
 _PATIENCE_S = 15.0
 _AGAIN = (429, 500, 502, 503, 504)
 _WATCH_S = 240
@@ -34,39 +43,15 @@ class ApiRefusal(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class EventStream:
-    """The lines of one watch, until the server ends it or `close` is called from another thread."""
-
-    def __init__(self, response: Any):
-        self._response = response
-
-    def __iter__(self) -> Iterator[Manifest]:
-        try:
-            for line in self._response:
-                if line.strip():
-                    yield json.loads(line)
-        finally:
-            self._response.close()
-            self._response.release_conn()
-
-    def close(self) -> None:
-        """Wake whoever reads: only shutting the socket does."""
-        connection = getattr(self._response, "connection", None)
-        with contextlib.suppress(OSError, AttributeError):
-            connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-
-
 class KubeApi:
     """One API server and one namespace. Several threads may use it."""
 
     def __init__(self, options: KubernetesOptions):
         from kubernetes import client
 
-        access = find_access(options)
-        self.in_cluster, self.namespace = access.in_cluster, access.namespace
+        self._configuration, self.namespace, self.in_cluster = find_access(options)
         self.giving_up = threading.Event()
         """Once set, nothing more is tried again for the sake of making something."""
-        self._configuration = access.configuration
         self._client = client
         self._core = client.CoreV1Api(client.ApiClient(self._configuration))
 
@@ -90,9 +75,32 @@ class KubeApi:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
 
-    def list_everywhere(self, kind: Literal["node", "pod"], **selector: str) -> list[Manifest]:
+    def pods_of(self, selector: str) -> list[tuple[str, str]]:
+        """Return the pods of a cluster: name and unique id."""
+        listed: list[Any] = self.list("pod", label_selector=selector)[0]
+        return [(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in listed]
+
+    def end_pods(self, pods: Iterable[tuple[str, str]]) -> list[str]:
+        """Delete pods that we made, and with the first, their owner, all else; return why one could not be."""
+        with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+            return [words for words in pool.map(self._end_pod, pods) if words]
+
+    def _end_pod(self, pod: tuple[str, str]) -> str:
+        try:
+            self.delete("pod", *pod, grace_s=_GRACE_S)
+        except ApiRefusal as error:
+            return str(error)
+        return ""
+
+    def list_everywhere(self, kind: Literal["node", "pod"], **selector: str) -> list[Manifest] | None:
+        """Return the objects of all namespaces; None where this account may not see them."""
         function = self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
-        listed: Any = self._call("list", kind, function, **selector)
+        try:
+            listed: Any = self._call("list", kind, function, **selector)
+        except ApiRefusal as error:
+            if error.status != 403:
+                raise
+            return None
         return list(listed["items"])
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
@@ -100,9 +108,9 @@ class KubeApi:
         listed: Any = self._call("list", kind, self._function("list", kind), self.namespace, **selector)
         return list(listed["items"]), str(listed.get("metadata", {}).get("resourceVersion", ""))
 
-    def watch(self, kind: Kind, version: str, **selector: str) -> EventStream:
-        timeouts = (_TIMEOUT_S[0], _WATCH_S + 30.0)
-        response = self._once(
+    def watch(self, kind: Kind, version: str, **selector: str) -> Any:
+        """Return the response to a watch, whose lines are events."""
+        return self._once(
             ("watch", kind),
             self._function("list", kind),
             self.namespace,
@@ -110,10 +118,9 @@ class KubeApi:
             resource_version=version,
             allow_watch_bookmarks=True,
             timeout_seconds=_WATCH_S,
-            _request_timeout=timeouts,
+            _request_timeout=(_TIMEOUT_S[0], _WATCH_S + 30.0),
             **selector,
         )
-        return EventStream(response)
 
     def read_pod(self, name: str) -> Manifest:
         return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
@@ -238,3 +245,38 @@ def _mistakes(error: ValueError) -> str:
     """Return where a manifest is wrong, without its values."""
     mistakes: list[Any] = getattr(error, "errors", list)()
     return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in mistakes[:5]) or str(error)[:500]
+
+
+def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
+    """Find the API server: what the options name, else the service account of this pod, else the kubeconfig.
+
+    Returned are the client's `Configuration`, which holds credentials (never print it), the namespace, and whether this
+    is a pod of the cluster.
+    """
+    import yaml
+    from kubernetes import client, config
+
+    configuration = client.Configuration()
+    configuration.retries = False  # our own know which calls may be made twice
+    if not (options.kubeconfig or options.context):
+        with contextlib.suppress(config.ConfigException, OSError):  # not in a cluster, or without an account
+            config.load_incluster_config(client_configuration=configuration)
+            namespace = options.namespace or account_namespace() or "default"
+            return configuration, namespace, True
+    path = options.kubeconfig or None
+    try:
+        config.load_kube_config(path, context=options.context or None, client_configuration=configuration)
+        contexts, active = config.list_kube_config_contexts(path)
+        context = next((entry for entry in contexts if entry["name"] == options.context), active)["context"]
+        namespace = options.namespace or str(context.get("namespace") or "default")
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
+        where = options.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        raise ConfigError(f"the kubeconfig {where} cannot be used: {error}") from error
+    return configuration, namespace, False
+
+
+def account_namespace() -> str:
+    """Return the namespace that this process runs in; empty outside a cluster."""
+    with contextlib.suppress(OSError):
+        return _NAMESPACE.read_text().strip()
+    return ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from workbench.base.errors import ConfigError, suggests
@@ -21,7 +21,8 @@ _PRODUCTS = (
 _GPU_MEMORY = "nvidia.com/gpu.memory"  # MiB, as the GPU operator labels nodes
 _REPELS = ("NoSchedule", "NoExecute")
 
-Amounts = dict[str, Decimal]
+Amounts = Counter[str]
+"""Decimal amounts by resource; what is not named is 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,23 +104,15 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
         raise ConfigError(
             f"nodes are a matter of Kubernetes; {type(backend).__name__} has none: give KubernetesPods(…)"
         )
-    from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
+    from workbench.pods.kubernetes.api import KubeApi
 
     api, asked = KubeApi(backend), pod or PodSpec()
-    try:
-        seen = api.list_everywhere("node")
-    except ApiRefusal as error:
-        if error.status != 403:
-            raise
+    seen = api.list_everywhere("node")
+    if seen is None:
         return NodeTable(nodes=(), pod=asked, count=count, note=f"this account may not list nodes; {_ROLE}")
-    pods: list[Mapping[str, Any]] | None = None
-    note = ""
-    try:
-        pods = [*api.list_everywhere("pod", field_selector="status.phase!=Succeeded,status.phase!=Failed")]
-    except ApiRefusal as error:
-        if error.status != 403:
-            raise
-        note = f"this account may not list the pods of other namespaces, so all shows as free; {_ROLE}"
+    pods = api.list_everywhere("pod", field_selector="status.phase!=Succeeded,status.phase!=Failed")
+    unseen = f"this account may not list the pods of other namespaces, so all shows as free; {_ROLE}"
+    note = "" if pods is not None else unseen
     table = [node_of(node, _bound_to(node, pods), backend, asked) for node in seen]
     return NodeTable(nodes=sorted(table, key=lambda node: (-node.gpus, node.name)), pod=asked, count=count, note=note)
 
@@ -134,22 +127,20 @@ def node_of(
     """Read a node and the pods bound to it, None where they are not known."""
     labels, gpu = _labels(node), options.gpu_resource
     there = _amounts(node.get("status", {}).get("allocatable") or {})
-    used = _sum([requests_of(pod) for pod in pods or ()])
-    free = {name: amount - used.get(name, Decimal(0)) for name, amount in there.items()}
-    if pods is not None and "pods" in there:
-        free["pods"] = there["pods"] - len(pods)
-    wanted = {**_amounts(resources(asked, options)), "pods": Decimal(1)}
+    used = sum((requests_of(pod) for pod in pods or ()), Counter(pods=len(pods or ())))
+    free = there - used
+    wanted = _amounts(resources(asked, options)) + Counter(pods=1)
     why = _refusal(node, options) or _shortage(wanted, free, there)
     memory = labels.get(_GPU_MEMORY, "")
     return Node(
         name=_name(node),
         product=next((labels[label] for label in _PRODUCTS if label in labels), ""),
-        gpus=int(there.get(gpu, 0)),
-        taken=None if pods is None else int(used.get(gpu, 0)),
+        gpus=int(there[gpu]),
+        taken=None if pods is None else int(used[gpu]),
         gpu_memory_gib=int(memory) / 1024 if memory.isdigit() else None,
-        free_cpus=float(free.get("cpu", 0)),
-        free_memory_gib=float(free.get("memory", 0)) / 2**30,
-        fits=0 if why else int(min(free.get(name, Decimal(0)) // amount for name, amount in wanted.items() if amount)),
+        free_cpus=float(free["cpu"]),
+        free_memory_gib=float(free["memory"]) / 2**30,
+        fits=0 if why else int(min(free[name] // amount for name, amount in wanted.items())),
         why=why,
     )
 
@@ -159,12 +150,10 @@ def requests_of(pod: Mapping[str, Any]) -> Amounts:
     spec = pod["spec"]
     first = spec.get("initContainers") or ()
     beside = [each for each in first if each.get("restartPolicy") == "Always"]
-    together = _sum([_asked(each) for each in (*spec["containers"], *beside)])
-    most = dict(together)
+    most = sum((_asked(each) for each in (*spec["containers"], *beside)), Counter())
     for container in first:
-        for name, amount in _asked(container).items():
-            most[name] = max(most.get(name, Decimal(0)), amount)
-    return _sum([most, _amounts(spec.get("overhead") or {})])
+        most |= _asked(container)
+    return most + _amounts(spec.get("overhead") or {})
 
 
 def _asked(container: Mapping[str, Any]) -> Amounts:
@@ -225,15 +214,14 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def _shortage(wanted: Amounts, free: Amounts, there: Amounts) -> str:
-    short = [name for name, amount in wanted.items() if free.get(name, Decimal(0)) < amount]
     return ", ".join(
-        f"{name}: {_text(name, wanted[name])} asked, {_text(name, max(free.get(name, Decimal(0)), Decimal(0)))} free of"
-        f" {_text(name, there.get(name, Decimal(0)))}"
-        for name in short
+        f"{name}: {_text(name, amount)} asked, {_text(name, free[name])} free of {_text(name, there[name])}"
+        for name, amount in wanted.items()
+        if free[name] < amount
     )
 
 
-def _text(name: str, amount: Decimal) -> str:
+def _text(name: str, amount: float) -> str:
     is_size = name in ("memory", "ephemeral-storage") or name.startswith("hugepages-")
     return f"{float(amount) / 2**30:.1f} GiB" if is_size else f"{float(amount):g}"
 
@@ -241,15 +229,7 @@ def _text(name: str, amount: Decimal) -> str:
 def _amounts(quantities: Mapping[str, Any]) -> Amounts:
     from kubernetes.utils.quantity import parse_quantity
 
-    return {name: parse_quantity(amount) for name, amount in quantities.items()}
-
-
-def _sum(parts: Sequence[Amounts]) -> Amounts:
-    total: Amounts = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = total.get(name, Decimal(0)) + amount
-    return total
+    return Counter({name: parse_quantity(amount) for name, amount in quantities.items()})
 
 
 def _name(node: Mapping[str, Any]) -> str:

@@ -39,17 +39,14 @@ def _check_label(label: str) -> str:
 def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | str]:
     for name, amount in resources.items():
         pages = name.startswith("hugepages-")
-        if not (pages or "/" in name) or not (_PAGES.fullmatch(str(amount)) if pages else _is_count(amount)):
+        is_count = type(amount) is int and amount > 0
+        if not (pages or "/" in name) or not (_PAGES.fullmatch(str(amount)) if pages else is_count):
             raise ConfigError(
                 f"KubernetesPods.extra_resources has {name!r}: {amount!r}; write a device as in"
                 ' {"rdma/hca_shared_devices_a": 1} or {"vpc.amazonaws.com/efa": 4}, and huge pages as in'
                 ' {"hugepages-2Mi": "512Mi"}; cores, memory and GPUs stand in the PodSpec'
             )
     return resources
-
-
-def _is_count(amount: object) -> bool:
-    return type(amount) is int and amount > 0
 
 
 def _check_capability(name: str) -> str:

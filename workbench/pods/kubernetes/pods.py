@@ -94,6 +94,7 @@ class KubernetesPods(KubernetesOptions):
             self._session = again
             stopped = self._stopped
         if stopped:
+            again.close()
             raise BackendError("the Kubernetes pods were stopped before they were made again")
         return again.open()
 
@@ -124,9 +125,10 @@ class KubernetesPods(KubernetesOptions):
             return  # it made nothing, or has removed it
         from workbench.pods.kubernetes.api import KubeApi
         from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
-        from workbench.pods.kubernetes.remove import remove
 
-        remove(KubeApi(self), f"{CLUSTER_LABEL}={base}")
+        api = KubeApi(self)
+        if left := api.end_pods(api.pods_of(f"{CLUSTER_LABEL}={base}")):
+            raise BackendError("; ".join(left))
         (directory / _RECORD).unlink()
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:

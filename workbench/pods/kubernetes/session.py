@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,17 +13,16 @@ from functools import partial
 from typing import Any
 
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.base.json_values import part, text
 from workbench.base.versions import VERSION
+from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.portforward import PortForward
-from workbench.pods.kubernetes.remove import delete, made_for
-from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
-from workbench.pods.kubernetes.waits import LOOK_S, Waits, listed, report_of
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
-from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.rendezvous.listener import decode_report
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
@@ -56,13 +55,12 @@ class Session:
         self._forwards: list[PortForward] = []
         self._reported = ""
         self._logs: dict[str, str] = {}
-        self._waits = Waits()
-        self._watched: WatchedObjects | None = None
+        self._waits = status.Waits()
+        self._watched = WatchedObjects(api, "pod", self._changed, label_selector=objects.selector)
         self._events: WatchedObjects | None = None
 
     def open(self) -> list[Pod]:
         """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
-        self._watched = WatchedObjects(self._api, "pod", self._changed, label_selector=self._objects.selector)
         return self._await_made(self._make_all)
 
     def _await_made(self, make: Callable[[], None]) -> list[Pod]:
@@ -75,29 +73,26 @@ class Session:
 
     def restore(self, lost: Collection[int]) -> list[Pod]:
         """Make pods again that were lost, not the first, under their names and with their host keys."""
-        watched, names = self._watched, {self._objects.names[index] for index in lost}
-        assert watched is not None
+        names = {self._objects.names[index] for index in lost}
         made, self._made = self._made, [pod for pod in self._made if pod[0] not in names]
         for name, uid in made:
             if name in names:  # at once: of a node that is lost, nobody would confirm the end
                 self._api.delete("pod", name, uid, grace_s=0)
         with self._changed:
-            self._changed.wait_for(lambda: not names & watched.names, _GONE_S)
-            watched.forget(names)
+            self._changed.wait_for(lambda: not names & self._watched.names, _GONE_S)
+            self._watched.forget(names)
         before, self._pods = self._pods, {index: pod for index, pod in self._pods.items() if index not in lost}
         owner = Owner(name=self._objects.names[0], uid=dict(made)[self._objects.names[0]])
         try:
-            return self._await_made(partial(self._make_pods, [self._objects.pod(index, owner) for index in lost]))
+            return self._await_made(partial(self._make_pods, lost, owner))
         finally:
             self._pods = {**before, **self._pods}
 
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods that another session made, and all that belongs to them."""
-        selector = self._objects.selector
-        self._made = made_for(self._api, selector)
-        self._watched = watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
+        self._made = self._api.pods_of(self._objects.selector)
         with self._changed:
-            self._changed.wait_for(lambda: watched.changes, _REPORT_S)
+            self._changed.wait_for(lambda: self._watched.changes, _REPORT_S)
         self._pods = dict(enumerate(pods))
         self._public_keys = [pod.host_key for pod in pods]  # the Secret that they were made with is still there
         if self._forward:
@@ -137,12 +132,11 @@ class Session:
             forward.close()
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             list(pool.map(self._keep_log, self._pods))
-            left = [words for words in pool.map(partial(delete, self._api), made) if words]
-        if self._watched is not None:
-            if made and not left:
-                with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
-                    self._await_gone(self._watched, {name for name, _ in made})
-            self._watched.close()
+        left = self._api.end_pods(made)
+        if made and not left:
+            with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
+                self._await_gone({name for name, _ in made})
+        self._watched.close()
         self._made = []
         if left:
             raise BackendError(
@@ -153,33 +147,27 @@ class Session:
     def _make_all(self) -> None:
         """Make the first pod, which owns what comes after it: with it, all goes, whoever deletes it."""
         objects, notebook = self._objects, self._api.own_pod()
-        first = self._make_pod(objects.pod(0, notebook))
-        metadata: Any = first["metadata"]
+        metadata: Any = self._make("pod", objects.pod(0, notebook))["metadata"]
         owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
         self._make("secret", objects.secret(self._context.public_key, self._host_keys, owner))
         self._make("service", objects.service(owner))
         for volume in objects.claims:
             self._make_claim(volume, owner)
-        self._make_pods([objects.pod(index, owner) for index in range(1, objects.count)])
+        self._make_pods(range(1, objects.count), owner)
 
-    def _make_pods(self, manifests: Sequence[Manifest]) -> None:
-        for manifest in manifests:
-            self._make_pod(manifest)
+    def _make_pods(self, indices: Iterable[int], owner: Owner) -> None:
+        for index in indices:
+            self._make("pod", self._objects.pod(index, owner))
 
-    def _make_pod(self, manifest: Manifest) -> Manifest:
-        metadata: Any = manifest["metadata"]
+    def _make(self, kind: Kind, manifest: Manifest) -> Manifest:
+        asked: Any = manifest["metadata"]
         with self._making:
             self._check_open()
-            self._made.append((metadata["name"], ""))
-            made = self._api.create("pod", manifest)
-            uid: Any = made["metadata"]
-            self._made[-1] = (metadata["name"], str(uid.get("uid", "")))
+            self._made += [(asked["name"], "")] if kind == "pod" else []
+            made = self._api.create(kind, manifest)
+            if kind == "pod":
+                self._made[-1] = (asked["name"], text(part(made, "metadata").get("uid")))
             return made
-
-    def _make(self, kind: Kind, manifest: Manifest) -> None:
-        with self._making:
-            self._check_open()
-            self._api.create(kind, manifest)
 
     def _make_claim(self, volume: Volume, owner: Owner) -> None:
         try:
@@ -198,7 +186,9 @@ class Session:
         deadline, longest = began + self._context.timeout_s, began + self._objects.options.pull_timeout_s
         while True:
             self._check_open()
-            self._check_allowed()
+            match self._watched.error:
+                case ApiRefusal(status=401 | 403) as refusal:
+                    raise refusal
             with self._changed:
                 seen = self._changes()
                 looks = list(self._looks())
@@ -209,7 +199,7 @@ class Session:
                 deadline = min(time.monotonic(), longest) + self._context.timeout_s
             if lost:
                 raise PodError(self._exit_message(*lost))
-            up = [i for i, look in enumerate(looks) if look.seen and is_ready(look.seen) and i not in self._pods]
+            up = [i for i, look in enumerate(looks) if look.seen and status.is_ready(look.seen) and i not in self._pods]
             for index in up:
                 self._admit(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
             self._report_progress({i: reason for i, reason in waits.items() if i not in self._pods})
@@ -222,29 +212,28 @@ class Session:
     def _pause(self, seen: tuple[object, ...], left_s: float) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._changes() != seen, min(left_s, LOOK_S) if self._waits.pulling else left_s
+                lambda: self._changes() != seen, min(left_s, status.LOOK_S) if self._waits.pulling else left_s
             )
 
     def _changes(self) -> tuple[object, ...]:
-        assert self._watched is not None and self._events is not None
+        assert self._events is not None
         return self._closed.is_set(), self._watched.changes, self._events.changes
 
     def _looks(self) -> Iterator[_Look]:
-        assert self._watched is not None
         by_name = {item["metadata"]["name"]: item for item in self._watched.objects.values()}
         gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()}
         for name in self._objects.names:
             words = ""
             if name not in by_name and name in gone:
                 item, when_s = gone[name]
-                words = as_gone(item, time.strftime("%H:%M:%S", time.localtime(when_s)))
+                words = status.as_gone(item, time.strftime("%H:%M:%S", time.localtime(when_s)))
             yield _Look(by_name.get(name), words)
 
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
         claims = [volume.claim for volume in self._objects.claims]
         for index, look in enumerate(looks):
-            if look.gone or (look.seen and is_hopeless(look.seen, claims)):
-                return index, look.gone or why(look.seen or {}, self._warnings()) or "it ended"
+            if look.gone or (look.seen and status.is_hopeless(look.seen, claims)):
+                return index, look.gone or status.why(look.seen or {}, self._warnings()) or "it ended"
         return None
 
     def _warnings(self) -> list[Mapping[str, Any]]:
@@ -252,7 +241,7 @@ class Session:
 
     def _report_progress(self, waits: Mapping[int, str]) -> None:
         line = f"{len(self._pods)} of {self._objects.count} pods are up"
-        line += f"; waiting for {listed(waits)}" if waits else ""
+        line += f"; waiting for {status.listed(waits)}" if waits else ""
         if line != self._reported:
             self._reported = line
             awaited = {i: Pod(name=f"pod-{i}", message=reason) for i, reason in waits.items()}
@@ -261,7 +250,7 @@ class Session:
 
     def _admit(self, index: int, address: str) -> None:
         name = self._objects.names[index]
-        pod = decode_report(report_of(self._api, index, name, self._check_open))
+        pod = decode_report(status.report_of(self._api, index, name, self._check_open))
         expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}")
@@ -271,35 +260,31 @@ class Session:
 
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
-        last = f"\nLast lines of its log:\n{_tail(lines)}" if any(line not in words for line in lines) else ""
+        tail = "\n".join(lines)
+        last = f"\nLast lines of its log:\n{tail}" if any(line not in words for line in lines) else ""
         return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
 
     def _missing(self, waits: Mapping[int, str]) -> str:
         count, limit_s = self._objects.count, self._context.timeout_s
-        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {listed(waits)}"
-        error = self._watched.error if self._watched is not None else None
+        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {status.listed(waits)}"
+        error = self._watched.error
         return f"{text}; {error}" if error is not None else text
 
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise PodError("the Kubernetes pods were stopped before all of them had come")
 
-    def _check_allowed(self) -> None:
-        match self._watched.error if self._watched is not None else None:
-            case ApiRefusal(status=401 | 403) as refusal:
-                raise refusal
-
     def _keep_log(self, index: int) -> None:
         with suppress(WorkbenchError):
             name = f"pod-{index}"
             self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
 
-    def _await_gone(self, watched: WatchedObjects, names: set[str]) -> None:
+    def _await_gone(self, names: set[str]) -> None:
         """Wait until the kubelets have ended the pods; one whose node is lost is not waited for long."""
         deadline = time.monotonic() + _GONE_S
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not names & watched.names, max(0.0, deadline - time.monotonic()))
+                self._changed.wait_for(lambda: not names & self._watched.names, max(0.0, deadline - time.monotonic()))
             left, _ = self._api.list("pod", label_selector=self._objects.selector)  # a watch that broke sees nothing
             if not left or time.monotonic() > deadline:
                 break
@@ -311,10 +296,6 @@ class Session:
 def _with_look(pod: Pod, look: _Look) -> Pod:
     if look.seen is None:
         return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
-    phase = phase_of(look.seen)
-    words = why(look.seen)
+    phase = status.phase_of(look.seen)
+    words = status.why(look.seen)
     return replace(pod, phase=phase, message=words or ("it ended" if phase.is_terminal else ""))
-
-
-def _tail(lines: Sequence[str]) -> str:
-    return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"

@@ -5,14 +5,17 @@ A watch whose place is too old (410), or that broke, begins again with a list, s
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
-from workbench.pods.kubernetes.api import ApiRefusal, EventStream, Kind, KubeApi
+from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 
 _LOG = logging.getLogger(__name__)
 _BREAK_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -32,7 +35,7 @@ class WatchedObjects:
         """Why the watch stands still; None while it goes."""
         self.changes = 0
         self._api, self._kind, self._changed, self._selector = api, kind, changed, selector
-        self._stream: EventStream | None = None
+        self._response: Any = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"watch of {kind}s", daemon=True)
         self._thread.start()
@@ -48,11 +51,15 @@ class WatchedObjects:
 
     def close(self) -> None:
         self._closed.set()
-        stream = self._stream
-        if stream is not None:
-            stream.close()
+        self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(2.0)
+
+    def _wake(self) -> None:
+        """Wake whoever reads the watch: only shutting the socket does."""
+        connection = getattr(self._response, "connection", None)
+        with contextlib.suppress(OSError, AttributeError):
+            connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
     def _keep(self) -> None:
         failures = 0
@@ -88,16 +95,20 @@ class WatchedObjects:
     def _follow(self, version: str) -> str:
         """Apply changes until the server ends the watch; return the version to go on from."""
         try:
-            stream = self._stream = self._api.watch(self._kind, version, **self._selector)
+            response = self._response = self._api.watch(self._kind, version, **self._selector)
         except ApiRefusal as error:
             if error.status == _GONE:
                 raise _Stale from error
             raise
         if self._closed.is_set():
-            stream.close()
-        for event in stream:
-            version = self._apply(event, version)
-        return version
+            self._wake()
+        try:
+            for line in response:
+                version = self._apply(json.loads(line), version) if line.strip() else version
+            return version
+        finally:
+            response.close()
+            response.release_conn()
 
     def _apply(self, event: Mapping[str, Any], version: str) -> str:
         item = event["object"]

@@ -17,8 +17,10 @@ from typing import BinaryIO
 
 from workbench.base import entries
 from workbench.base.allocator import preloaded
+from workbench.base.child import start
 from workbench.base.process import peer, world
 from workbench.base.versions import installed_versions
+from workbench.base.wire import listen
 from workbench.pods.guest.process import private
 
 _BACKLOG = 128  # agents that wait for the imports
@@ -42,7 +44,10 @@ class ForkServer:
         home = pwd.getpwuid(os.geteuid()).pw_dir  # as sshd sets it
         shared = {**environment, "HOME": home, "PYTHONPATH": package}
         request = {"python": sys.executable, "name": self.name}
-        with _listening(self.socket) as listener, open(folder / "fork-server.log", "ab", opener=private) as log:
+        with (  # from now on: an agent may be there before the process that answers it
+            listen(self.socket, socket.SOCK_SEQPACKET, _BACKLOG) as listener,
+            open(folder / "fork-server.log", "ab", opener=private) as log,
+        ):
             self._line = self._reach_importer(shared, mark, log)
             if peer(self._line)[1] == os.geteuid():  # anybody may take a name
                 socket.send_fds(self._line, [json.dumps(request).encode()], [log.fileno(), listener.fileno()])
@@ -66,18 +71,9 @@ class ForkServer:
                 self._start_importer(listener, {**preloaded(), **shared, mark: _LONGEST_PATH * "-"}, log)
 
     def _start_importer(self, listener: socket.socket, env: Mapping[str, str], log: BinaryIO) -> None:
-        self._started.append(
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", entries.FORK_SERVER, str(listener.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=env,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,  # Ctrl-C is for the notebook
-            )
-        )
+        number, nothing = listener.fileno(), subprocess.DEVNULL
+        words = ("-m", entries.FORK_SERVER, str(number))
+        self._started.append(start(*words, env=env, stdin=nothing, stdout=log, stderr=log, pass_fds=[number]))
 
     def end(self) -> None:
         """Have the cluster's own end, and with the agents what it has forked. Idempotent."""
@@ -93,17 +89,3 @@ def _importer_name(shared: Mapping[str, str]) -> str:
     alike = [dict(shared), world(), limits, sys.executable, installed_versions()]
     key = hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()
     return f"\0workbench-importer-{key}"
-
-
-def _listening(path: Path) -> socket.socket:
-    """Listen from now on: an agent may be there before the process that answers it."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # a Unix socket's address has no room for long paths
-    finally:
-        os.close(folder)
-    path.chmod(0o600)
-    listener.listen(_BACKLOG)
-    return listener

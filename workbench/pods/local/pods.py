@@ -25,14 +25,11 @@ from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import POD_MARK, end_all
 from workbench.base.versions import installed_versions
-from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
-from workbench.pods.guest.gpus import visible_gpus
+from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
-from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
-from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
+from workbench.pods.guest.process import LocalWorker, session_environment, sweep, tail_of, unsettled_guardians
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
-from workbench.pods.local.left import adopted_worker, sweep, unsettled_guardians
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -58,10 +55,10 @@ class LocalPods(Place):
     port: Port | None = None
     """The port of all daemons. Default None: a free one is taken at launch."""
 
-    _workers: list[LocalWorker] = PrivateAttr(default_factory=list)
-    _pods: list[Pod] = PrivateAttr(default_factory=list)
+    _workers: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
+    _pods: dict[str, Pod] = PrivateAttr(default_factory=dict)
     _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
-    _limits: list[MemoryLimit] = PrivateAttr(default_factory=list)
+    _limits: list[machine.MemoryLimit] = PrivateAttr(default_factory=list)
     _fork_server: ForkServer | None = None
     _stopped: bool = False
     _keep_folders: bool = False
@@ -74,18 +71,22 @@ class LocalPods(Place):
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
-        self._check_fresh(context, count)
+        for root in (context.directory.absolute() / "pods" / f"pod-{i}" for i in range(count)):
+            if root.exists():
+                raise ConfigError(f"{root} exists; the cluster's directory holds pods already, choose another")
         return self._launch(spec, count, context)
 
     def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         self._stopped = False
         login_user()
         find_sshd()
-        addresses = {f"pod-{i}": address for i, address in enumerate(loopback_addresses(count))}
+        addresses = {f"pod-{i}": address for i, address in enumerate(machine.loopback_addresses(count))}
         devices = _devices(spec, list(addresses))
         (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
-            port = self._choose_port(list(addresses.values()))
+            if self.port is not None:
+                machine.check_free(list(addresses.values()), self.port)
+            port = self.port or machine.free_port(list(addresses.values()))
             try:
                 return self._launch_at(port, addresses, spec, devices, context)
             except _PortTaken:
@@ -95,24 +96,24 @@ class LocalPods(Place):
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over; start those that their lease or a restart of this machine has ended in their folders."""
         lives = {pod.name: taken_over(Path(pod.root)) for pod in pods}
-        workers = self._workers = [adopted_worker(Path(pod.root)) for pod in pods]
-        for worker in workers:
-            if not lives[worker.config.name]:
+        self._workers = {pod.name: LocalWorker.adopted(Path(pod.root)) for pod in pods}
+        for name, worker in self._workers.items():
+            if not lives[name]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(_STOP_S)
                 worker.process.kill()
-        self._pods = list(pods)
-        self._logs = {worker.config.name: Path(worker.config.log) for worker in workers}
-        ended = [worker.process.poll() is not None for worker in workers]
-        if all(ended) or not all(lives.values()):
+        self._pods = {pod.name: pod for pod in pods}
+        self._logs = {name: worker.log for name, worker in self._workers.items()}
+        ended = all(worker.process.poll() is not None for worker in self._workers.values())
+        if ended or not all(lives.values()):
             context.report("pods have ended; starting them again in their folders")
-            self._launch_again([pod for pod in pods if all(ended) or not lives[pod.name]], spec, context)
+            self._launch_again([pod for pod in pods if ended or not lives[pod.name]], spec, context)
         return self.refresh()
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Start lost pods again in their folders, at their addresses; see `PodBackend.restore`."""
-        for worker in self._workers:
-            if worker.config.name in lost:
+        for name, worker in self._workers.items():
+            if name in lost:
                 worker.process.kill()
                 worker.process.wait(_STOP_S)
         pods = [pod for pod in self.refresh() if pod.name in lost]
@@ -122,33 +123,29 @@ class LocalPods(Place):
         return self.refresh()
 
     def _launch_again(self, lost: Sequence[Pod], spec: PodSpec, context: LaunchContext) -> None:
-        before = {pod.name: (worker, pod) for worker, pod in zip(self._workers, self._pods, strict=True)}
+        workers, pods = self._workers, self._pods
         sweep([pod.root for pod in lost])
-        self._workers, self._keep_folders = [], True
+        self._workers, self._keep_folders = {}, True
         try:
-            if len(lost) == len(before):
+            if len(lost) == len(pods):
                 self._launch(spec, len(lost), context)
             else:  # the others hold the port, and what shares an import of torch with them has ended
                 addresses = {pod.name: pod.address for pod in lost}
                 with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
-                    devices = _devices(spec, list(before))
+                    devices = _devices(spec, list(pods))
                     self._launch_at(lost[0].ssh_port, addresses, spec, devices, replace(context, warm=False))
         finally:
             self._keep_folders = False
-            now = zip(self._workers, self._pods, strict=True)
-            pairs = {**before, **{pod.name: (worker, pod) for worker, pod in now}}.values()
-            self._workers, self._pods = [worker for worker, _ in pairs], [pod for _, pod in pairs]
+            self._workers, self._pods = {**workers, **self._workers}, {**pods, **self._pods}
 
     def refresh(self) -> list[Pod]:
         """Return the pods, failed where their worker has ended."""
-        pods = []
-        for worker, pod in zip(self._workers, self._pods, strict=False):
-            if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
-                sweep([worker.config.root])
-                pod = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
-            pods.append(pod)
-        self._pods = pods
-        return list(pods)
+        for name, pod in list(self._pods.items()):
+            worker = self._workers.get(name)  # none where another thread has just stopped them
+            if worker is not None and worker.process.poll() is not None and pod.phase is not Phase.FAILED:
+                sweep([worker.root])
+                self._pods[name] = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
+        return list(self._pods.values())
 
     def logs(self, name: str, tail: int = 50) -> str:
         """Return the last lines of a pod's daemon and worker; also after `stop`."""
@@ -166,15 +163,15 @@ class LocalPods(Place):
         """End what runs of the pods, and remove their folders."""
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
-        self._workers = [adopted_worker(root) for root in sorted(folder.glob("pod-*")) if root.is_dir()]
+        self._workers = {root.name: LocalWorker.adopted(root) for root in folder.glob("pod-*") if root.is_dir()}
         self._end()
         sweep([str(folder.absolute() / "fork-server")])
         (folder / "fork-server.sock").unlink(missing_ok=True)
 
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
-        workers, roots = self._workers, [worker.config.root for worker in self._workers]
-        fork_server = self._fork_server
+        workers = list(self._workers.values())
+        roots, fork_server = [worker.root for worker in workers], self._fork_server
         for worker in workers:
             worker.process.terminate()
         deadline = time.monotonic() + _STOP_S
@@ -195,13 +192,7 @@ class LocalPods(Place):
             shutil.rmtree(folder, ignore_errors=True)
         for limit in self._limits:
             limit.remove()
-        self._workers, self._pods, self._limits, self._fork_server = [], [], [], None
-
-    def _choose_port(self, addresses: Sequence[str]) -> int:
-        if self.port is None:
-            return free_port(addresses)
-        check_free(addresses, self.port)
-        return self.port
+        self._workers, self._pods, self._limits, self._fork_server = {}, {}, [], None
 
     def _launch_at(
         self,
@@ -213,49 +204,56 @@ class LocalPods(Place):
     ) -> list[Pod]:
         try:
             self._start_fork_server(spec, context)
+            shared = {} if self._fork_server is None else {_FORK_SERVER: str(self._fork_server.socket)}
             with Rendezvous(list(addresses)) as rendezvous:
                 for name, address in addresses.items():
-                    config = _configure(name, address, port, spec, gpus[name], context, rendezvous, self._fork_server)
-                    self._start_worker(
-                        config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
+                    root = context.directory.absolute() / "pods" / name
+                    config = WorkerConfig(
+                        name=name,
+                        address=address,
+                        port=port,
+                        slots=spec.slots,
+                        root=str(root),
+                        log=str(root.with_name(f"{name}.log")),
+                        public_key=context.public_key,
+                        environment={**_sessions(gpus[name]), **shared, POD_MARK: str(root)},
+                        lease_s=context.lease_s,
+                        timeout_s=context.timeout_s,
+                        rendezvous=(rendezvous.host, rendezvous.port),
+                        token=rendezvous.token.hex(),
+                        versions=installed_versions(),
                     )
-                self._pods = rendezvous.wait(
+                    self._start_worker(config, f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
+                came = rendezvous.wait(
                     context.timeout_s,
                     watch=self._watch,
-                    status_of=self._status_of,
+                    status_of=lambda name: self._workers[name].status(),
                     report=context.report,
                     arrived=context.arrived,
                 )
+            self._pods = {pod.name: pod for pod in came}
             self._watch()
-            return list(self._pods)
+            return came
         except BaseException:
             self._end()
             raise
 
     def _start_fork_server(self, spec: PodSpec, context: LaunchContext) -> None:
         """Have torch imported once for all pods, from as early as can be, where that makes no difference to a pod."""
-        alike = not spec.gpus and (spec.memory_gib is None or not can_limit_memory())
+        alike = not spec.gpus and (spec.memory_gib is None or not machine.can_limit_memory())
         with self._starting:
             self._check_not_stopped()
             if context.warm and alike:
                 folder = context.directory.absolute() / "pods"
                 self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
 
-    def _limit(self, name: str, gib: float | None) -> MemoryLimit | None:
-        limit = MemoryLimit.make(name, gib) if gib is not None else None
+    def _start_worker(self, config: WorkerConfig, group: str, memory_gib: float | None) -> None:
+        limit = machine.MemoryLimit.make(group, memory_gib) if memory_gib is not None else None
         self._limits += [limit] if limit is not None else []
-        return limit
-
-    def _start_worker(self, config: WorkerConfig, limit: MemoryLimit | None) -> None:
         with self._starting:
             self._check_not_stopped()
             self._logs[config.name] = Path(config.log)
-            self._workers.append(LocalWorker.start(config, limit))
-
-    def _check_fresh(self, context: LaunchContext, count: int) -> None:
-        for root in (context.directory.absolute() / "pods" / f"pod-{i}" for i in range(count)):
-            if root.exists():
-                raise ConfigError(f"{root} exists; the cluster's directory holds pods already, choose another")
+            self._workers[config.name] = LocalWorker.start(config, limit)
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
@@ -263,51 +261,18 @@ class LocalPods(Place):
 
     def _watch(self) -> None:
         self._check_not_stopped()
-        for worker in self._workers:
+        for worker in self._workers.values():
             code = worker.process.poll()
             if code == PORT_IN_USE:
                 if self.port is None:
                     raise _PortTaken
-                check_free([worker.config.address], self.port)
+                machine.check_free([worker.address], self.port)
             if code is not None:
                 raise PodError(worker.exit_message())
 
-    def _status_of(self, name: str) -> str:
-        worker = next(worker for worker in self._workers if worker.config.name == name)
-        return worker.status()
-
-
-def _configure(
-    name: str,
-    address: str,
-    port: int,
-    spec: PodSpec,
-    gpus: Sequence[str],
-    context: LaunchContext,
-    rendezvous: Rendezvous,
-    fork_server: ForkServer | None,
-) -> WorkerConfig:
-    shared = {} if fork_server is None else {_FORK_SERVER: str(fork_server.socket)}
-    root = context.directory.absolute() / "pods" / name
-    return WorkerConfig(
-        name=name,
-        address=address,
-        port=port,
-        slots=spec.slots,
-        root=str(root),
-        log=str(root.with_name(f"{name}.log")),
-        public_key=context.public_key,
-        environment={**_sessions(gpus), **shared, POD_MARK: str(root)},
-        lease_s=context.lease_s,
-        timeout_s=context.timeout_s,
-        rendezvous=(rendezvous.host, rendezvous.port),
-        token=rendezvous.token.hex(),
-        versions=installed_versions(),
-    )
-
 
 def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
-    gpus = visible_gpus(spec.gpus * len(names))
+    gpus = machine.visible_gpus(spec.gpus * len(names))
     return {name: gpus[i * spec.gpus : (i + 1) * spec.gpus] for i, name in enumerate(names)}
 
 

@@ -1,10 +1,15 @@
-"""Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else."""
+"""Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else.
+
+Nothing in a report is trusted, since whoever sent it may be anybody.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import logging
+import re
 import secrets
 import selectors
 import socket
@@ -12,12 +17,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.wire import from_line, to_line
-from workbench.pods.pod import Pod
-from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.hostfile import HostEntry, check_address, check_port, check_user
+from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof
+from workbench.pods.ssh.identity import check_key_line
 
 _LOG = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 5.0
@@ -69,7 +79,7 @@ class Rendezvous:
         report: Callable[[str], None] = lambda _line: None,
         arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None,
     ) -> list[Pod]:
-        self._arrived = arrived
+        self._arrived, self._report = arrived, report
         started_s = time.monotonic()
         while len(self._came) < len(self.names):
             watch()
@@ -79,7 +89,7 @@ class Rendezvous:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif (pending := self._connections.get(key.data)) is not None:
-                    self._receive(pending, report)
+                    self._receive(pending)
             self._drop_idle()
         return [self._came[name] for name in self.names]
 
@@ -103,7 +113,7 @@ class Rendezvous:
         self._selector.register(connection, selectors.EVENT_READ, connection)
         self._say(pending, {"nonce": pending.nonce})
 
-    def _receive(self, pending: _WorkerConnection, report: Callable[[str], None]) -> None:
+    def _receive(self, pending: _WorkerConnection) -> None:
         try:
             data = pending.socket.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
@@ -115,11 +125,11 @@ class Rendezvous:
         if len(line) > MAX_MESSAGE_BYTES:
             self._refuse(pending, "too long")
         elif newline:
-            self._judge(pending, bytes(line), report)
+            self._judge(pending, bytes(line))
         elif not data:
             self._refuse(pending, "cut short")
 
-    def _judge(self, pending: _WorkerConnection, line: bytes, report: Callable[[str], None]) -> None:
+    def _judge(self, pending: _WorkerConnection, line: bytes) -> None:
         try:
             message = from_line(line)
             text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
@@ -130,13 +140,13 @@ class Rendezvous:
         if not proven:
             return self._refuse(pending, "wrong token")
         try:
-            error = self._admit(decode_report(text), report)
+            error = self._admit(decode_report(text))
         except (ConfigError, PodError) as reason:
             self._answer(pending, nonce, text, str(reason))
             raise PodError(str(reason)) from reason
         return self._answer(pending, nonce, text, error)
 
-    def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
+    def _admit(self, pod: Pod) -> str:
         if pod.name not in self.names:
             self.refused["unknown worker"] += 1
             _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
@@ -156,14 +166,13 @@ class Rendezvous:
             missing = [name for name in self.names if name not in self._came]
             waits = f"; waiting for {', '.join(missing)}" if missing else ""
             self._arrived([self._came[name] for name in self.names if name in self._came])
-            report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
+            self._report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
         return ""
 
     def _answer(self, pending: _WorkerConnection, nonce: str, text: str, error: str) -> None:
         reason = error[:500]
-        self._say(
-            pending, {"error": reason, "proof": proof(self.token, "rendezvous", pending.nonce, nonce, text, reason)}
-        )
+        proven = proof(self.token, "rendezvous", pending.nonce, nonce, text, reason)
+        self._say(pending, {"error": reason, "proof": proven})
         self._close(pending)
 
     def _say(self, pending: _WorkerConnection, message: dict[str, str]) -> None:
@@ -199,3 +208,64 @@ class Rendezvous:
 
 def _where(pod: Pod) -> str:
     return f"{pod.address}:{pod.ssh_port}"
+
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("not the name of a worker")
+    return name
+
+
+def _check_path(text: str) -> str:
+    if not (text.startswith("/") and text.isprintable() and ".." not in PurePosixPath(text).parts):
+        raise ConfigError(f"{text[:80]!r} is not an absolute path")
+    return text
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ConfigError("it holds characters that cannot be printed")
+    return text
+
+
+_Path = Annotated[str, AfterValidator(_check_path)]
+_Word = Annotated[str, StringConstraints(max_length=80), AfterValidator(_check_printable)]
+
+
+class _Report(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(_check_name)]
+    address: Annotated[str, AfterValidator(check_address)]
+    ssh_port: Annotated[int, AfterValidator(check_port)]
+    user: Annotated[str, AfterValidator(check_user)]
+    slots: Annotated[int, AfterValidator(lambda slots: HostEntry(address="localhost", slots=slots).slots)]
+    host_key: Annotated[str, AfterValidator(check_key_line)]
+    root: _Path
+    python: _Path
+    versions: dict[_Word, _Word]
+
+
+def decode_report(text: str) -> Pod:
+    """Read a worker's report; the ConfigError names the worker and what is wrong."""
+    try:
+        report = _Report.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(_refusal(text, error)) from None
+    return Pod(**dict(report), phase=Phase.RUNNING)
+
+
+def _refusal(text: str, error: ValidationError) -> str:
+    problems = {str(problem["loc"][0]) if problem["loc"] else "": problem for problem in error.errors()}
+    if "" in problems:
+        return f"the report is not JSON, or not an object: {problems['']['msg'][:100]}"
+    if any(problem["type"] in ("missing", "extra_forbidden") for problem in problems.values()):
+        return "the report has not the fields of a worker's report"
+    if "name" in problems:
+        return "the report has no valid worker name"
+    field, problem = next(iter(problems.items()))
+    words = problem["msg"].removeprefix("Value error, ")
+    return f"worker {json.loads(text)['name']} sent an invalid {field.replace('_', ' ')}: {words}"

@@ -1,41 +1,50 @@
 """One SSH connection to one pod, over paramiko: the keeper's way, many commands on one login that stays open.
 
+Small files travel too, each whole or not at all: written beside its place, checked, then renamed. A program there takes
+what is sent, since SFTP says nothing of a disk that is full until it is too late.
+
 Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shlex
+import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import paramiko
 
 from workbench.base.errors import ConfigError, RemoteError
+from workbench.base.files.disk import full_disk_named
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, RemoteStream, complete
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.sftp import Files
 from workbench.pods.ssh.transport import Destination, reach
 
+_REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
+_WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 _KEEPALIVE_S = 5
 _FILE_S, _SLOWEST_PER_S = 60.0, 20_000  # bytes; how long a small file may take
 _KILLED_AT_MOST = 3
 _DONE = {"take": "written", "holds": "read"}
 
 
-class SSHConnection(Files):
+class SSHConnection:
     """A connection to one pod. Several threads may use it at once."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
         self.pod = pod
         self.identity = identity
         self.timeout_s = timeout_s
-        super().__init__(pod.address)
+        self._lock = threading.RLock()
+        self._sftp: paramiko.SFTPClient | None = None
         self._transport: paramiko.Transport | None = None
         self._hop: paramiko.Transport | None = None
 
@@ -71,7 +80,10 @@ class SSHConnection(Files):
 
     def close(self) -> None:
         """Close the connection; remote commands are not killed. Idempotent."""
-        self._close_files()
+        with self._lock:
+            if self._sftp is not None:
+                self._sftp.close()
+                self._sftp = None
         for transport in (self._transport, self._hop):
             if transport is not None:
                 transport.close()
@@ -103,6 +115,58 @@ class SSHConnection(Files):
                 f"{self.pod.name} ({self._where}) takes no command: {error}", host=self.pod.address
             ) from error
         return RemoteStream(channel, self.pod.address, command)
+
+    def size(self, remote: str | PurePosixPath) -> int:
+        with self._client("look at", remote) as client:
+            return client.stat(str(remote)).st_size or 0
+
+    def put_bytes(self, data: bytes, remote: str | PurePosixPath) -> None:
+        """Send a small file (0600), replacing what is there; missing folders are made (0700)."""
+        words = ["take", str(remote), str(len(data)), hashlib.sha256(data).hexdigest()]
+        if not self._ask_far_end(words, data)["whole"]:
+            raise RemoteError(
+                f"{remote} arrived cut or damaged on {self.pod.address}; submit again", host=self.pod.address
+            )
+
+    def stamp_of(self, remote: str | PurePosixPath, digest: str, stamp: str = "") -> str:
+        """Return a stamp of a file with this SHA-256, empty for any other; one whose stamp is known is not read."""
+        return str(self._ask_far_end(["holds", str(remote), digest, stamp])["stamp"])
+
+    def get(self, remote: str | PurePosixPath, local: Path) -> None:
+        """Fetch a small file, replacing what is there; missing folders are made."""
+        data = self._read(remote)
+        part = local.with_name(f".{local.name}.part")
+        try:
+            with full_disk_named(local.parent, len(data)):
+                local.parent.mkdir(parents=True, exist_ok=True)
+                part.write_bytes(data)
+                part.replace(local)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _read(self, remote: str | PurePosixPath) -> bytes:
+        with self._client("read", remote) as client, client.open(str(remote), "rb") as source:
+            size = source.stat().st_size or 0
+            pieces = [(at, min(_REQUEST_BYTES, size - at)) for at in range(0, size, _REQUEST_BYTES)]
+            windows = [pieces[at : at + _WINDOW] for at in range(0, len(pieces), _WINDOW)]
+            data = b"".join(piece for window in windows for piece in source.readv(window))
+            if len(data) != size:
+                raise OSError(f"{len(data)} of {size} bytes came")
+        return data
+
+    @contextlib.contextmanager
+    def _client(self, verb: str, remote: str | PurePosixPath) -> Iterator[paramiko.SFTPClient]:
+        with self._lock:
+            try:
+                if self._sftp is None or self._sftp.sock.closed:
+                    self._sftp = paramiko.SFTPClient.from_transport(self._live_transport())
+                    self._sftp.get_channel().settimeout(self.timeout_s)
+                yield self._sftp
+            except RemoteError:
+                raise
+            except Exception as error:  # paramiko raises OSError, EOFError, SSHException and its own
+                text = f"cannot {verb} {remote} on {self.pod.address}: {error or type(error).__name__}"
+                raise RemoteError(text, host=self.pod.address) from error
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)
@@ -146,11 +210,3 @@ class SSHConnection(Files):
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
         return self._transport
-
-    def _open_sftp(self) -> paramiko.SFTPClient:
-        client = paramiko.SFTPClient.from_transport(self._live_transport())
-        assert client is not None
-        channel = client.get_channel()
-        assert channel is not None
-        channel.settimeout(self.timeout_s)
-        return client

@@ -7,20 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from workbench.base.errors import ConfigError
 from workbench.base.process import POD_MARK
 from workbench.pods.guest import pod_main
-from workbench.pods.kubernetes.manifests.podspec import (
-    cache_env,
-    container_security,
-    placement,
-    pod_security,
-    resources,
-    secret_env,
-    volume_mounts,
-    volumes,
-)
+from workbench.pods.kubernetes.manifests import podspec
 from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
@@ -130,12 +122,7 @@ class ClusterObjects:
         for index, key in enumerate(host_keys):
             files |= {f"pod-{index}": key.private, f"pod-{index}.pub": key.public + "\n"}
         data = {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
-        return {
-            **_head("v1", "Secret", self._metadata(self.base, owner)),
-            "type": "Opaque",
-            "immutable": True,
-            "data": data,
-        }
+        return {**self._object("Secret", self.base, owner), "type": "Opaque", "immutable": True, "data": data}
 
     def service(self, owner: Owner) -> Manifest:
         """Return the headless Service, by which pods have names: `pod-0.<base>.<namespace>.svc`."""
@@ -146,7 +133,7 @@ class ClusterObjects:
             "selector": {CLUSTER_LABEL: self.base},
             "ports": ports,
         }
-        return {**_head("v1", "Service", self._metadata(self.base, owner)), "spec": spec}
+        return {**self._object("Service", self.base, owner), "spec": spec}
 
     @property
     def claims(self) -> list[Volume]:
@@ -154,17 +141,14 @@ class ClusterObjects:
 
     def claim(self, volume: Volume, owner: Owner) -> Manifest:
         """Return a claim that goes with the first pod, unless it is kept."""
-        metadata = self._metadata(volume.claim, None if volume.keep else owner)
-        return {**_head("v1", "PersistentVolumeClaim", metadata), "spec": volume.claim_spec(self.count)}
+        claim = self._object("PersistentVolumeClaim", volume.claim, None if volume.keep else owner)
+        return {**claim, "spec": volume.claim_spec(self.count)}
 
     def pod(self, index: int, owner: Owner | None) -> Manifest:
         options = self.options
-        metadata = self._metadata(self.names[index], owner)
         labels, annotations = self._gang()
-        metadata["labels"] = {**self._labels(), **labels, "deepspeed-workbench/pod": f"pod-{index}"}
-        metadata |= (
-            {"annotations": {**options.annotations, **annotations}} if options.annotations or annotations else {}
-        )
+        labels |= {"deepspeed-workbench/pod": f"pod-{index}"}
+        annotations = {**options.annotations, **annotations}
         spec: Manifest = {
             "hostname": f"pod-{index}",
             "subdomain": self.base,
@@ -173,13 +157,13 @@ class ClusterObjects:
             "terminationGracePeriodSeconds": _GRACE_S,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security(options),
+            "securityContext": podspec.pod_security(options),
             **({"initContainers": [self._account_container()]} if options.run_as_user is None else {}),
             "containers": [self._container(index)],
             "volumes": self._volumes(index),
-            **placement(options),
+            **podspec.placement(options),
         }
-        return {**_head("v1", "Pod", metadata), "spec": spec}
+        return {**self._object("Pod", self.names[index], owner, labels, annotations), "spec": spec}
 
     def _container(self, index: int) -> Manifest:
         options, root = self.options, self.root(index)
@@ -197,9 +181,9 @@ class ClusterObjects:
             dict(_SECRET_MOUNT),
             *([dict(_ACCOUNT_MOUNT)] if options.run_as_user is None else []),
             {"name": "work", "mountPath": _WORK_PATH},
-            *volume_mounts(options),
+            *podspec.volume_mounts(options),
         ]
-        wanted = resources(self.spec, options)
+        wanted = podspec.resources(self.spec, options)
         return {
             "name": "worker",
             "image": self.image,
@@ -208,7 +192,7 @@ class ClusterObjects:
             "env": self._env(root),
             "ports": [{"name": "ssh", "containerPort": options.port}],
             "resources": {"requests": wanted, "limits": wanted},
-            "securityContext": container_security(options),
+            "securityContext": podspec.container_security(options),
             # Only until it has succeeded once: a probe of the port for ever would fill sshd's log.
             "startupProbe": {
                 "exec": {"command": ["test", "-f", f"{root}/sshd/listening"]},
@@ -222,14 +206,16 @@ class ClusterObjects:
     def _account_container(self) -> Manifest:
         """Return the container that gives the user id a name, where the image has none for it: sshd needs one."""
         options = self.options
-        wanted = {name: amount for name, amount in resources(self.spec, options).items() if name in ("cpu", "memory")}
+        wanted = {
+            name: amount for name, amount in podspec.resources(self.spec, options).items() if name in ("cpu", "memory")
+        }
         return {
             "name": "account",
             "image": self.image,
             "command": [options.python, "-P", f"{_SECRET_PATH}/start.py"],
             "args": [pod_main.ACCOUNT, f"{_ACCOUNT_PATH}/passwd"],
             "resources": {"requests": wanted, "limits": wanted},
-            "securityContext": container_security(options),
+            "securityContext": podspec.container_security(options),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [dict(_SECRET_MOUNT), {"name": "account", "mountPath": _ACCOUNT_PATH}],
         }
@@ -239,7 +225,7 @@ class ClusterObjects:
             {"name": POD_MARK, "value": root},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ]
-        return [*env, *cache_env(self.options, f"{root}/cache"), *secret_env(self.options)]
+        return [*env, *podspec.cache_env(self.options, f"{root}/cache"), *podspec.secret_env(self.options)]
 
     def _volumes(self, index: int) -> list[Manifest]:
         own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
@@ -247,14 +233,13 @@ class ClusterObjects:
         items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
         claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
         account: list[Manifest] = [{"name": "account", "emptyDir": {}}] if self.options.run_as_user is None else []
-        mode = (
-            0o444 if self.options.run_as_user is None else 0o440
-        )  # the files are root's, and fsGroup's if there is one
+        # The files are root's, and fsGroup's if there is one.
+        mode = 0o444 if self.options.run_as_user is None else 0o440
         return [
             {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
             *account,
-            *volumes(self.options),
+            *podspec.volumes(self.options),
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -264,13 +249,16 @@ class ClusterObjects:
         labels |= {"kueue.x-k8s.io/queue-name": self.options.queue, "kueue.x-k8s.io/pod-group-name": self.base}
         return labels, {"kueue.x-k8s.io/pod-group-total-count": str(self.count)}
 
-    def _labels(self) -> dict[str, str]:
-        return {**self.options.labels, MANAGED_BY[0]: MANAGED_BY[1], CLUSTER_LABEL: self.base}
-
-    def _metadata(self, name: str, owner: Owner | None) -> Manifest:
-        metadata: Manifest = {"name": name, "namespace": self.namespace, "labels": self._labels()}
-        return {**metadata, "ownerReferences": owner.references()} if owner is not None else metadata
-
-
-def _head(api_version: str, kind: str, metadata: Mapping[str, object]) -> Manifest:
-    return {"apiVersion": api_version, "kind": kind, "metadata": dict(metadata)}
+    def _object(
+        self,
+        kind: str,
+        name: str,
+        owner: Owner | None,
+        labels: Mapping[str, str] = MappingProxyType({}),
+        annotations: Mapping[str, str] = MappingProxyType({}),
+    ) -> Manifest:
+        ours = {**self.options.labels, MANAGED_BY[0]: MANAGED_BY[1], CLUSTER_LABEL: self.base}
+        metadata: Manifest = {"name": name, "namespace": self.namespace, "labels": {**ours, **labels}}
+        metadata |= {"annotations": annotations} if annotations else {}
+        metadata |= {"ownerReferences": owner.references()} if owner is not None else {}
+        return {"apiVersion": "v1", "kind": kind, "metadata": metadata}

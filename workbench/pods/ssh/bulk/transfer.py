@@ -252,10 +252,8 @@ def _send(pipe: Pipe, data: bytes, route: SshRoute) -> None:
 
 
 def _digest_of(path: Path) -> hashlib._Hash:
-    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        _hash_into(file, _size(path), digest)
-    return digest
+        return hashlib.file_digest(file, "sha256")
 
 
 def _hash_into(file: Any, count: int, digest: hashlib._Hash) -> None:

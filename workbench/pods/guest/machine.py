@@ -1,0 +1,176 @@
+"""What of this machine a pod may have: loopback addresses, ports, GPUs, and memory up to a limit.
+
+The limit is a memory cgroup, version 1 or 2, that all it starts stays in. Where it would be passed the kernel ends one
+of the group, a rank first: the agents ask for that order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import BackendError, ConfigError
+from workbench.base.process import control_groups
+from workbench.base.versions import gpu_names
+
+_PORTS = range(20_000, 32_000)  # below the ports that Linux hands to outgoing connections
+_LISTENING = "0A"
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "workbench-"
+# The limit first: version 1 refuses one on memory and swap together that is below it.
+_FILES = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("memory.max", "memory.swap.max")}
+_REMOVE_S = 2.0
+_FORGOTTEN_S = 60.0
+
+
+def loopback_addresses(count: int) -> list[str]:
+    """Return 127.0.0.2 and its successors; 127.0.0.1 stays the notebook's."""
+    first = ipaddress.IPv4Address("127.0.0.2")
+    return [str(first + i) for i in range(count)]
+
+
+def free_port(addresses: Sequence[str]) -> int:
+    """Pick a port that is free on all these addresses. Another process may take it before it is used."""
+    for port in random.sample(_PORTS, 200):
+        if all(_is_free(address, port) for address in addresses):
+            return port
+    raise BackendError(f"none of 200 ports is free on {addresses[0]} to {addresses[-1]}")
+
+
+def check_free(addresses: Sequence[str], port: int) -> None:
+    """Refuse a port that is taken on one of these addresses."""
+    for address in addresses:
+        if not _is_free(address, port):
+            raise ConfigError(f"port {port} on {address} is in use{_by_whom(address, port)}; give another, or none")
+
+
+def port_holder(address: str, port: int) -> int | None:
+    """Return the pid of the process that listens there, None if nobody does or it may not be seen (Linux only)."""
+    inodes = set(_listening_inodes(address, port))
+    for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) in inodes:
+                return int(link.parts[2])
+    return None
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as sshd does: old connections are no hindrance
+        try:
+            probe.bind((address, port))
+        except PermissionError as error:
+            raise ConfigError(f"port {port} is reserved for root; give one above 1023, or none") from error
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise BackendError(
+                    f"this machine has no address {address}, and each local pod needs a loopback address of its own;"
+                    f" macOS has only 127.0.0.1 until you run: sudo ifconfig lo0 alias {address}"
+                ) from error
+            return False
+    return True
+
+
+def _listening_inodes(address: str, port: int) -> Iterator[str]:
+    """Walk over the sockets that listen on the port at this address or at all, as /proc/PID/fd names them."""
+    packed = socket.inet_aton(address)
+    wanted = {f"{struct.unpack('=I', packed)[0]:08X}:{port:04X}", f"{0:08X}:{port:04X}", f"{0:032X}:{port:04X}"}
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[1] in wanted and words[3] == _LISTENING:
+                    yield f"socket:[{words[9]}]"
+
+
+def _by_whom(address: str, port: int) -> str:
+    pid = port_holder(address, port)
+    if pid is None:
+        return ""
+    name = ""
+    with contextlib.suppress(OSError):
+        name = f", {Path(f'/proc/{pid}/comm').read_text().strip()}"
+    return f" by process {pid}{name}"
+
+
+def visible_gpus(count: int) -> list[str]:
+    """Return the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if count == 0:
+        return []
+    gpus = gpu_names()
+    if len(gpus) < count:
+        raise ConfigError(
+            f"the pods of this machine need {count} GPUs together and it offers {len(gpus)}; ask for fewer"
+        )
+    return gpus[:count]
+
+
+def can_limit_memory() -> bool:
+    """Whether this user may limit the memory of pods on this machine; tries it."""
+    limit = MemoryLimit.make(f"try-{os.getpid()}", 1.0)
+    if limit is None:
+        return False
+    limit.remove()
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    folder: Path
+
+    @classmethod
+    def make(cls, name: str, gib: float) -> MemoryLimit | None:
+        """Make a group with a limit, and remove empty ones that a killed keeper has left."""
+        for parent, version in _parents():
+            _forget(parent)
+            folder = parent / f"{_PREFIX}{name}"
+            limit, swap = (folder / file for file in _FILES[version])
+            try:
+                folder.mkdir(exist_ok=True)
+                limit.write_text(str(int(gib * 2**30)))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                continue
+            with contextlib.suppress(OSError):  # a kernel that counts no swap has no such file
+                swap.write_text("0" if version == 2 else str(int(gib * 2**30)))
+            return cls(folder)
+        return None
+
+    def take(self, pid: int) -> None:
+        """Put a process, and all that it starts from now on, under the limit."""
+        (self.folder / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove the group once its processes are gone; gives up after two seconds. Idempotent."""
+        deadline = time.monotonic() + _REMOVE_S
+        while self.folder.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # busy for as long as the dead are not reaped
+                self.folder.rmdir()
+                return
+            time.sleep(0.05)
+
+
+def _parents() -> Iterator[tuple[Path, int]]:
+    """Return the groups, with their versions, in which we may perhaps make one: our own, then the root that we see."""
+    paths = control_groups()
+    if "memory" in paths:
+        yield from ((place, 1) for place in (_ROOT / "memory" / paths["memory"], _ROOT / "memory") if place.is_dir())
+    elif "" in paths:
+        yield from ((place, 2) for place in (_ROOT / paths[""], _ROOT) if place.is_dir())
+
+
+def _forget(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # the kernel refuses for one that holds processes
+            if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
+                folder.rmdir()
