@@ -114,8 +114,8 @@ def _wrap(grid: Grid, title: str) -> str:
     words = [word for text in _texts(grid, title) for word in text.split()]
     cells = [row[list(grid.columns).index(title)] for row in grid.rows]
     breaks = f"overflow-wrap: {'anywhere' if any(len(word) > _WORD for word in words) else 'break-word'}"
-    has_lines = any("\n" in cell for cell in cells if isinstance(cell, str))
-    keeps_lines = has_lines and all(isinstance(cell, str) for cell in cells)
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    keeps_lines = len(texts) == len(cells) and any("\n" in text for text in texts)
     return breaks + ("; white-space: pre-wrap" if keeps_lines else "")
 
 

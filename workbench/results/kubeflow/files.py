@@ -43,8 +43,9 @@ def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSp
         files["inputs.zip"] = inputs["script"] if "script" in inputs else zip_contents(inputs)
     size = sum(map(len, files.values()))
     if size > _MOST_BYTES:
-        what = "the script's folder" if isinstance(job, Script) else "the rows"
-        put = "its folder as 'script'" if isinstance(job, Script) else f"train.jsonl and eval.jsonl of {paths.inputs}"
+        what, put = "the rows", f"train.jsonl and eval.jsonl of {paths.inputs}"
+        if job.kind == Script.kind:
+            what, put = "the script's folder", "its folder as 'script'"
         raise ConfigError(
             f"{what} would make a ConfigMap of {size / 2**20:.1f} MiB, and Kubernetes takes 1 MiB: put {put} into a "
             "folder of the claim and name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"

@@ -78,7 +78,8 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
     _check(kind, job, options, part(read_json(paths.job), "deepspeed"))
-    single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
+    tuned = job if isinstance(job, FineTune) else None
+    single = tuned is not None and tuned.technique == Technique.SINGLE
     count = raw.get("pods") or cluster.get("count") or 1
     nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
@@ -89,7 +90,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         pod=pod.replace(gpus=min(pod.gpus, 1)) if single else pod,
         nodes=nodes,
         files=config_files(paths, job, options, pod, nodes),
-        resumes=isinstance(job, FineTune) and job.save_steps is not None,
+        resumes=tuned is not None and tuned.save_steps is not None,
         carries_script=job.kind == Script.kind and not options.inputs,
     )
     return Manifest(

@@ -199,12 +199,14 @@ def _is_cluster(folder: Path) -> bool:
 def _spec(path: Path) -> GitIgnoreSpec:
     """Read an ignore file; in a `.gitignore`, what git would not understand means nothing here either."""
     of_git = path.name == _GIT_FILE
+    lines: list[str] = []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace" if of_git else "strict").splitlines()
+    except FileNotFoundError:
+        pass
     except (OSError, UnicodeDecodeError) as error:
-        if not of_git and not isinstance(error, FileNotFoundError):
+        if not of_git:
             raise ConfigError(f"cannot read {path}: {error}") from error
-        lines = []
     patterns = []
     for number, line in enumerate(lines, 1):
         try:

@@ -127,9 +127,10 @@ class Server:
             if connection.keeper:
                 self.agent.renew()
             reply = self.agent.operations[message["op"]](message)
+        except _MISTAKES as error:
+            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         except Exception as error:  # request boundary: the agent outlives its own mistakes
-            if not isinstance(error, _MISTAKES):
-                _log.exception("request failed")
+            _log.exception("request failed")
             self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         else:
             match reply:
@@ -181,8 +182,9 @@ def _wake_on_signals(agent: Agent) -> int:
 
 
 def _words(error: BaseException, root: Path) -> str:
-    if isinstance(error, KeyError):
-        return f"unknown or missing: {error.args[0]}"
-    if isinstance(error, OSError) and is_full(error):
-        return str(disk_full(root, None, free_bytes(root), where=root.name))
+    match error:
+        case KeyError():
+            return f"unknown or missing: {error.args[0]}"
+        case OSError() if is_full(error):
+            return str(disk_full(root, None, free_bytes(root), where=root.name))
     return str(error) or type(error).__name__

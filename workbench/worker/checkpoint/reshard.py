@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from workbench.base.errors import RunError
-from workbench.worker.checkpoint.snapshot import SHARD, STAGE_3, owned_weights, replicated, trained_weights
+from workbench.worker.checkpoint.snapshot import SHARD, STAGE_3, is_shard, owned_weights, replicated, trained_weights
 from workbench.worker.rank import collectives as ranks
 
 Flats = Sequence[torch.Tensor]
@@ -120,7 +120,7 @@ def _fsdp_state(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
     in_order = [weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]]
 
     def state_of(number: int, key: str, value: Any) -> object:
-        if not (isinstance(value, tuple) and value[:1] == (SHARD,)):
+        if not is_shard(value):
             return value
         pieces = [state["optimizer"]["state"][number][key][1] for state in states]
         return (SHARD, cut(in_order[number], pieces))

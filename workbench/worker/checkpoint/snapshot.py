@@ -234,8 +234,12 @@ def _marked(value: object) -> object:
     return (SHARD, _local(value)) if isinstance(value, DTensor) else value
 
 
+def is_shard(value: Any) -> bool:
+    return type(value) is tuple and value[:1] == (SHARD,)
+
+
 def _unmarked(value: Any, parameter: Any) -> object:
-    if not (isinstance(value, tuple) and value[:1] == (SHARD,)):
+    if not is_shard(value):
         return value
     place = parameter.device_mesh, parameter.placements
     shard = value[1].to(_local(parameter).device)

@@ -112,6 +112,7 @@ def unpack(packed: object, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _key(key: object) -> object:
-    if key is None or isinstance(key, str | int):
-        return key
+    match key:
+        case None | str() | int():
+            return key
     raise RunError(f"a checkpoint cannot keep a dictionary with the key {key!r}")

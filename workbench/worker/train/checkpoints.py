@@ -130,8 +130,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
 
     def _tell(self, step: int, error: OSError | None) -> None:
         if error is not None and not self._told:
-            full = isinstance(error, DiskFull)
-            message = str(error) if full else f"on {pod_name()} {error.strerror or error}"
+            message = f"on {pod_name()} {error.strerror or error}"
+            match error:
+                case DiskFull():
+                    message = str(error)
             emit("checkpoint_failed", step=step, message=message)
             self._told = True
 

@@ -24,14 +24,17 @@ def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, Pa
     folder.mkdir(mode=0o700)
     try:
         return _unpack(archive, folder, wanted)
-    except BaseException as error:
+    except ConfigError:
         shutil.rmtree(folder)
-        if isinstance(error, _BROKEN) and not isinstance(error, ConfigError):
-            raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
+        raise
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        shutil.rmtree(folder)
+        raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
+    except BaseException:
+        shutil.rmtree(folder)
         raise
 
 
-_BROKEN = (tarfile.TarError, OSError, EOFError, ValueError)
 _MAX_HEADER_BYTES = 64 * 2**10
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, *_LONG_NAMES)
