@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, is_there, not_ours, read_json, write_json
 from workbench.keeper.checkpoints import held_checkpoint
-from workbench.keeper.spawn import TAKEN, spawn_successor
+from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
@@ -137,16 +137,9 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
     paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
         return f"its keeper ran on {status.host or 'another machine'}; only there can another take its place"
-    if status.lock is not None and status.lock != _inode(paths.keeper_lock):
+    if status.lock is not None and status.lock != inode_at(paths.keeper_lock):
         return f"{paths.keeper_lock} is not the lock of its keeper: the directory is a copy, or was changed"
     return _foreign((cluster.resolve(), paths.state, paths.config, paths.queue, paths.keeper_lock, paths.identity))
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.lstat().st_ino
-    except OSError:
-        return None
 
 
 def unfinished_runs(cluster: Path) -> bool:

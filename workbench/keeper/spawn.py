@@ -97,14 +97,15 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
         if inode not in (None, locked):
             os.close(handle)
             raise RunError(f"{path} is not the lock of the keeper before: the directory is a copy, or was changed")
-        if _inode_at(path) == locked:
+        if inode_at(path) == locked:
             return locked  # the handle stays open for as long as the process lives
         os.close(handle)  # another file has its name by now
 
 
-def _inode_at(path: Path) -> int | None:
+def inode_at(path: Path) -> int | None:
+    """Return the inode of a lock; None where there is none."""
     try:
-        return path.stat().st_ino
+        return path.lstat().st_ino
     except OSError:
         return None
 
