@@ -54,9 +54,8 @@ def killed(cluster: Cluster) -> Run:
     folder = Path(cluster.pods[1].root) / "runs" / run.id
     halt_at(run, folder / "rank-1", 1)
     assert not run.state.is_terminal, "checkpoints are carried here while it trains"
-    pid = pid_of(folder / "rank-1")
-    until(lambda: stopped_while_writing(pid, folder / "checkpoints") and checkpoints_of(run)[1:], every_s=0.005)
-    os.kill(pid, signal.SIGKILL)
+    until(lambda: stopped_while_writing(folder / "rank-1") and checkpoints_of(run)[1:], why=lambda: run.message)
+    send(signal.SIGKILL, pids_of(folder / "rank-1"))
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
@@ -84,12 +83,24 @@ def pid_of(rank: Path) -> int:
     return pids_of(rank)[0]
 
 
-def stopped_while_writing(pid: int, checkpoints: Path) -> bool:
+def send(sign: signal.Signals, pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # what starts a rank is soon gone
+            os.kill(pid, sign)
+
+
+def run_for(rank: Path, seconds: float) -> None:
+    """Let a rank go on for a moment; it is stopped afterwards."""
+    pids = pids_of(rank)
+    send(signal.SIGCONT, pids)
+    time.sleep(seconds)
+    send(signal.SIGSTOP, pids)
+
+
+def stopped_while_writing(rank: Path) -> bool:
     """Let a rank go on for a moment, and tell whether that left it amid writing its part of a checkpoint."""
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(0.005)
-    os.kill(pid, signal.SIGSTOP)
-    return bool(list(checkpoints.glob("step-*/rank-1.part")))
+    run_for(rank, 0.005)
+    return bool(list(rank.parent.glob(f"checkpoints/step-*/{rank.name}.part")))
 
 
 def checkpoints_of(run: Run) -> list[int]:
@@ -338,12 +349,11 @@ def halt_at(run: Run, rank: Path, step: int) -> None:
     """Stop a rank once a checkpoint of this step, or a later one, has come here; by turns, lest it end before."""
 
     def has_come() -> bool:
-        pids = pids_of(rank)
-        for sign in (signal.SIGCONT, signal.SIGSTOP):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):  # what starts a rank is soon gone
-                    os.kill(pid, sign)
-            time.sleep(0.02)
-        return bool(pids) and any(kept_step >= step for kept_step in kept(run))
+        parts = rank.parent.glob(f"checkpoints/step-*/{rank.name}/manifest.json")
+        written = any(int(part.parent.parent.name.removeprefix("step-")) >= step for part in parts)
+        # Once it has written its part it need not get far until that comes: the keeper looks twice a second.
+        run_for(rank, 0.002 if written else 0.02)
+        time.sleep(0.1 if written else 0.0)
+        return bool(pids_of(rank)) and any(kept_step >= step for kept_step in kept(run))
 
     until(has_come, why=lambda: run.message)
