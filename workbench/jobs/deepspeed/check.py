@@ -75,7 +75,7 @@ def value_at(config: Mapping[str, object], key: str) -> object:
 
 
 def offloads(zero: Mapping[str, object], key: str) -> bool:
-    return part(zero, key).get("device", "none") != "none"
+    return part(zero, key).get("device") not in (None, "none")
 
 
 def _check_secrets(config: Mapping[str, object], source: str) -> None:
