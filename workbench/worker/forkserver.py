@@ -23,9 +23,9 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.allocator import keep_from_children
-from workbench.base.child import QUIET
 from workbench.base.clock import CLOCK_MARK
 from workbench.base.process import POD_MARK, become_subreaper, marks, peer, status, world
+from workbench.worker.agent.warm_link import QUIET
 from workbench.worker.warm import import_ours, import_third_party
 
 _MESSAGE_BYTES = 1 << 20

@@ -15,12 +15,14 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.allocator import preloaded
-from workbench.base.child import QUIET
 from workbench.base.process import POD_MARK, Process, look_up
 from workbench.worker.agent.tasks import be_child
 
 FORK_SERVER = "WORKBENCH_FORK_SERVER"
 """The variable that holds the path of the fork server's socket, in the agent's environment alone."""
+
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""What the keeper asks of every job anyway, and imports read; it is the same in a fork server and in its agents."""
 
 _log = logging.getLogger(__name__)
 
