@@ -108,16 +108,6 @@ def test_one_file_alone_reads_a_pickle_and_pods_run_it() -> None:
     assert calls == {("workbench.worker.call", "pickle.loads")}
 
 
-def test_files_and_functions_can_be_read_in_one_sitting() -> None:
-    walls = [f"{path}: {n} lines" for path in FILES if (n := path.read_text().count("\n")) > 320]
-    for path in FILES:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                walls += [f"{path}:{node.lineno} {node.name} has {length} lines"] if length > 60 else []
-    assert walls == []
-
-
 def test_files_and_what_is_exported_say_what_they_are() -> None:
     silent = [str(path) for path in FILES if not ast.get_docstring(parsed(path))]
     for name in workbench.__all__:
