@@ -105,4 +105,5 @@ def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
         prepare_run(other, root=tmp_path / "other")
     prepared = prepare_run(spec, root=tmp_path / "next")
     chosen = read_json(prepared.paths.job)["resume"]
-    assert chosen == {"step": 4, "parts": {"0": str(part)}, "pods": {}, "notes": []}
+    note = "max_steps is 8 and was 4: the learning rate follows the schedule of the new length"
+    assert chosen == {"step": 4, "parts": {"0": str(part)}, "pods": {}, "notes": [note]}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
-from workbench.base.json_values import Json, part, whole
+from workbench.base.json_values import Json, items, part, whole
 from workbench.base.package import file_digest
-from workbench.jobs.choices import Optimizer, Sampling, Technique
+from workbench.jobs.choices import Optimizer, Precision, Sampling, Schedule, Technique
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
@@ -23,13 +24,57 @@ AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]
 """By a run, the last step and the ranks: the checkpoint that its pods hold for as many ranks; None where all there are
 is in its directory."""
 
-_SAME = (
-    *("model", "technique", "peft", "lora", "fsdp", "local_sgd", "precision", "optimizer", "learning_rate", "seed"),
-    *("train_sampling_strategy", "max_source_length", "max_target_length"),
-    *("prompt", "chat_template", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps"),
-    *("warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    "label_smoothing_factor",
+CHANGES_NOTHING = frozenset(
+    {
+        # How ranks start, and how long they are waited for.
+        "launcher",
+        "env",
+        "stall_timeout_s",
+        "ddp_timeout",
+        "restarts",
+        # Where layers lie, and what is computed twice to save memory: the arithmetic stays the same.
+        "device_map",
+        "max_memory",
+        "gradient_checkpointing",
+        "checkpoint_layers",
+        # What is measured and reported beside the training.
+        "logging_steps",
+        "report_to",
+        "profile_step",
+        "trace_steps",
+        "predict_rows",
+        "per_device_eval_batch_size",
+        "eval_strategy",
+        "eval_steps",
+        "metrics",
+        "metric_rows",
+        # Which step's model is kept, and when training ends.
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+        "early_stopping_patience",
+        "early_stopping_threshold",
+        # When checkpoints are written, and where they stay.
+        "save_steps",
+        "save_total_limit",
+        "checkpoints",
+        "resume",
+    }
 )
+"""Options that a resumed job may change: the steps that follow stay the same."""
+
+LENGTH = frozenset({"max_steps", "epochs"})
+"""Options that a resumed job may change with a note: training becomes longer or shorter, and the schedule follows."""
+
+COMPARED_APART = frozenset(
+    {"dataset", "deepspeed", "communication", "per_device_train_batch_size", "gradient_accumulation_steps"}
+)
+"""Options that are compared by their effect: training rows, the resolved DeepSpeed configuration, the number format
+that is sent, the global batch."""
+
+COMPARED = tuple(name for name in FineTune.model_fields if name not in CHANGES_NOTHING | LENGTH | COMPARED_APART)
+"""Every other option: a resumed job must have the same value."""
+
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
@@ -47,7 +92,8 @@ def resume_checkpoint(
     held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
     checkpoint = held or newest_good(root, last_step=job.max_steps)
     before = whole(made.get("ranks")) or checkpoint.world_size  # older runs were of the ranks that saved
-    _check_settings(job, made, root, (world_size, before))
+    left_open = "communication" in [*resolved["chosen"], *items(made.get("chosen"))]
+    _check_settings(job, made, root, (world_size, before), left_open=left_open)
     _check_rows(paths, made, root, resolved)
     # What is sent in bf16 is chosen where there are several pods.
     free = {**AUTO_BATCHES, "communication_data_type": None} if world_size != before else {}
@@ -55,7 +101,7 @@ def resume_checkpoint(
     if now != then:
         raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
     _check_ranks(job, checkpoint, world_size, root, part(resolved, "deepspeed"))
-    return checkpoint
+    return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
 
 
 def write_resumption(
@@ -115,15 +161,20 @@ def _check_ranks(job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, 
         )
 
 
-def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path, ranks: tuple[int, int]) -> None:
-    # Older runs had no other order.
-    before = FineTune.from_dict({"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None})
+def _check_settings(
+    job: FineTune, made: Mapping[str, Any], root: Path, ranks: tuple[int, int], *, left_open: bool
+) -> None:
+    """Refuse a job that differs from the one before; `left_open`: the pods decided the format of communication."""
+    before = _job_before(made)
     # Older runs wrote 'plain' where nothing was asked for.
     chats = True if job.chat_template is not None else has_chat_template(job.model)
     default = {True: "chat", False: "plain", None: None}[chats]
     now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
-    same = (*_SAME, *_BATCH) if ranks[0] == ranks[1] else _SAME
+    same = (*COMPARED, *_BATCH) if ranks[0] == ranks[1] else COMPARED
     different = [f"{name} is {now[name]!r} and was {then[name]!r}" for name in same if now[name] != then[name]]
+    sent = _sent(job), _sent(before)
+    if sent[0] != sent[1] and not (left_open and ranks[0] != ranks[1]):
+        different.append(f"communication is {sent[0]!r} and was {sent[1]!r}")
     rows = job.global_batch(ranks[0]), before.global_batch(ranks[1])
     if ranks[0] != ranks[1] and rows[0] != rows[1]:
         fits = before.on_ranks(*ranks)
@@ -132,6 +183,34 @@ def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path, ranks: t
         different.append(f"the global batch is {rows[0]} rows on {ranks[0]} ranks and was {rows[1]} on {ranks[1]}{how}")
     if different:
         raise ConfigError(f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings")
+
+
+def _sent(job: FineTune) -> str:
+    """Return the number format in which a job sends gradients; the technique's own follows the precision."""
+    if job.communication is not None:
+        return job.communication
+    return "fp32" if job.number_format in (Precision.FP32, Precision.TF32) else "the technique's own"
+
+
+def _job_before(made: Mapping[str, Any]) -> FineTune:
+    """Return the job that made a checkpoint; the oldest runs knew no order of rows but the random one."""
+    return FineTune.from_dict({"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None})
+
+
+def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
+    """Return a note where a resumed job trains longer or shorter than the job that made its checkpoint."""
+    before = _job_before(made)
+    changed = [
+        f"{name} is {getattr(job, name)!r} and was {getattr(before, name)!r}"
+        for name in sorted(LENGTH)
+        if getattr(job, name) != getattr(before, name)
+    ]
+    if not changed:
+        return []
+    # A constant rate, or one that is warmed up over a given number of steps, does not depend on the last step.
+    if job.lr_scheduler_type == Schedule.CONSTANT:
+        return [", ".join(changed)]
+    return [f"{', '.join(changed)}: the learning rate follows the schedule of the new length"]
 
 
 def _check_rows(paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]) -> None:
