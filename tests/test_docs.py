@@ -243,6 +243,14 @@ def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
     assert [str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))] == []
 
 
+def test_no_page_sends_users_to_the_package_index_for_this_project() -> None:
+    """The index does not have it yet: a stranger could register the name."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts = [ROOT / name for name in tracked.splitlines() if name.endswith((".py", ".md", ".ipynb", ".txt", ".yaml"))]
+    sent = re.compile(r"pip install [^\n`]*\bdeepspeed-workbench\b")
+    assert [str(path) for path in texts if path != Path(__file__) and sent.search(path.read_text())] == []
+
+
 def test_every_pin_but_torch_is_locked_by_hashes() -> None:
     """Whoever raises a version and forgets `make requirements` is told here, and by pip in `make setup`."""
     text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")

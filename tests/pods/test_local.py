@@ -20,6 +20,7 @@ import pytest
 from poll import until
 
 from tests.pods.conftest import children, on_pods
+from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import Process, find, live_descendants, with_mark
 from workbench.pods.guest.machine import check_free, port_holder
@@ -153,9 +154,7 @@ def test_no_port_at_all(port: object) -> None:
 
 
 def test_a_machine_without_the_addresses_is_told_how_to_get_them() -> None:
-    with pytest.raises(
-        BackendError, match=r"macOS has only 127.0.0.1 until you run: sudo ifconfig lo0 alias 192.0.2.1"
-    ):
+    with pytest.raises(BackendError, match=r"sudo ip address add 192\.0\.2\.1/8 dev lo"):
         check_free(["192.0.2.1"], 40_000)
 
 
@@ -494,3 +493,14 @@ def test_nothing_is_leaked_by_launching_and_stopping(context: LaunchContext) -> 
         local.stop()
         counts.append(descriptors())
     assert counts[2] <= counts[0]
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_a_start_on_another_system_than_linux_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    folder = tmp_path / "cluster"
+    with pytest.raises(ConfigError, match=f"runs on Linux only, and this system is {system}. Start JupyterLab in the"):
+        Cluster(LocalPods(), PodSpec(), count=1, path=folder).start()
+    assert not folder.exists()

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +37,7 @@ _LOOK_S = 0.05
 
 def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
     """Start the keeper in a directory that nobody else has: one that is new, empty, or of a cluster that ended."""
+    _check_platform()
     root = paths.root
     make_root(root)
     try:
@@ -58,6 +60,15 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         write_json(paths.holder, {**holder, "host": socket.gethostname(), "time": when})
         write_json(paths.config, _stored(spec))
         return spawn_keeper(paths, spec, leash)
+
+
+def _check_platform() -> None:
+    """Refuse a system other than Linux: keeper and agents know their processes by /proc."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"DeepSpeed Workbench runs on Linux only, and this system is {sys.platform}. Start JupyterLab in the "
+            "containers of docker/compose.yaml, or use a JupyterLab on a Linux machine"
+        )
 
 
 def _is_in_use(root: Path) -> bool:

@@ -73,8 +73,8 @@ def _is_free(address: str, port: int) -> bool:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise BackendError(
-                    f"this machine has no address {address}, and each local pod needs a loopback address of its own;"
-                    f" macOS has only 127.0.0.1 until you run: sudo ifconfig lo0 alias {address}"
+                    f"this machine has no address {address}, and each local pod needs a loopback address of its own; "
+                    f"add it: sudo ip address add {address}/8 dev lo"
                 ) from error
             return False
     return True

@@ -47,9 +47,7 @@ class KubernetesPods(KubernetesOptions):
         """Check that the client is installed."""
         super().model_post_init(context)
         if importlib.util.find_spec("kubernetes") is None:
-            raise ConfigError(
-                "KubernetesPods needs the kubernetes package; run: pip install 'deepspeed-workbench[kubernetes]'"
-            )
+            raise ConfigError("KubernetesPods needs the kubernetes package; run: pip install 'kubernetes>=37'")
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Make the pods and wait until each can be reached; see `PodBackend.launch`."""

@@ -35,7 +35,7 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
         return {}
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'deepspeed-workbench[qlora]', "
+            "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'bitsandbytes>=0.50', "
             "or choose peft 'lora'"
         )
     # On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
