@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: Markdown and notebooks by MyST-NB, the PyData theme, nothing from the network."""
+"""How Sphinx builds the site: Markdown and notebooks by MyST-NB, the theme Furo, nothing from the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for notebook in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
 
 project = "DeepSpeed Workbench"
 version = release = workbench.__version__
-extensions = ["myst_nb", "options"]
+extensions = ["myst_nb", "sphinx_copybutton", "options"]
 exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
@@ -30,14 +30,11 @@ nb_execution_mode = "off"  # the notebooks are run by the tests
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be loaded from another server
 
 smartquotes = False
-html_theme = "pydata_sphinx_theme"
+html_theme = "furo"  # its left column shows every page below its caption, on every page
 html_title = project
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
-html_theme_options = {
-    "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
-    "footer_start": [],
-    "footer_end": [],
-}
+# A prompt and what a command prints are not copied.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True

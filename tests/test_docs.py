@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from bs4 import BeautifulSoup
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -298,6 +299,32 @@ def test_the_site_is_built_with_warnings_as_errors_by_lint() -> None:
     assert re.search(r"^lint:.* docs-check", makefile, flags=re.MULTILINE)
     recipe = makefile.partition("\ndocs-check:")[2].split("\n\n")[0]
     assert "sphinx" in recipe and " -W " in recipe
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_every_page_of_the_site_shows_all_pages_in_its_left_column(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", str(ROOT / "docs"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    captions = re.findall(r"^:caption: (.+)$", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)
+    assert len(captions) == 5
+    pages = [path for path in tmp_path.rglob("*.html") if path.name not in ("genindex.html", "search.html")]
+    assert len(pages) > 30
+    for page in pages:
+        column = BeautifulSoup(page.read_text(), "html.parser").select_one("aside.sidebar-drawer")
+        assert column is not None, page
+        assert [caption.get_text() for caption in column.select("p.caption")] == captions, page
+        linked = {(page.parent / str(link["href"]).split("#")[0]).resolve() for link in column.select("li a")}
+        # A page's own link is an anchor.
+        assert {each.resolve() for each in pages} - {tmp_path / "index.html"} <= linked | {
+            page.resolve(),
+            page.parent,
+        }, page
 
 
 def test_private_keys_are_refused_by_the_hook() -> None:

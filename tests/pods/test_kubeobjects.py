@@ -359,5 +359,5 @@ def test_options_travel_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'deepspeed-workbench\[kubernetes\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'kubernetes>=37'"):
         KubernetesPods(image="x")

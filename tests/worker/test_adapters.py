@@ -261,5 +261,5 @@ def test_modules_that_the_model_lacks_are_named(ran: dict[str, Ran]) -> None:
 def test_a_pod_without_bitsandbytes_says_what_to_install() -> None:
     with mock.patch.object(adapters, "find_spec", return_value=None):
         assert adapters.load_options("lora", "bf16") == {}
-        with pytest.raises(ConfigError, match=r"pip install 'deepspeed-workbench\[qlora\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'bitsandbytes>=0.50'"):
             adapters.load_options("qlora", "bf16")
