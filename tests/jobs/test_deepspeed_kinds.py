@@ -117,7 +117,7 @@ BASE = {
     "steps_per_print": 10,
     "wall_clock_breakdown": False,
     "flops_profiler": {"enabled": True, "module_depth": -1, "detailed": True},
-    "activation_checkpointing": {"partition_activations": True, "number_checkpoints": None},
+    "activation_checkpointing": {"partition_activations": False, "number_checkpoints": None},
     "tensorboard": {"enabled": False, "output_path": "", "job_name": "x"},
 }
 
@@ -173,19 +173,17 @@ MANY = {f"key_{n}": n for n in range(20_000)}
 
 
 @pytest.mark.parametrize(
-    ("section", "refused"), [("", "key_0"), ("zero_optimization", "zero_optimization.key_0"), ("autotuning", None)]
+    ("section", "refused"),
+    [("", "key_0"), ("zero_optimization", "zero_optimization.key_0"), ("autotuning", "autotuning.key_0")],
 )
-def test_twenty_thousand_keys_are_read_as_fast_as_a_few(tmp_path: Path, section: str, refused: str | None) -> None:
-    """Some 0.01 s where the first is refused, 0.1 to 0.2 s where all pass; it took 7 to 30 s."""
+def test_twenty_thousand_keys_are_refused_as_fast_as_a_few(tmp_path: Path, section: str, refused: str) -> None:
+    """Some 0.01 s; it took 7 to 30 s."""
     file = tmp_path / "own.json"
     base: dict[str, Any] = {"zero_optimization": {"stage": 1}}
     file.write_text(json.dumps({**base, **(MANY if not section else {section: {**base.get(section, {}), **MANY}})}))
     began = time.thread_time()
-    if refused:
-        with pytest.raises(ConfigError, match=f"key '{refused}' is not known"):
-            resolve(FineTune(deepspeed=str(file)), gpus=0)
-    else:
-        assert resolve(FineTune(deepspeed=str(file)), gpus=0) is not None
+    with pytest.raises(ConfigError, match=f"key '{refused}' is not known"):
+        resolve(FineTune(deepspeed=str(file)), gpus=0)
     assert time.thread_time() - began < 5
 
 

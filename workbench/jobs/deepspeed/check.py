@@ -12,6 +12,7 @@ from workbench.base.redact import mask_secrets
 from workbench.jobs.choices import Communication, Optimizer, Precision, Schedule, Technique
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.jobs.deepspeed.kinds import check_kinds
+from workbench.jobs.deepspeed.not_done import check_done
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, model_family
 
@@ -34,6 +35,7 @@ FIELDS: Mapping[str, str] = {
     "flops_profiler.profile_step": "profile_step",
 }
 """A job's options that a configuration names too, by its keys; the profiler's counts where it is enabled."""
+_KINDS_OF_OPTIMIZER = ("adamw", "adam", "sgd")
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 _PLUS_PLUS = ("zero_hpz_partition_size", *_QUANTIZED)
 _SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
@@ -44,10 +46,12 @@ def check(
 ) -> None:
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     check_form(config, source)
+    check_done(config, source)
     _check_secrets(config, source)
     zero = part(config, "zero_optimization")
     _check_zero(zero, Technique(job.technique), source)
     _check_stage_3(zero, world_size, source)
+    _check_companions(config, source)
     if not gpus:
         _check_no_gpus(config, source)
     _check_precision(config, job, source)
@@ -142,8 +146,23 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
         )
 
 
+def _check_companions(config: Mapping[str, object], source: str) -> None:
+    """Refuse a section that changes nothing without another key."""
+    zero = part(config, "zero_optimization")
+    devices = [part(zero, key).get("device") for key in ("offload_optimizer", "offload_param")]
+    if part(config, "aio") and "nvme" not in devices:
+        raise ConfigError(f"{source}: aio is for offload to disks, and no device is 'nvme'; remove it")
+    logger = part(config, "comms_logger")
+    if logger.get("enabled") is True and logger.get("verbose") is not True:
+        raise ConfigError(
+            f"{source}: comms_logger.enabled is true, and the trainer does not call deepspeed.comm.log_summary; add "
+            "'verbose': true, which logs every operation"
+        )
+
+
 def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
-    for key in (*(f"zero_optimization.{key}" for key in _QUANTIZED), "aio.use_gds"):
+    offload = "zero_optimization.offload_optimizer.super_offload"
+    for key in (*(f"zero_optimization.{key}" for key in _QUANTIZED), offload, "aio.use_gds"):
         if value_at(config, key) is True:
             raise ConfigError(f"{source}: {key} needs GPUs, DeepSpeed has nothing of it for CPUs; remove it")
 
@@ -177,6 +196,11 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
     if kind in REMOVED_OPTIMIZERS:
         raise ConfigError(f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'")
     fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(Optimizer(job.optimizer), ())
+    if kind not in _KINDS_OF_OPTIMIZER:
+        raise ConfigError(
+            f"{source}: optimizer.type is {block.get('type')!r}, which FineTune does not have; write 'AdamW' or 'SGD', "
+            f"remove the block and choose one of {', '.join(Optimizer)} as the job's optimizer, or use a Script"
+        )
     if kind not in fitting:
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, and the job's optimizer is '{job.optimizer}'; "

@@ -129,6 +129,8 @@ def _values(config: Mapping[str, Any], job: FineTune, world_size: int | None) ->
     for key, name in FIELDS.items():
         if name != "profile_step" or value_at(config, "flops_profiler.enabled") is True:
             values[name] = _first(values.get(name), value_at(config, key))
+    if value_at(config, "flops_profiler.enabled") is False:
+        values["profile_step"] = 0
     yield from ((name, value) for name, value in values.items() if value not in (None, "auto"))
     whole, rows = config.get("train_batch_size"), values["per_device_train_batch_size"]
     steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)

@@ -172,7 +172,7 @@ size: sequence_parallel_size
     text: type
     flag: legacy_fusion
 [optimizer.params]
-    flag: nesterov amsgrad bias_correction adam_w_mode torch_adam
+    flag: nesterov amsgrad bias_correction adam_w_mode torch_adam set_grad_none fp32_optimizer_states
     positive,auto: lr eps
     number,auto: weight_decay momentum
     numbers,auto: betas
@@ -184,6 +184,11 @@ size: sequence_parallel_size
     number: warmup_min_ratio cos_min_ratio
     text: warmup_type
     whole: last_batch_iteration
+    positive: cycle_min_lr cycle_max_lr lr_range_test_min_lr lr_range_test_step_rate
+    number: decay_lr_rate cycle_min_mom cycle_max_mom decay_mom_rate
+    count: cycle_first_step_size cycle_second_step_size cycle_first_stair_count cycle_second_stair_count decay_step_size
+        lr_range_test_step_size
+    flag: cycle_momentum lr_range_test_staircase
 [tensorboard,csv_monitor]!
     text: output_path job_name
     flag: enabled

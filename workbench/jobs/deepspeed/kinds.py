@@ -30,7 +30,7 @@ Table = Mapping[str, "Kind | Table"]
 
 
 class Whole(dict[str, "Kind | Table"]):
-    """A table of all keys of a section: DeepSpeed refuses others, where it ignores them elsewhere."""
+    """A table of a section of which DeepSpeed itself refuses other keys; elsewhere it ignores them without a word."""
 
 
 def table_of(text: str) -> Whole:
@@ -72,10 +72,10 @@ def _one_of(words: str) -> Kind:
 
 
 def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
-    """Refuse a value of another kind than its key asks for; an unknown key passes where the table is not `Whole`."""
+    """Refuse an unknown key, and a value of another kind than its key asks for."""
     for key, value in config.items():
         match table.get(key):
-            case None if type(table) is Whole:
+            case None:
                 raise one_of(f"{source}: key", f"{where}{key}"[:_SHOWN], sorted(where + name for name in table))
             case Kind() as kind if not kind.takes(value):
                 raise _refusal(source, f"{where}{key}", value, str(kind))

@@ -22,6 +22,8 @@ from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.deepspeed.files import load
+from workbench.jobs.deepspeed.not_done import own_keys
 from workbench.jobs.finetune import FineTune, Job, moved_metric
 from workbench.jobs.model import model_family, model_kind
 from workbench.jobs.script import Script
@@ -149,6 +151,7 @@ def _prepare_finetune(
         "family": model_family(job.model),
         "chosen": chosen,
         "deepspeed": deepspeed,
+        "json_keys": [] if job.deepspeed is None else list(own_keys(load(job)[0])),
         "ranks": world_size,
         "metric_inputs": metric_inputs(job, data),
     }

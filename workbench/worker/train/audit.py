@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,8 @@ from workbench.rundir.events import emit
 from workbench.worker.data.rows import Row
 from workbench.worker.model.sharding import spread_over
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.train.evaluation import note
+from workbench.worker.train.json_audit import in_effect, without_effect
 from workbench.worker.train.sharding_audit import RankState, Share, gradients_of, state_of
 
 _ENGINES = {Technique.SINGLE: "none", **{t: str(t) for t in (Technique.DDP, Technique.FSDP, Technique.LOCAL_SGD)}}
@@ -68,8 +70,8 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Look on during the first step, tell what was seen, and stop the run where it is something else."""
 
-    def __init__(self, job: FineTune, trainer: Any, *, world_size: int) -> None:
-        self.job, self.trainer, self.world_size = job, trainer, world_size
+    def __init__(self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()) -> None:
+        self.job, self.trainer, self.world_size, self.json_keys = job, trainer, world_size, json_keys
         self._seen: Counter[str] = Counter()
         self._hooks: list[Any] = []
         self._gradients = Share(local=0, whole=0)
@@ -109,7 +111,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             self._engine.__dict__.pop("step", None)
         most = self._seen.most_common(1)
         held = state_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
-        emit("engine", **asdict(held))
+        self._tell(held)
         shards = spread_over(Fsdp.from_dict(self.job.fsdp), self.world_size)
         problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
         if self.job.technique == Technique.SINGLE and ranks.connected():
@@ -121,6 +123,18 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             problems.append("precision fp16 was asked for, but the loss is not scaled")
         if problems:
             raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
+
+    def _tell(self, held: RankState) -> None:
+        """Report what this rank holds, and what became of the user's own DeepSpeed JSON."""
+        engine = self._engine
+        if engine is None or not self.json_keys:
+            emit("engine", **asdict(held))
+            return
+        emit("engine", **asdict(held), deepspeed_json=in_effect(engine, self.json_keys))
+        unused = without_effect(engine, self.json_keys)
+        if unused:
+            stage = engine.zero_optimization_stage()
+            note(f"without effect under ZeRO stage {stage}, of the DeepSpeed JSON: {', '.join(unused)}")
 
     @property
     def _engine(self) -> Any:

@@ -131,7 +131,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     last = _steps(work, len(train))
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
     traced = steps_to_trace(job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step)
-    trainer.add_callback(TechniqueCheck(job, trainer, world_size=work.world_size))
+    trainer.add_callback(TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys))
     scaled = job.precision == Precision.FP16
     if scaled and work.technique is Technique.FSDP:
         trainer.accelerator.scaler = sharding.ShardScaler(trainer.args.device.type)

@@ -49,6 +49,8 @@ class Assignment:
     world_size: int
     chosen: tuple[str, ...] = ()
     """Options that the user left open, and that were decided by the model and the pods."""
+    json_keys: tuple[str, ...] = ()
+    """Keys of the user's own DeepSpeed JSON, as `section.key`; empty where the job's configuration is a shipped one."""
     metric_inputs: Mapping[str, object] = field(default_factory=dict)
     """What was sent for the job's metrics: the user's function, tables."""
     resumed_step: int = 0
@@ -80,6 +82,7 @@ class Assignment:
             evaluation=raw.get("eval"),
             hub=raw.get("hub"),
             deepspeed=own_folders(raw.get("deepspeed"), folder.name),
+            json_keys=tuple(raw.get("json_keys", ())),
             gpus=gpus,
             chosen=chosen,
             folder=folder,
