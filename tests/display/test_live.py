@@ -155,6 +155,15 @@ def test_a_page_that_was_loaded_anew_gets_the_picture_from_the_kernel(sent: list
     picture.close()
 
 
+def test_a_page_that_missed_the_buttons_gets_them_when_it_says_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = ButtonBar("buttons", {"stop": lambda: None})
+    bar.draw([Button(name="stop", text="Stop", tip="Ends it")])
+    states: list[dict[str, Any]] = []
+    monkeypatch.setattr(bar.widget, "send_state", lambda key=None: states.append(bar.widget.get_state(key)))
+    bar.hear({"hello": True})
+    assert [button["name"] for state in states for button in state["buttons"]] == ["stop"]
+
+
 def test_a_click_that_fails_says_so() -> None:
     def refuse() -> None:
         raise OSError("it will not end <b>")

@@ -125,6 +125,8 @@ class ButtonBar:
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):
             self.bring_up("")
+        elif message.get("hello"):  # from a page that shows no button: what was sent before it listened is lost
+            self.widget.send_state()
         else:
             answer = self._answer(message)
         self.widget.send({"heard": True, **answer})

@@ -1,6 +1,8 @@
 // The buttons beside a picture. The picture is an output of its own: here is only what needs a kernel.
 const SURE_MS = 6000;
 const PATIENCE_MS = 5000;
+const GREET_MS = 1000;
+const MOST_GREETINGS = 20;
 const NO_ANSWER = "The kernel does not answer. Is it another one by now? Run the cell again.";
 
 function element(tag, className, attributes = {}) {
@@ -102,6 +104,19 @@ function render({ model, el }) {
     if (within && summary) model.send({ fold: summary.textContent, open: !summary.parentElement.open });
   }
 
+  // What the kernel sends while a slow page still loads this script is lost, and an unchanged value is not sent again.
+  let greetings = 0;
+  function greet() {
+    if (model.get("buttons").length || greetings === MOST_GREETINGS) return clearInterval(greeting);
+    greetings += 1;
+    try {
+      model.send({ hello: true });
+    } catch {
+      clearInterval(greeting); // no kernel
+    }
+  }
+  const greeting = setInterval(greet, GREET_MS);
+
   model.on("change:buttons change:note", draw);
   model.on("change:extra", bringUp);
   model.on("change:beat", compare);
@@ -109,10 +124,12 @@ function render({ model, el }) {
   document.addEventListener("click", inPicture);
   draw();
   bringUp();
+  greet();
   const first = setTimeout(compare, 1000);
   return () => {
     clearTimeout(first);
     clearInterval(adding);
+    clearInterval(greeting);
     document.removeEventListener("click", inPicture);
   };
 }
