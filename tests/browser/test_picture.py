@@ -72,9 +72,11 @@ def answers_under_the_pointer(cell: Any) -> None:
         return False
 
     until(is_reached, 60)
-    words = cell.locator(".wb-at text").filter(visible=True)
+    words = cell.locator(".wb-at span").filter(visible=True)
     until(lambda: words.count() == 1, 30)
-    step, loss = words.locator("tspan").all_text_contents()
+    step, loss = str(words.get_attribute("data-words")).split("\n")
+    shown = words.evaluate("e => getComputedStyle(e, '::after').content")
+    assert step in shown and loss in shown
     assert loss == f"training loss {8 / int(step.removeprefix('step ')):.4g}"
 
 

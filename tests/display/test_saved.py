@@ -114,6 +114,18 @@ def test_where_style_and_svg_are_stripped_the_figures_and_a_plot_are_still_there
         assert image["image/png"]
 
 
+def test_an_untrusted_notebook_shows_words_and_no_wall_of_figures(book: Any) -> None:
+    """JupyterLab drops the elements of SVG and keeps their text; it drops style sheets whole."""
+    for *_, cluster, run, _image in outputs(book):
+        for page in (cluster["text/html"], run["text/html"]):
+            kept = re.sub(r"<(style|script|textarea|option)\b.*?</\1>", "", page, flags=re.DOTALL)
+            for svg in re.findall(r"<svg.*?</svg>", kept, flags=re.DOTALL):
+                assert re.sub(r"<[^>]*>", "", svg).strip() == ""
+        words = " ".join(re.sub(r"<[^>]*>", "", kept).split())
+        assert re.search(r"succeeded · (\S.* · )?Run \d{8}-", words), words[:200]
+        assert re.search(r"model \S+ · technique ", words), words[:300]
+
+
 def test_a_page_of_it_shows_the_same(book: Any) -> None:
     page, _ = HTMLExporter(require_js_url="", mathjax_url="").from_notebook_node(book)
     assert page.count('class="wb-picture"') == 2 * RUNS + 1

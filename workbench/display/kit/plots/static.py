@@ -1,6 +1,7 @@
 """Plots as SVG in the page's own colours, by matplotlib's objects: the user's pyplot is left alone.
 
-Values under the pointer need no script: a band for each place along x has words that its own rule shows.
+Values under the pointer need no script: a band for each place along x has words that its own rule shows. All words of
+a plot are drawn as paths or stand in attributes: sanitizers that drop SVG elements keep the text within them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ _AXES = (0.125, 0.19, 0.83, 0.67)  # fixed: working out what fits takes as long 
 _NAMED = 12
 _MARKERS = 8  # on a line, however many points it has
 _BANDS = 48  # of lines with more points, about so many are told; markers are told all
-_LINE_PT = 10.5
 _GAP_PT = 5
 _NAMES = tuple(str(technique) for technique in Technique)
 _LABEL_SHARE = 0.075  # of the plot's height, that one label takes
@@ -94,7 +94,7 @@ def figure_svg(
     from matplotlib.figure import Figure
 
     with mpl.rc_context(
-        {"svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8.5, "path.simplify": True}
+        {"svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5, "path.simplify": True}
     ):
         figure = Figure(figsize=size_in, dpi=_DPI)
         FigureCanvasSVG(figure)
@@ -148,10 +148,12 @@ def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
 def _for_a_page(svg: str, label: str) -> str:
     """Fit an SVG file for the inside of a page: no prolog, no rules that reach outside, the page's font and colour."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # matplotlib writes each text as a comment before the group of its glyphs.
+    svg = re.sub(r"<!--(.*?)-->\s*<g ", lambda text: Markup('<g data-text="{}" ').format(Markup(text[1].strip())), svg)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--jp-ui-font-family, sans-serif)", svg)
     head = Markup('<svg class="wb-plot" role="img" aria-label="{}" style="max-width: {}px" ')
     svg = re.sub(
         r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"',
@@ -175,17 +177,18 @@ def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
     for n, x in enumerate(xs):
         where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {axis.partition(' since ')[0]}"
         lines = [where, *_values(series, axis, x, limits[n], limits[n + 1])]
-        side, anchor = (_GAP_PT, "start") if at[n] < (left + right) / 2 else (-_GAP_PT, "end")
-        words = Markup("").join(Markup('<tspan x="{}" dy="{}">{}</tspan>').format(side, _LINE_PT, it) for it in lines)
+        width = (right - left) / 2
+        side, where_it_stands = (_GAP_PT, "wb-after") if at[n] < (left + right) / 2 else (-_GAP_PT - width, "wb-before")
         bands += Markup(
             '<g class="wb-at"><rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
             '<g visibility="hidden" transform="translate({:.1f} {:.1f})"><path d="M0 0V{:.1f}"/>'
-            '<text text-anchor="{}">{}</text></g></g>'
+            '<foreignObject x="{:.1f}" y="0" width="{:.1f}" height="{:.1f}">'
+            '<span class="{}" data-words="{}"></span></foreignObject></g></g>'
         ).format(
-            edges[n], height - top, edges[n + 1] - edges[n], top - bottom, at[n], height - top, top - bottom, anchor,
-            words,
+            edges[n], height - top, edges[n + 1] - edges[n], top - bottom, at[n], height - top, top - bottom,
+            side, width, top - bottom, where_it_stands, "\n".join(lines),
         )  # fmt: skip
-    style = 'fill="none" stroke="none" pointer-events="all" font-size="8.5" aria-hidden="true"'
+    style = 'fill="none" stroke="none" pointer-events="all" aria-hidden="true"'
     return Markup("<g {}>{}</g>").format(Markup(style), bands)
 
 
