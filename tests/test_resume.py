@@ -222,7 +222,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     until(lambda: curve(run))
     run.stop()
     result = run.wait(60, progress=False)
-    assert result.state is RunState.CANCELLED
+    assert result.state is RunState.STOPPED
     assert checkpoints_of(run) == [result.steps]
     assert f"resume=run.path goes on from its checkpoint of step {result.steps}" in result.message
     assert list(run.paths.checkpoints.glob("*/*/*")) == [run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"]

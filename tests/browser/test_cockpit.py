@@ -162,14 +162,14 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
     book.restart()
     book.run(3)
     said = book.see(3, "Ranks: all gone", 30)
-    assert "cancelled" in said
+    assert "stopped" in said
     assert book.output(3).locator("svg.wb-plot").count() >= 1
     book.shoot(3, "history")
 
     book.run(4)
     said = book.see(4, "fail.py", 30)
     assert "zero1" in said
-    assert "cancelled" in said
+    assert "stopped" in said
     book.shoot(4, "runs")
 
 

@@ -121,11 +121,11 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(page: Any, lab: Any
             return False
 
         until(asked, 120, every_s=0.5)
-        assert run.wait(120, progress=False).state is RunState.CANCELLED
-        side.locator(".dw-run[data-state='cancelled']").wait_for(timeout=WAIT_MS)
-        tab.locator(".dw-state", has_text="cancelled").wait_for(timeout=WAIT_MS)
+        assert run.wait(120, progress=False).state is RunState.STOPPED
+        side.locator(".dw-run[data-state='stopped']").wait_for(timeout=WAIT_MS)
+        tab.locator(".dw-state", has_text="stopped").wait_for(timeout=WAIT_MS)
         until(lambda: page.evaluate("window.rung"), 120)
-        assert page.evaluate("window.rung")[0][0].startswith("Run cancelled: beat.py")
+        assert page.evaluate("window.rung")[0][0].startswith("Run stopped: beat.py")
 
     failed.get_by_role("button", name="TensorBoard").click()
     board = page.locator(".dw-tab:visible").frame_locator("iframe[title^=TensorBoard]")

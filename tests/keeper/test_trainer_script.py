@@ -103,7 +103,7 @@ def test_a_summarization_script_that_is_stopped_saves_its_model_and_that_is_here
     until(lambda: run.state.is_terminal or (run.progress.loss or 9.0) < 2.0, 300, why=lambda: run.message)
     run.stop()
     result = run.wait(300, progress=False)
-    assert result.state == "cancelled", result.message
+    assert result.state == "stopped", result.message
     how = (
         r"stopped when asked: its Trainer ended after a step, and its ranks by themselves within \d+ s; outputs/ has .*"
     )

@@ -36,6 +36,7 @@ _OUTCOMES = {
     RunState.QUEUED: Outcome.WAITING,
     RunState.SUCCEEDED: Outcome.SUCCEEDED,
     RunState.FAILED: Outcome.FAILED,
+    RunState.STOPPED: Outcome.STOPPED,
     RunState.CANCELLED: Outcome.CANCELLED,
 }
 

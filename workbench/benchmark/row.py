@@ -16,6 +16,8 @@ class Outcome(StrEnum):
     SUCCEEDED = "succeeded"
     OUT_OF_MEMORY = "out of memory"
     FAILED = "failed"
+    STOPPED = "stopped"
+    """It was asked to stop, and ended by itself before its last step."""
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
     """Never started: the planner says that it cannot fit."""

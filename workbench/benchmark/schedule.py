@@ -154,7 +154,8 @@ class Schedule:
         """Take the row of a run that has ended; return it if it has to run again."""
         item = ended.item
         item.row = replace(self._read(item, ended.run), from_disk=ended.was_left)
-        return [item] if ended.was_left and item.row.outcome in (Outcome.FAILED, Outcome.CANCELLED) else []
+        unfinished = (Outcome.FAILED, Outcome.STOPPED, Outcome.CANCELLED)
+        return [item] if ended.was_left and item.row.outcome in unfinished else []
 
     def _read(self, item: _Item, run: Run) -> BenchmarkRow:
         row = row_of(run.path)

@@ -16,8 +16,10 @@ class RunState(StrEnum):
     """Every rank left its done-record."""
     FAILED = "failed"
     """A rank, a pod or the launcher failed; the result says which."""
+    STOPPED = "stopped"
+    """It was asked to stop, and all ranks ended by themselves: a trainer saved its model and a checkpoint."""
     CANCELLED = "cancelled"
-    """It was asked to stop."""
+    """It was ended at once, or before it started; or a rank that was asked to stop had to be killed."""
     LOST = "lost"
     """Its keeper died before it ended, and no other has taken over; its ranks end when the agents' lease runs out."""
 

@@ -28,6 +28,7 @@ _STATE_COLOURS = {
     "succeeded": "var(--jp-success-color1, #2e7d32)",
     "failed": _BAD,
     "lost": _BAD,
+    "stopped": "#5b8a72",
     "cancelled": "var(--jp-warn-color1, #c77700)",
     "queued": "var(--jp-ui-font-color3, #888)",
 }

@@ -148,7 +148,7 @@ def _columns(history: History) -> list[_Column]:
     return [
         _numbers("#", range(len(records)), str),
         _texts("run", [record.name or record.id for record in records]),
-        _Column(title="when", keys=times, cells=[moment(at, "%y-%m-%d %H:%M") for at in times]),
+        _Column(title="when", keys=times, cells=[moment(at, "%Y-%m-%d %H:%M") for at in times]),
         _Column(title="state", keys=[str(record.state) for record in records], cells=states),
         _texts("model", [record.model for record in records], cut=True, above=True),
         _texts("technique", [record.technique for record in records], above=True),

@@ -19,6 +19,7 @@ from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
 
 _NAMED_PODS = 8
+_ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
 _STAGES = (
     *("sending", "starting ranks", "joining the other ranks", "loading data", "loading model", "evaluating"),
     "training",
@@ -207,7 +208,7 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
 
 def _receipt(view: RunView, *, alone: bool) -> list[str]:
     # The first clause of a message says how the run ended.
-    how = [f"Stop: {view.message.partition('; ')[0]}"] if view.state is RunState.CANCELLED and view.message else []
+    how = [f"Stop: {view.message.partition('; ')[0]}"] if view.state in _ENDED_WHEN_ASKED and view.message else []
     if alone:
         return [plain(line) for line in (*how, _ranks_left(view), _files_left(view))]
     lines = [*how, _ranks_left(view), _pods_left(view), _files_left(view)]

@@ -77,7 +77,7 @@ class Runner:
         self._journal.wish("cancel")
 
     def stop(self) -> None:
-        """Ask the run to stop after the step in progress and to leave its model; it ends as cancelled. Idempotent."""
+        """Ask the run to stop after the step in progress and to leave its model; it ends as stopped. Idempotent."""
         self._wishes.stop.set()
         self._journal.wish("stop")
         self._attempt.stop()
@@ -115,7 +115,13 @@ class Runner:
             self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault, progress)
         state, message = verdict(
-            self.context, self._attempt.ledger, self._attempt.left_processes, fault, self._returned, self._brought
+            self.context,
+            self._attempt.ledger,
+            self._attempt.left_processes,
+            fault,
+            self._returned,
+            self._brought,
+            asked_to_stop=self._wishes.stop.is_set() and not self._wishes.cancel.is_set(),
         )
         inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
@@ -185,7 +191,7 @@ class Runner:
 
     @property
     def failed(self) -> bool:
-        return self._journal.standing[0] in (RunState.FAILED, RunState.CANCELLED)
+        return self._journal.standing[0] in (RunState.FAILED, RunState.STOPPED, RunState.CANCELLED)
 
     def bring(self) -> Returned:
         """Bring its last checkpoint back from its pods, and say so in its result; blocks."""

@@ -29,8 +29,13 @@ def verdict(
     fault: RunFault | None,
     returned: Returned,
     brought: Brought,
+    *,
+    asked_to_stop: bool = False,
 ) -> tuple[RunState, str]:
-    """Return the state in which a run ended, and the line that says how, for people."""
+    """Return the state in which a run ended, and the line that says how, for people.
+
+    `asked_to_stop`: the run was asked to stop by itself, and was not cancelled afterwards.
+    """
     totals = ledger.totals
     resumed = None if totals.restarts else resumed_from(context.paths)  # those say from where themselves
     notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
@@ -54,11 +59,13 @@ def verdict(
     if fault is not None:
         return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *_killed(ledger), *notes])
     if not ledger.all_done:
-        state, how = RunState.CANCELLED, f"stopped when asked{_how_it_stopped(ledger)}"
+        by_itself = asked_to_stop and bool(ledger.ranks) and not ledger.forced
+        state = RunState.STOPPED if by_itself else RunState.CANCELLED
+        how = f"stopped when asked{_how_it_stopped(ledger)}"
     elif totals.stopped_step is not None:
         step, saved = totals.stopped_step, returned.steps
         after = f"a checkpoint at step {step}" if saved and saved[0] == step else f"step {step}"
-        state, how = RunState.CANCELLED, f"stopped after {after}"
+        state, how = RunState.STOPPED, f"stopped after {after}"
     else:
         state, how = RunState.SUCCEEDED, "every rank is done"
     return state, "; ".join([how, *notes])

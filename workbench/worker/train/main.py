@@ -80,6 +80,8 @@ def _run(work: Assignment) -> None:
     phase("training")
     step = _train(trainer)
     rates = trainer.clock.totals()
+    if stop.stopped and work.job.predict_rows:
+        note("predict_rows were not answered, as the run was stopped (run.predict(rows) asks the model)")
     predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
