@@ -280,11 +280,11 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: 
 def test_what_runs_on_a_host_imports_nothing_from_where_a_login_begins(tmp_path: Path) -> None:
     for name in ("json.py", "contextlib.py", "workbench.py"):
         (tmp_path / name).write_text("raise SystemExit('taken over')")
-    request = json.dumps({"enter": {"root": str(tmp_path), "folder": "c", "pod": "pod-0"}})
+    request = json.dumps({"enter": {"root": str(tmp_path), "folder": f"c-{'0' * 16}", "pod": "pod-0"}})
     argv = [sys.executable, "-", request]
     done = subprocess.run(argv, input=far_end_script(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(ANSWER), done.stderr
-    assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(tmp_path / "c" / "pod-0")
+    assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(tmp_path / f"c-{'0' * 16}" / "pod-0")
 
 
 def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:

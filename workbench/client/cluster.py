@@ -17,7 +17,7 @@ from workbench.base.shown import ShownLive, follow
 from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, occupied, spawn
 from workbench.client.run import Run
 from workbench.client.submission import Submission
-from workbench.client.takeover import stored_spec, take_over
+from workbench.client.takeover import not_its_keeper, stored_spec, take_over
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.spawn import Leash
 from workbench.pods.backends import backend_from_dict
@@ -121,6 +121,8 @@ class Cluster(ShownLive, Submission):
         status = cluster_status(root)
         if not (status.alive or status.phase == "lost"):
             raise RunError(f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)")
+        if why := not_its_keeper(root, status):
+            raise RunError(why)
         cluster = cls.from_spec(stored_spec(root), path=root)
         if not status.alive:
             cluster._succeed()

@@ -20,7 +20,7 @@ from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.base.wire import ask
-from workbench.client.takeover import end_broken_off, obstacle, take_over, unfinished_runs
+from workbench.client.takeover import end_broken_off, not_to_be_tidied, obstacle, take_over, unfinished_runs
 from workbench.keeper.spawn import Leash, spawn_keeper, start_error
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
@@ -173,6 +173,8 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
             await_successor(paths, spec, lambda *_: None)
         keeper = cluster_status(paths.root)
     if not keeper.alive:
+        if why := not_to_be_tidied(paths.root):
+            raise PodError(f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}")
         Identity(paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
         remove_left(spec.backend, paths.root)
         return

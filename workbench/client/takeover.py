@@ -11,12 +11,12 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import is_folder, is_there, not_ours, read_json, write_json
+from workbench.base.files import is_folder, not_ours, read_json, write_json
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
 from workbench.pods.backends import remove_left
@@ -25,7 +25,15 @@ from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, cluster_of, cluster_status, is_listed, read_queue, result_file
+from workbench.rundir.status import (
+    ClusterStatus,
+    cluster_of,
+    cluster_status,
+    is_keeper,
+    own_runs,
+    read_queue,
+    result_file,
+)
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
@@ -60,8 +68,8 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
             return True
         if why := _foreign((run.root, run.info, run.state)):
             raise RunError(why)
-        if not is_listed(run, cluster):
-            raise RunError(f"{cluster} knows no such run")
+        if os.path.realpath(run.root) not in {os.path.realpath(each.path) for each in own_runs(cluster)}:
+            raise RunError(f"{cluster} knows no such run, or the run does not name that cluster")
         take_over(cluster)
     except (WorkbenchError, OSError) as error:
         logger.info("%s stays lost: %s", run.root, error)
@@ -92,11 +100,9 @@ def obstacle(cluster: Path) -> str:
     status = cluster_status(cluster)
     if status.alive:
         return "its keeper lives"
-    if why := _broken_off(status):
-        return why
-    if status.last_phase not in ("ready", "lost", "starting"):
+    if status.last_phase not in ("ready", "lost", "starting", "closing"):
         return f"it is {status.last_phase or 'no cluster of this version'}"
-    return _not_ours(cluster, status)
+    return _not_ours(cluster, status) or _broken_off(status)
 
 
 def end_broken_off(cluster: Path) -> str:
@@ -114,8 +120,8 @@ def end_broken_off(cluster: Path) -> str:
         if words := why():
             Identity(paths.identity).destroy()
             remove_left(stored_spec(cluster).backend, cluster)
-            for run in map(RunPaths, (each.path for each in read_queue(paths.queue))):
-                if not result_file(run).exists() and is_there(run.info):
+            for run in map(RunPaths, (each.path for each in own_runs(cluster))):
+                if not result_file(run).exists() and not _foreign((run.root, run.info, run.state)):
                     for file in (run.result, run.state):
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
                     run.reserve.unlink(missing_ok=True)
@@ -137,14 +143,70 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
     paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
         return f"its keeper ran on {status.host or 'another machine'}; only there can another take its place"
-    if status.lock is not None and status.lock != inode_at(paths.keeper_lock):
+    # A lock's inode cannot be known before the directory is where it is: no other proof that a keeper of this user
+    # wrote the state is as good, and without one the directory may be anybody's.
+    if status.lock is None:
+        return (
+            f"{paths.state} names no lock of a keeper: an earlier version wrote it, or another person. Nothing is"
+            f" started or removed for it; end what is left of its pods yourself, then choose another path or remove"
+            f" {cluster}"
+        )
+    if status.lock != inode_at(paths.keeper_lock):
         return f"{paths.keeper_lock} is not the lock of its keeper: the directory is a copy, or was changed"
-    return _foreign((cluster.resolve(), paths.state, paths.config, paths.queue, paths.keeper_lock, paths.identity))
+    if why := _foreign((cluster.resolve(), paths.state, paths.config, paths.queue, paths.keeper_lock, paths.identity)):
+        return why
+    return _brought_along(cluster)
+
+
+def _brought_along(cluster: Path) -> str:
+    """Return which file that the place uses lies in a directory that may have been given away with it; else empty."""
+    paths = ClusterPaths(cluster)
+    folders = [_real(str(folder)) for folder in (cluster, *(run.path for run in read_queue(paths.queue)))]
+    for option, value in _texts(read_json(paths.config).get("backend"), "backend"):
+        for folder in filter(None, folders):
+            if os.sep in value and _real(value).startswith(f"{folder}{os.sep}"):
+                return f"its {option} {value} lies in {folder}; move that file elsewhere and start another cluster"
+    return ""
+
+
+def _real(path: str) -> str:
+    """Return a path with links and `~` resolved; empty where it holds what no path may."""
+    with suppress(ValueError):
+        return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for no such user)
+    return ""
+
+
+def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
+    """Yield all texts in a JSON value, each with the name of its innermost key."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(each, str(key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, name)
 
 
 def unfinished_runs(cluster: Path) -> bool:
     """Whether a keeper that died left runs without a result."""
-    return any(not result_file(RunPaths(run.path)).exists() for run in read_queue(ClusterPaths(cluster).queue))
+    return any(not result_file(RunPaths(run.path)).exists() for run in own_runs(cluster))
+
+
+def not_its_keeper(cluster: Path, status: ClusterStatus) -> str:
+    """Return that the live process that a state file names is not the keeper of that directory; empty where it is."""
+    if status.pid is None or not status.alive or is_keeper(status.pid, cluster):
+        return ""
+    return (
+        f"process {status.pid}, which {ClusterPaths(cluster).state} names, is not the keeper of {cluster}: the"
+        " directory is a copy, or was changed. Start another cluster with another path"
+    )
+
+
+def not_to_be_tidied(cluster: Path) -> str:
+    """Return why nothing may be removed for a cluster whose keeper has died; empty where it may, or none is named."""
+    status = cluster_status(cluster)
+    return "" if status.pid is None or status.alive else _not_ours(cluster, status)
 
 
 def stored_spec(cluster: Path) -> ClusterSpec:

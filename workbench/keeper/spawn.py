@@ -44,8 +44,10 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subpro
     """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
     state = {"phase": "starting", "message": "starting the keeper"}
     write_json(paths.state, state)
+    lock = _make_lock(paths.keeper_lock)
     keeper = _start(paths, leash)
-    write_json(paths.state, {**state, **process_facts(keeper.pid)})
+    # The lock is named from the start on: without it, nothing is removed where the keeper dies before its first word.
+    write_json(paths.state, {**state, **process_facts(keeper.pid), "lock": lock})
     with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
         leash.write(to_line(spec.to_dict()))
     return keeper
@@ -100,6 +102,15 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
         if inode_at(path) == locked:
             return locked  # the handle stays open for as long as the process lives
         os.close(handle)  # another file has its name by now
+
+
+def _make_lock(path: Path) -> int:
+    """Make the file that a keeper will lock, or take the one that is there; return its inode."""
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return os.fstat(handle).st_ino
+    finally:
+        os.close(handle)
 
 
 def inode_at(path: Path) -> int | None:

@@ -19,7 +19,7 @@ from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, QueuedRun, read_queue, result_file
+from workbench.rundir.status import ClusterStatus, QueuedRun, own_runs, read_queue, result_file
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,11 @@ def left_runners(fleet: Fleet, redact: Redactor, before: ClusterStatus) -> dict[
     """Return the runs of the keeper before, in order, by id; one that cannot be read has ended then, and says why."""
     runners = {}
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
+    own = own_runs(fleet.paths.root)
     for run in read_queue(fleet.paths.queue):
+        if RunPaths(run.path).info.exists() and run not in own:
+            logger.warning("run %s in %s does not name this cluster, and is left alone", run.id, run.path)
+            continue
         if not RunPaths(run.path).info.exists():
             logger.warning("run %s is gone from %s", run.id, run.path)
             continue

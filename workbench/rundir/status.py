@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
 from workbench.base.errors import RunError
-from workbench.base.files import is_there, load_json, read_bytes, read_json, user_path, write_text
+from workbench.base.files import is_folder, is_there, load_json, read_bytes, read_json, user_path, write_text
 from workbench.base.json_values import Json, items, text
 from workbench.base.process import Process, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
@@ -88,6 +88,19 @@ def keeper_process(root: Path) -> Process | None:
             if proc.stat().st_uid == os.getuid() and words in (proc / "cmdline").read_bytes():
                 return process
     return None
+
+
+def is_keeper(pid: int, root: Path) -> bool:
+    """Whether a process is this user's keeper of a directory; where the system shows no command lines, it counts as."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        owner = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return not is_folder(Path("/proc/self"))
+    module = os.fsencode(entries.KEEPER)
+    started_for = words[words.index(module) + 1] if module in words[:-1] else b""
+    same = os.path.realpath(os.fsdecode(started_for)) == os.path.realpath(root)
+    return bool(started_for) and same and owner == os.getuid()
 
 
 def is_keeper_alive(cluster: Path) -> bool:
@@ -192,6 +205,25 @@ def is_listed(paths: RunPaths, cluster: Path) -> bool:
     try:
         runs = read_queue(ClusterPaths(cluster).queue)
         return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
+    except ValueError:  # a path that holds a NUL
+        return False
+
+
+def own_runs(cluster: Path) -> list[QueuedRun]:
+    """Read the queue of a cluster without the runs whose own record does not name that cluster.
+
+    Whoever wrote the queue may have named any folder. Only these runs may be written to.
+    """
+    return [run for run in read_queue(ClusterPaths(cluster).queue) if _is_run_of(run, cluster)]
+
+
+def _is_run_of(run: QueuedRun, cluster: Path) -> bool:
+    """Whether the record in a run's directory names both this run and this cluster, each by a full path."""
+    try:
+        info = read_json(RunPaths(run.path).info)
+        named = Path(text(info.get("cluster")))
+        is_full = run.path.is_absolute() and named.is_absolute()  # a relative path is a guess
+        return is_full and info.get("id") == run.id and os.path.realpath(named) == os.path.realpath(cluster)
     except ValueError:  # a path that holds a NUL
         return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -22,6 +23,8 @@ from workbench.base.versions import gpu_names, installed_versions
 ANSWER = "@workbench-host "
 """What the answer's line begins with; a login may print other things before it."""
 
+_FOLDER = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{16}")  # as `SSHPods` names a cluster's folder
+_POD = re.compile(r"pod-[0-9]{1,5}")
 _GRACE_S = 1.5
 _KILL_S = 1.0
 _LOG_LINES = 200
@@ -38,8 +41,17 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
+def check_names(folder: str, pod: str) -> None:
+    """Refuse, with a ValueError, what is no name of a cluster's folder or of a pod: the record may be a stranger's."""
+    if not _FOLDER.fullmatch(folder):
+        raise ValueError(f"{folder[:80]!r} is not the name of a cluster's folder on a host, NAME-16 hex digits")
+    if not _POD.fullmatch(pod):
+        raise ValueError(f"{pod[:80]!r} is not the name of a pod, pod-N")
+
+
 def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
     """Make the pod's folder `root/folder/pod` and say what this host is."""
+    check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
     if why := weakness(own.parent):
         raise ValueError(why)
@@ -65,6 +77,7 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
 
 def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
     """End what bears the pod's mark, remove the pod's folder, and the cluster's once no pod is left there."""
+    check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
     place = own / pod
     left = end_all(lambda: _ours(str(place)), grace_s=_GRACE_S, kill_s=_KILL_S)

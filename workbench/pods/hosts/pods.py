@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import write_json
+from workbench.base.files import read_text, write_json
 from workbench.base.record import Allowed, PathText
 from workbench.pods.hostfile import check_user
 from workbench.pods.hosts import entry
+from workbench.pods.hosts.far_end import check_names
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.place import LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -174,8 +175,14 @@ class SSHPods(Place):
     def _recall(self, note: Path, pods: Sequence[Pod]) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
+        folder = str(json.loads(read_text(note))["folder"])
+        try:
+            for pod in pods:
+                check_names(folder, pod.name)
+        except ValueError as error:
+            raise BackendError(f"{note} was changed: {error}; nothing is done on the hosts it names") from error
         self._stopped = False
-        self._folder, self._identity = str(json.loads(note.read_text())["folder"]), Identity(note.parent)
+        self._folder, self._identity = folder, Identity(note.parent)
         self._pods = list(pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
 
@@ -219,7 +226,7 @@ class SSHPods(Place):
         """Tidy up the hosts after a keeper that was killed, by what it noted in the cluster's directory. Idempotent."""
         note = directory / "hosts" / _NOTE
         if note.is_file():
-            self._recall(note, [Pod.from_dict(pod) for pod in json.loads(note.read_text())["pods"]])
+            self._recall(note, [Pod.from_dict(pod) for pod in json.loads(read_text(note))["pods"]])
             self.stop()
 
     def _complete(self, host: Host) -> Host:
