@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,80 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_p
     assert not (tmp_path / "x").exists()
 
 
+WAYS: dict[str, Callable[[Run, Path], object]] = {
+    "predict": lambda run, _: run.predict(["a"]),
+    "chat": lambda run, _: run.chat().send("a"),
+    "export": lambda run, to: run.export(to),
+    "merge": lambda run, to: run.merge(to),
+    "push": lambda run, _: run.push("me/model", token=TOKEN),
+    "adapters": lambda run, to: run.export(to, merged=False),
+}
+PLACES = {
+    "chat_template.jinja": "a link",
+    "generation_config.json": "a link",
+    "adapter_config.json": "a link",
+    "additional_chat_templates/extra.jinja": "a link",
+    "additional_chat_templates": "a link",
+    "pipe.json": "neither a file nor a folder",
+    "": "a link",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_or_a_pipe_in_a_model_is_refused_by_name(
+    runs: tuple[Run, Run], standin: Hub, tmp_path: Path, way: str, place: str
+) -> None:
+    """Else a library would open it, and a push would publish a file of whoever received the run."""
+    close_all()
+    shutil.copytree(runs[way in ("merge", "adapters")].path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    where, secret = run.paths.model / place, tmp_path / "secret"
+    if place.endswith("templates") or not place:
+        where.rename(secret) if where.exists() else secret.mkdir()
+    else:
+        secret.write_text('{"auths": "canary"}' if place.endswith("json") else "canary")
+        where.parent.mkdir(exist_ok=True)
+        where.unlink(missing_ok=True)
+    if place == "pipe.json":
+        os.mkfifo(where)
+    else:
+        where.symlink_to(secret)
+    with pytest.raises(RunError, match=f"{re.escape(str(where))} is {PLACES[place]}, and a run's model is not read"):
+        WAYS[way](run, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+    assert not standin.files
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_index_of_weights_names_no_file_elsewhere(
+    runs: tuple[Run, Run], standin: Hub, tmp_path: Path, way: str
+) -> None:
+    close_all()
+    shutil.copytree(runs[way in ("merge", "adapters")].path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    write_json(run.paths.model / "model.safetensors.index.json", {"weight_map": {"a": "../../mine.safetensors"}})
+    with pytest.raises(RunError, match=r"names weights outside its folder: '\.\./\.\./mine"):
+        WAYS[way](run, tmp_path / "exported")
+    assert not standin.files
+
+
+def test_a_push_refuses_what_no_library_saved(tmp_path: Path) -> None:
+    from workbench.results.export.push import _files
+
+    saved = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.model"]
+    saved += ["adapter_model.safetensors", "adapter_config.json", "chat_template.jinja", "vocab.json", "merges.txt"]
+    for name in saved:
+        (tmp_path / name).write_text("{}")
+    assert _files(tmp_path) == dict.fromkeys(sorted(saved), 2)
+    for name in ("id_ed25519", "config.json.bak", ".env", "notes/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("canary")
+        with pytest.raises(RunError, match=f"holds '{re.escape(name)}', which transformers and peft do not save"):
+            _files(tmp_path)
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 def test_a_full_disk_is_named_and_nothing_is_left(whole: Run, tmp_path: Path) -> None:
     weights = (whole.paths.model / "model.safetensors").stat().st_size
@@ -174,6 +250,7 @@ def test_a_push_arrives_byte_by_byte_with_a_model_card(whole: Run, standin: Hub,
     card = got.pop("README.md").decode()
     assert got == {name: (expected.folder / name).read_bytes() for name in expected.files}
     assert {**pushed.files} == {**expected.files, "README.md": len(card.encode())}
+    assert all(name in str(pushed) and name in pushed._repr_html_() for name in pushed.files)
     data = ModelCard(card).data
     assert data.library_name == "transformers"
     assert data.pipeline_tag == "text-generation"

@@ -20,7 +20,10 @@ def export_doc(export: Export) -> Doc:
 
 def pushed_doc(pushed: Pushed) -> Doc:
     pairs = [("model", pushed.url), ("commit", pushed.commit), *_facts(pushed.files, pushed.dtype)]
-    return Doc(blocks=[Table(facts("Pushed model", pairs), width=100), *_start(pushed.start_lines)])
+    files = facts("Files", [(name, scaled(size, "B")) for name, size in pushed.files.items()])
+    return Doc(
+        blocks=[Table(facts("Pushed model", pairs), width=100), Table(files, width=100), *_start(pushed.start_lines)]
+    )
 
 
 def model_card_doc(card: ModelCard) -> Doc:

@@ -6,6 +6,7 @@ import atexit
 import errno
 import os
 import select
+import stat
 import subprocess
 import tempfile
 import threading
@@ -13,12 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 from workbench.base import entries
 from workbench.base.child import child_environment, main_of, start
 from workbench.base.errors import DiskFull, RunError
+from workbench.base.files import load_json
+from workbench.base.json_values import part
 from workbench.base.wire import from_line, to_line
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
@@ -202,10 +205,37 @@ _servers: dict[Path, ModelServer] = {}
 
 
 def check_model(paths: RunPaths) -> None:
-    """Refuse a run directory that holds no model."""
+    """Refuse a run directory that holds no model, or one whose model would make a library open files outside it."""
     if not paths.root.is_dir():
         raise RunError(f"not a run directory: {paths.root}")
+    _check_regular(paths.model)
+    _check_regular(paths.job)
     if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunError(f"the run in {paths.root} left no model: it has not ended, or failed")
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; it says how the model was trained")
+    _check_shards(paths)
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse what is neither a file nor a folder, or holds such a thing: libraries follow links and wait for pipes."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # what is missing is said by name afterwards
+        return
+    if stat.S_ISDIR(mode):
+        for name in sorted(os.listdir(path)):  # noqa: PTH208 (names are all that is needed)
+            _check_regular(path / name)
+    elif not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+        raise RunError(f"{path} is {kind}, and a run's model is not read through it; put a copy of the file there")
+
+
+def _check_shards(paths: RunPaths) -> None:
+    """Refuse an index of weights that names files outside its folder."""
+    for index in sorted(paths.model.glob("*.index.json")):
+        shards = part(load_json(index, within=paths.root), "weight_map").values()
+        if outside := [shard for shard in shards if not isinstance(shard, str) or PurePath(shard).name != shard]:
+            raise RunError(
+                f"{index} names weights outside its folder: {str(outside[0])[:200]!r}; put a whole copy back"
+            )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,8 +28,18 @@ from workbench.rundir.result import ResultRecord
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+logger = logging.getLogger(__name__)
 _TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-generation"}
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
+# What `save_pretrained` of a model, of adapters and of a tokenizer writes; the last two lines are vocabularies.
+_SAVED = re.compile(
+    r"(?:adapter_)?model(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?"
+    r"|(?:adapter_|generation_|tokenizer_|preprocessor_|processor_)?config\.json"
+    r"|(?:tokenizer|special_tokens_map|added_tokens|chat_template|normalizer)\.json"
+    r"|chat_template\.jinja|additional_chat_templates/[\w-]{1,80}\.jinja"
+    r"|[\w-]{0,40}vocab[\w-]{0,40}\.(?:json|txt)|merges\.txt|dict\.txt|bpe\.codes|(?:tekken|emoji|byte_maps)\.json"
+    r"|[\w.-]{1,80}\.(?:model|spm|tiktoken|tokenizer)|word_(?:shape|pronunciation)\.json"
+)
 _GET_TOKEN = "make a token with the right to write, and give it as token= or in HF_TOKEN, or run `hf auth login`"
 
 
@@ -77,6 +90,8 @@ def push(
     name = _repository(api, repo_id, private)
     with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
         made = export(paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD)
+        files = _files(made.folder)
+        logger.info("pushing to %s: %s", name, ", ".join(f"{file} ({size:,} bytes)" for file, size in files.items()))
         card = _write_card(result, name, made)
         with _explained(api, name):
             message = f"Upload the model of run {paths.root.name}"
@@ -88,10 +103,26 @@ def push(
             url=f"{api.endpoint}/{name}",
             repo_id=name,
             commit=commit.oid,
-            files={**made.files, card.name: card.stat().st_size},
+            files={**files, card.name: card.stat().st_size},
             dtype=made.dtype,
             start_lines=start_lines(name, made.family, made.base),
         )
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file to upload, by name; refuse a name that no `save_pretrained` gives."""
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        name, facts = path.relative_to(folder).as_posix(), path.lstat()
+        if stat.S_ISDIR(facts.st_mode):
+            continue
+        if not stat.S_ISREG(facts.st_mode) or not _SAVED.fullmatch(name):
+            raise RunError(
+                f"the exported model holds {name[:200]!r}, which transformers and peft do not save: nothing was"
+                " uploaded. Export it to a folder, look at that file, and upload the folder yourself if it is right"
+            )
+        sizes[name] = facts.st_size
+    return sizes
 
 
 def _repository(api: HfApi, repo_id: str, private: bool) -> str:

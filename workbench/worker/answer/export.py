@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_bytes
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.jobs.model import Family
 from workbench.worker.model import adapters
@@ -36,16 +37,15 @@ def export_model(loaded: Loaded, target: Path, dtype: str | None, max_shard_size
 
 def export_adapters(folder: str, tokenizer: Any, target: Path, dtype: str | None) -> dict[str, object]:
     """Write adapters alone, as peft, vLLM and TGI load them beside their base."""
-    config = Path(folder) / "adapter_config.json"
+    config = read_bytes(Path(folder) / "adapter_config.json")  # no link is followed: others may get to see its text
     weights = load_file(Path(folder) / adapters.WEIGHTS)
     if dtype is not None:
         weights = {name: value.to(DTYPES[dtype]) for name, value in weights.items()}
     with _whole(target, weights) as part:
         save_file(weights, part / adapters.WEIGHTS, metadata={"format": "pt"})
-        shutil.copyfile(config, part / config.name)
+        (part / "adapter_config.json").write_bytes(config)
         tokenizer.save_pretrained(part)
-    seq2seq = '"SEQ_2_SEQ_LM"' in config.read_text(encoding="utf-8")
-    family = Family.ENCODER_DECODER if seq2seq else Family.CAUSAL
+    family = Family.ENCODER_DECODER if b'"SEQ_2_SEQ_LM"' in config else Family.CAUSAL
     return {"dtype": _name(next(iter(weights.values())).dtype), "family": family}
 
 
