@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
+import pytest
+from writtenrun import write_run
+
+from workbench.base.files import read_json
 from workbench.base.table import text_table
 from workbench.display.run.page import worker_grids
-from workbench.rundir.events import Event
+from workbench.rundir.events import Event, EventKind, parse_event
 from workbench.rundir.figures.workers import EpochTime, WorkerBook
+from workbench.rundir.journal import Journal
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 
 
@@ -54,3 +64,59 @@ def test_after_a_restart_the_workers_are_those_that_are_there() -> None:
     assert [worker.rank for worker in book.workers] == [0]
     assert len(book.epochs) == 2
     assert worker_grids(WorkerBook()) == []
+
+
+NAMES = (
+    "epoch",
+    "steps",
+    "seconds",
+    "total_s",
+    "peak_rss_gib",
+    "cuda_reserved_gib",
+    "lost_s",
+    "took_s",
+    "step",
+    "loss",
+)
+ODD = (*("NaN", "Infinity", "-Infinity", "1e999", "null", '"a"', "[]", "{}", "true", "1" * 400), "-1")
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in EventKind])
+def test_a_line_with_numbers_that_are_none_is_left_out_and_the_run_has_its_figures(kind: str, tmp_path: Path) -> None:
+    """Any script may print one; the keeper once had no result for a run by it."""
+    events = [Event(time_s=0.0, rank=0, kind="epoch", data={"epoch": 1, "steps": 2, "seconds": 3.0, "total_s": 3.0})]
+    for value in ODD:
+        data = ", ".join(f'"{name}": {value}' for name in NAMES)
+        if event := parse_event(f'@workbench {{"time_s": 1.0, "rank": 0, "kind": "{kind}", {data}}}'):
+            events.append(event)
+        for name in NAMES:
+            line = f'{{"time_s": 1.0, "rank": 0, "kind": "{kind}", "epoch": 2, "steps": 1, "seconds": 1, "{name}": {value}}}'
+            if event := parse_event(f"@workbench {line}"):
+                events.append(event)
+    assert len(events) > 10
+    totals = RunTotals.of(events)
+    facts = totals.facts(0.0)
+    assert totals.book.epochs[0] == EpochTime(epoch=1.0, steps=2, seconds=3.0) or kind == "epoch"
+    assert all(worker.seconds is None or math.isfinite(worker.seconds) for worker in totals.book.workers)
+    run = write_run(tmp_path / "run")
+    with run.paths.events.open("a") as out:
+        out.writelines(event.to_json() + "\n" for event in events)
+    journal = Journal(run.paths)
+    asked = RunSpec.load(run.paths.spec)
+    ended = {"message": "done", "fault": None, "facts": {}, "spec": asked, "pods": (), "world_size": 1}
+    journal.finish(RunState.SUCCEEDED, **ended)  # type: ignore[arg-type]
+    assert (read_json(run.paths.result)["state"], read_json(run.paths.result)["message"]) == ("succeeded", "done")
+    assert facts is not None
+
+
+def test_a_run_has_its_result_where_no_figures_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> dict[str, object]:
+        raise ArithmeticError
+
+    monkeypatch.setattr(RunTotals, "facts", fails)
+    run = write_run(tmp_path / "run")
+    ended = {"message": "done", "fault": None, "facts": {}, "pods": (), "world_size": 1}
+    Journal(run.paths).finish(RunState.FAILED, spec=RunSpec.load(run.paths.spec), **ended)  # type: ignore[arg-type]
+    result = read_json(run.paths.result)
+    assert result["state"] == "failed"
+    assert "its figures are missing" in str(result["message"])

@@ -124,10 +124,12 @@ class Journal:
         """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
         self._close_scalars()
         started_s, ended_s = float(str(facts.get("started_s", now_s()))), now_s()
+        figures, left_out = self._figures(started_s)
+        message += left_out
         raw = {
             **spec.job.facts,
             "versions": dict(pods[0].versions) if pods else {},
-            **RunTotals.of(read_events(self._paths.events)).facts(started_s),
+            **figures,
             "duration_s": round(max(0.0, ended_s - started_s), 3),
             **facts,
             "state": state,
@@ -145,6 +147,14 @@ class Journal:
             logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result)
             self._keep_elsewhere(error)
         self._change(state=state, message=message, hint="", wish="")
+
+    def _figures(self, started_s: float) -> tuple[Mapping[str, object], str]:
+        """Return what the events come to, and a remark where that cannot be told: a run has a result in any case."""
+        try:
+            return RunTotals.of(read_events(self._paths.events)).facts(started_s), ""
+        except Exception as error:  # the border of what ranks printed
+            logger.exception("the figures of %s", self._paths.root)
+            return {}, f"; its figures are missing: {self._paths.events} cannot be summed up ({type(error).__name__})"
 
     def _keep_elsewhere(self, error: OSError) -> None:
         why = f"{self._paths.root} could not take the result ({error.strerror or error})"

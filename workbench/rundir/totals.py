@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
+logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
 _MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = ("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters")
@@ -95,6 +97,13 @@ class RunTotals:
 
     def take(self, event: Event) -> tuple[RunState, str] | None:
         """Take in the next event; return the state and the words for it where the run comes to something new."""
+        try:
+            return self._take(event)
+        except Exception:  # the border of one event: whatever a rank has printed, the others count
+            logger.warning("an event of kind %r is left out of the figures", event.kind[:80], exc_info=True)
+            return None
+
+    def _take(self, event: Event) -> tuple[RunState, str] | None:
         self.last_s = event.time_s
         self.book.take(event)
         rank = event.rank

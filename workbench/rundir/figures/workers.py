@@ -87,18 +87,20 @@ class WorkerBook:
                 self._workers[event.rank] = replace(before, pod=pod, threads=threads, cores=cores, backend=backend)
             case EventKind.MEMORY if event.rank is not None:
                 worker = self._of(event.rank)
-                rss = _most(worker.peak_rss_gib, event.number("peak_rss_gib"))
-                cuda = _most(worker.peak_cuda_gib, event.number("cuda_reserved_gib"))
+                rss = _most(worker.peak_rss_gib, number(event.data.get("peak_rss_gib")))
+                cuda = _most(worker.peak_cuda_gib, number(event.data.get("cuda_reserved_gib")))
                 self._workers[event.rank] = replace(worker, peak_rss_gib=rss, peak_cuda_gib=cuda)
 
     def _of(self, rank: int) -> WorkerUse:
         return self._workers.get(rank, WorkerUse(rank=rank))
 
     def _epoch(self, rank: int, event: Event) -> None:
-        epoch, steps, seconds = event.number("epoch"), event.whole("steps"), event.number("seconds")
+        # Any rank may print such a line, with a number that is none: only finite ones count here.
+        epoch, seconds, total_s = (number(event.data.get(name)) for name in ("epoch", "seconds", "total_s"))
+        steps = event.whole("steps")
         if epoch is not None and steps and seconds is not None:
             self._ends.setdefault(epoch, {})[rank] = steps, seconds
-            self._workers[rank] = replace(self._of(rank), seconds=event.number("total_s"))
+            self._workers[rank] = replace(self._of(rank), seconds=total_s)
 
     def _gpu(self, pod: str, raw: Mapping[str, object]) -> None:
         if (index := whole(raw.get("index"))) is None:
