@@ -1,10 +1,11 @@
 import random
+import resource
 from pathlib import Path
 
 import pytest
 
 from workbench.base.redact import Redactor
-from workbench.rundir.events import format_event
+from workbench.rundir.events import Event, format_event
 from workbench.rundir.output.collect import Collector, LineSplitter, mask_file
 from workbench.rundir.paths import RunPaths
 
@@ -54,19 +55,69 @@ def test_a_second_attempt_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     assert paths.rank_log(0, "stderr").read_text() == "once\nmore\n"
 
 
-def test_a_full_disk_cuts_the_log_and_not_the_events(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
+NAME = "rank-0/stdout.log"
+
+
+class Pod:
+    """The log of a rank on its pod: answers a poll by offset, as an agent does."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.data, self.collector = b"", collector
+
+    def poll(self, most: int = 1 << 20) -> list[Event]:
+        at = self.collector.offsets[NAME]
+        piece = self.data[at : at + most]
+        return self.collector.take({NAME: {"offset": at, "data": piece.decode("latin-1")}} if piece else {})
+
+
+def collecting(tmp_path: Path) -> tuple[Pod, Path, list[float]]:
+    """Return a pod, the local log of its rank, and the clock of the collector between them."""
+    paths, now = RunPaths(tmp_path), [100.0]
     paths.logs.mkdir()
-    collector = Collector(paths, [0])
-    log = paths.rank_log(0, "stdout")
-    collector.take({"rank-0/stdout.log": {"offset": 0, "data": "kept\n"}})
+    return Pod(Collector(paths, [0], clock=lambda: now[0])), paths.rank_log(0, "stdout"), now
+
+
+def test_a_full_disk_cuts_the_log_and_not_the_events_until_there_is_room(tmp_path: Path) -> None:
+    pod, log, now = collecting(tmp_path)
+    pod.data = b"kept\n"
+    pod.poll()
     log.rename(tmp_path / "kept")
     log.symlink_to("/dev/full")
     line = format_event("step", rank=0) + "\n"
-    for at in (5, 5 + len(line)):
-        assert len(collector.take({"rank-0/stdout.log": {"offset": at, "data": line}})) == 1
-    assert collector.cut == {"rank-0/stdout.log"}
+    for _ in range(3):
+        pod.data += line.encode()
+        assert len(pod.poll()) == 1
+    assert pod.collector.cut == {NAME: "the disk is full"}
     assert (tmp_path / "kept").read_text() == "kept\n"
+    log.unlink()
+    (tmp_path / "kept").rename(log)
+    now[0] += 60
+    pod.data += line.encode()
+    events = [event for _ in range(20) for event in pod.poll(100)]
+    assert len(events) == 1, "an event that was handed on is not handed on again"
+    assert log.read_bytes() == pod.data
+    assert pod.collector.cut == {}
+
+
+def test_a_log_that_no_descriptor_is_left_for_names_that_cause_and_is_whole_later(tmp_path: Path) -> None:
+    pod, log, now = collecting(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pod.data = b"rank 0 line 0\n"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        pod.poll()
+        reasons = list(pod.collector.cut.values())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert reasons == ["the keeper has no free file descriptor (see ulimit -n)"]
+    now[0] += 0.1
+    pod.data += b"rank 0 line 1\n"
+    pod.poll()
+    assert log.read_bytes() == b"", "a file that failed a moment ago is not tried again at once"
+    assert pod.collector.try_last(), "but before the end of the run"
+    pod.poll()
+    assert log.read_bytes() == pod.data
+    assert not pod.collector.try_last()
 
 
 SECRETS = {

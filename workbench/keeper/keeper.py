@@ -99,12 +99,17 @@ class Keeper:
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
 
     def _mend(self, server: RequestServer) -> None:
+        last = ""
         while not self._closing.wait(_MEND_S):
-            with suppress(OSError, WorkbenchError):  # the directory itself may be gone
-                self._state.mend()
-                server.mend()
-            for runner in list(self._runners.values()):
-                runner.keep_state()
+            parts = [self._state.mend, server.mend]
+            parts += [runner.keep_state for runner in list(self._runners.values())]
+            for mend in parts:
+                try:
+                    mend()
+                except Exception as error:  # thread boundary: the directory may be gone, or no thread may start
+                    if str(error) != last:
+                        logger.warning("trying again every %g s: %s", _MEND_S, error)
+                    last = str(error)
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +17,15 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.redact import Redactor
-from workbench.base.wire import listen, read_request, to_line
+from workbench.base.wire import connect, listen, read_request, to_line
 
 logger = logging.getLogger(__name__)
+_PAUSE_S = 0.1  # after an accept that failed
+_WARN_S = 30.0  # between two lines of the log about it
+_PROBE_S = 10.0  # a busy machine may take its time to answer a connection
+_DEAF_PROBES = 2  # one unanswered probe alone may be a machine that was asleep
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_SHORT = ("cancel", "outcome")  # what a run is asked that takes no time
 
 
 class Status(BaseModel):
@@ -69,35 +78,109 @@ def request_from(message: Mapping[str, object]) -> Request:
 
 
 class RequestServer:
-    """The socket of a keeper: each connection is answered in a thread of its own."""
+    """The socket of a keeper: each connection is answered in a thread of its own.
+
+    It survives a process without free descriptors or threads. One descriptor is kept in reserve for the next
+    connection. Where no thread can start, the accepting thread answers the short requests by itself.
+    """
 
     def __init__(self, path: Path, do: _Do, redact: Redactor):
         self._path, self._do, self._redact = path, do, redact
+        self._server: socket.socket | None = None
+        self._spare: int | None = None
+        self._warned_s = float("-inf")
+        self._unanswered = 0
         self._open()
 
     def mend(self) -> None:
-        """Listen again where somebody removed the socket's file."""
-        if not self._path.exists():
-            with suppress(OSError):
-                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
-            self._server.close()
+        """Listen again where the socket's file was removed, or where connections are not answered."""
+        if not self._path.exists() or self._is_deaf():
+            self._drop()
             self._open()
 
     def close(self) -> None:
-        self._server.close()
+        """Stop listening and remove the socket's file. Idempotent."""
+        self._drop()
+        self._use_spare()
         self._path.unlink(missing_ok=True)
 
+    def _drop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            server.close()
+
     def _open(self) -> None:
-        self._server = listen(self._path)
-        threading.Thread(target=self._accept, args=(self._server,), name="requests", daemon=True).start()
+        server = listen(self._path)
+        self._server, self._unanswered = server, 0
+        try:
+            threading.Thread(target=self._accept, args=(server,), name="requests", daemon=True).start()
+        except RuntimeError:
+            self.close()  # a file without a listener would look like a keeper that is busy
+            raise
+
+    def _is_deaf(self) -> bool:
+        """Connect to the own socket; return whether several connections in a row got no answer."""
+        try:
+            with connect(self._path, _PROBE_S) as probe:
+                probe.shutdown(socket.SHUT_WR)
+                answered = bool(probe.recv(1))  # an empty request is answered with an error
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:  # the probe itself had none: nothing is known of the socket
+                return False
+            answered = False
+        self._unanswered = 0 if answered else self._unanswered + 1
+        if self._unanswered >= _DEAF_PROBES:
+            logger.warning("%s does not answer; listening there anew", self._path)
+            return True
+        return False
 
     def _accept(self, server: socket.socket) -> None:
-        while True:
+        self._keep_spare()
+        while self._server is server:
             try:
                 connection, _ = server.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._server is not server:  # closed, or another one has taken its place
+                    return
+                self._warn("cannot accept a request: %s", error)
+                self._use_spare()
+                time.sleep(_PAUSE_S)
+                continue
+            self._hand_on(connection)
+            self._keep_spare()
+
+    def _hand_on(self, connection: socket.socket) -> None:
+        try:
             threading.Thread(target=_answer, args=(connection, self._do, self._redact), daemon=True).start()
+        except RuntimeError as error:  # no thread can start at this moment
+            self._warn("answering in the accepting thread: %s", error)
+            _answer(connection, self._do_at_once, self._redact)
+
+    def _do_at_once(self, request: Request) -> Mapping[str, object]:
+        """Answer what takes no time; refuse the rest, which would keep all other requests waiting."""
+        if isinstance(request, Status | Close):
+            return self._do(request)
+        if isinstance(request, OfRun) and request.op in _SHORT:
+            return self._do(request)
+        raise RunError("the keeper can start no thread at this moment: the limit of processes is reached; try again")
+
+    def _keep_spare(self) -> None:
+        if self._spare is None:
+            with suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _use_spare(self) -> None:
+        """Give the spare descriptor up, so that the next accept has one."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def _warn(self, words: str, error: Exception) -> None:
+        if time.monotonic() > self._warned_s + _WARN_S:
+            self._warned_s = time.monotonic()
+            logger.warning(words, error)
 
 
 def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -27,6 +28,7 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
 _BLOCK_BYTES = 1 << 16
+_MOST_LATE = 50_000  # events kept in memory while their file takes none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,9 @@ class Journal:
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
         self._now = asdict(StateRecord())
+        self._late: list[str] = []  # lines of events that no file has taken yet
+        self._writing = threading.Lock()
+        self._curves_broken = False
         self._warned = False
         for folder in (paths.logs, paths.tensorboard):
             folder.mkdir(parents=True, exist_ok=True)
@@ -65,10 +70,7 @@ class Journal:
     def recover(self) -> tuple[StateRecord, Sequence[Event]]:
         """Go on where the journal of a keeper that died ends: every event and every number is there, once."""
         events = _mend_events(self._paths)
-        for curves in self._paths.tensorboard.glob("events.out.tfevents.*"):
-            curves.unlink()  # the last seconds of them may not have reached the disk
-        for event in events:
-            self._scalars.add(event)
+        self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
         recovered = StateRecord.read(read_json(self._paths.state))
         self._change(**{**asdict(recovered), "hint": ""})
         return recovered, events
@@ -96,19 +98,47 @@ class Journal:
 
     def keep(self) -> None:
         """Write the state again where somebody removed or changed its file, or a full disk did not take it."""
+        self._write_late()
         with suppress(OSError):
             self._state_file.mend()
 
     def event(self, event: Event) -> None:
-        """Append an event, and its numbers to the curves; a full disk is logged once and stops nothing."""
+        """Append an event, and its numbers to the curves. An event that cannot be written is written later."""
+        with self._writing:
+            if len(self._late) < _MOST_LATE:
+                self._late.append(self._redact(event.to_json()) + "\n")
+        self._write_late()
         try:
-            with self._paths.events.open("a", encoding="utf-8") as out:
-                out.write(self._redact(event.to_json()) + "\n")
+            if not self._curves_broken:
+                self._scalars.add(event)
+        except (OSError, RuntimeError) as error:  # the writer's thread ended, or cannot start
+            self._curves_broken = True
+            self._warn(error)
+
+    def _write_late(self) -> None:
+        with self._writing:
+            if not self._late:
+                return
+            try:
+                _append(self._paths.events, "".join(self._late).encode())
+                self._late.clear()
+            except OSError as error:
+                self._warn(error)
+
+    def _draw_anew(self, events: Iterable[Event]) -> None:
+        """Write the curves of all events into a new file in place of those that are there. Raises OSError."""
+        with suppress(OSError):
+            self._scalars.close()
+        for curves in self._paths.tensorboard.glob("events.out.tfevents.*"):
+            curves.unlink()
+        self._scalars = ScalarWriter(self._paths.tensorboard)
+        for event in events:
             self._scalars.add(event)
-        except OSError as error:
-            if not self._warned:
-                logger.warning("cannot write events of %s: %s; the run goes on", self._paths.root, error)
-            self._warned = True
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            logger.warning("cannot write events of %s yet: %s; the run continues", self._paths.root, error)
+        self._warned = True
 
     def finish(
         self,
@@ -122,6 +152,7 @@ class Journal:
         world_size: int,
     ) -> None:
         """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
+        self._write_late()
         self._close_scalars()
         started_s, ended_s = float(str(facts.get("started_s", now_s()))), now_s()
         figures, left_out = self._figures(started_s)
@@ -146,6 +177,7 @@ class Journal:
         except OSError as error:
             logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result)
             self._keep_elsewhere(error)
+        self._write_late()
         self._change(state=state, message=message, hint="", wish="")
 
     def _figures(self, started_s: float) -> tuple[Mapping[str, object], str]:
@@ -182,8 +214,10 @@ class Journal:
 
     def _close_scalars(self) -> None:
         try:
+            if self._curves_broken:
+                self._draw_anew(read_events(self._paths.events))
             self._scalars.close()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
 
     def _change(self, **changes: object) -> None:
@@ -205,6 +239,18 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
         pods=(),
         world_size=0,
     )
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append all of it, or nothing. Raises OSError."""
+    with path.open("ab", buffering=0) as out:
+        size = out.seek(0, 2)
+        try:
+            while data:
+                data = data[out.write(data) :]
+        except OSError:
+            out.truncate(size)
+            raise
 
 
 def _mend_events(paths: RunPaths) -> list[Event]:

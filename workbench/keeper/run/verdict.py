@@ -51,7 +51,7 @@ def verdict(
         held = context.paths.held.exists()
         where = "; it is on the pods, and comes back when the cluster closes" if held else ""
         notes += [f"resume=run.path goes on from its checkpoint of step {returned.steps[0]}{where}"]
-    notes += ["the disk was full: logs here are incomplete"] if ledger.cut else []
+    notes += [f"{ledger.incomplete}; run.fetch() brings the rest while the cluster is there"] if ledger.cut else []
     if left_processes is None:
         notes += ["a pod does not answer; what is left there ends with its agent's lease"]
     if fault is not None and totals.model_step is not None and context.paths.model.exists():

@@ -29,8 +29,8 @@ class RunLedger:
     left: dict[str, int] = field(default_factory=dict)
     """Processes of the run that were alive on a pod, by its name."""
     totals: RunTotals = field(default_factory=RunTotals)
-    cut: bool = False
-    """Whether logs here are incomplete, because the disk was full."""
+    cut: dict[str, str] = field(default_factory=dict)
+    """Why the copies of a pod's logs here are incomplete, by its name; whole ones are not in it."""
     full: dict[str, str] = field(default_factory=dict)
     """The messages of pods whose disks could not take all of their logs."""
     asked_s: float = 0.0
@@ -51,7 +51,8 @@ class RunLedger:
         if not report.answered:
             return
         self._heard_at[name] = self.clock()
-        self.cut = self.cut or report.cut
+        self.cut.pop(name, None)
+        self.cut.update({name: report.cut} if report.cut else {})
         self.full.update({name: report.full} if report.full else {})
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
@@ -147,7 +148,13 @@ class RunLedger:
             return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")
         if stall or stopping:
             return stall or stopping
-        return "the disk is full: logs here are incomplete" if self.cut else "; ".join(self.warnings[:1])
+        return self.incomplete or "; ".join(self.warnings[:1])
+
+    @property
+    def incomplete(self) -> str:
+        """Return that logs here are incomplete, and why; empty where they are whole."""
+        why = next(iter(self.cut.values()), "")
+        return f"logs here are incomplete: {why}" if why else ""
 
     def _any_in(self, *phases: str) -> bool:
         return any(rank.phase in phases for rank in self.ranks.values())

@@ -36,8 +36,8 @@ class PodReport:
     """New events, with times on this machine's clock."""
     left: int = 0
     """Processes of the run that are still alive there."""
-    cut: bool = False
-    """Whether the copy of its logs here is incomplete, because the disk was full."""
+    cut: str = ""
+    """Why the copy of its logs here is incomplete; empty where it is whole."""
     full: str = ""
     """The message about its own disk that could not take all of its logs; empty where it could."""
     drained: bool = False
@@ -105,19 +105,22 @@ class PodWatch:
         chunks = answer["chunks"]
         offset_s = self._link.clock_offset_s
         events = [replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)]
+        ranks = rank_statuses(self._link.pod, answer, offset_s)
+        # Once all ranks have ended, what could not be written is tried once more before the end.
+        more = bool(chunks) or (all(rank.phase == "exited" for rank in ranks) and self._collector.try_last())
         self._reports.put(
             PodReport(
                 pod=self._link.pod,
-                ranks=rank_statuses(self._link.pod, answer, offset_s),
+                ranks=ranks,
                 events=events,
                 left=answer["left"],
-                cut=bool(self._collector.cut),
+                cut=next(iter(self._collector.cut.values()), ""),
                 full=str(answer.get("full", "")),
-                drained=not chunks,
+                drained=not more,
                 gpus=answer["gpus"],
             )
         )
-        return bool(chunks)
+        return more
 
     def _reconnect(self) -> bool:
         self._end.wait(0.5)
