@@ -13,7 +13,7 @@ from functools import partial
 from workbench.base.errors import PodError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.package import package_zip
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.files import Stock
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.pods.backends import backend_from_dict
@@ -198,6 +198,10 @@ class Fleet:
     def at(self, addresses: Collection[str]) -> list[AgentLink]:
         """Return the lines to the pods of these addresses, whatever has become of them."""
         return [link for link in self._links if link.pod.address in addresses]
+
+    def stop_ranks(self, run_id: str) -> None:
+        """End what runs of a run on any pod."""
+        stop_ranks(self._links, run_id)
 
     def _alive(self) -> list[AgentLink]:
         ended = {pod.name for pod in self.pods if pod.phase.is_terminal}

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class Keeper:
         self._error: str | None = None
         self._closing = threading.Event()
         self._runners: dict[str, Runner] = {}
+        self._failed_runs: dict[str, Mapping[str, object]] = {}  # results of those that could not be taken over
+        self._was_ready = False
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
@@ -60,8 +62,12 @@ class Keeper:
         self._process = {**process_facts(os.getpid()), "lock": lock}
         self._fleet.pods = before.pods if before is not None else ()
 
-    def serve(self) -> None:
-        """Launch the pods, answer requests until closed or idle, and leave nothing behind."""
+    def serve(self) -> bool:
+        """Launch the pods, answer requests until closed or idle, and leave nothing behind.
+
+        Returns:
+            False where an error of the keeper's own ended it. Pods that were ready are then left to another keeper.
+        """
         self._say("starting", "starting pods" if self._before is None else "taking over from a keeper that died")
         server = RequestServer(self._paths.socket, self._do, self._redact)
         threading.Thread(target=self._mend, args=(server,), daemon=True).start()
@@ -80,6 +86,7 @@ class Keeper:
                     are = "is" if ready == 1 else "are"
                     parts = [f"{counted(ready, 'pod')} {are} ready", taken, self._fleet.shared]
                     self._say("ready", "; ".join(filter(None, parts)))
+                self._was_ready = True
             self._keep_pods(self._closing)
             went_on = "went on" if self._before else "started"
             self._turns.take(self._end_idle, f"the cluster was closed before it {went_on}")
@@ -90,13 +97,16 @@ class Keeper:
         finally:
             asked = self._closing.is_set()
             self._closing.set()
-            if self._fleet.owned or asked:
+            lost = last[0] == "lost" and not asked
+            if asked or (self._fleet.owned and not lost):
                 self._bring_held()
                 self._fleet.take_down()
         server.close()
-        with suppress(OSError):
-            self._paths.reserve.unlink()
+        if not lost:
+            with suppress(OSError):
+                self._paths.reserve.unlink()
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
+        return not lost
 
     def _mend(self, server: RequestServer) -> None:
         last = ""
@@ -113,17 +123,23 @@ class Keeper:
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()
-        self._runners = left_runners(self._fleet, self._redact, before)
+        self._runners, self._failed_runs = left_runners(self._fleet, self._redact, before)
         for runner in self._runners.values():
-            if not runner.ended:
-                self._turns.add(runner)
+            try:
+                if not runner.ended:
+                    self._turns.add(runner)
+            except Exception as error:  # run boundary: the runs after it continue
+                logger.exception("run %s", runner.context.run_id)
+                runner.fail(error)
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
         if self._closing.is_set():  # the launch was given up because the notebook asked
             return "closed", "closed"
         self._error = type(error).__name__
-        if self._before is not None and not self._fleet.owned:  # what stood in the way may go away
+        if self._was_ready:  # the pods train: another keeper finds them as it does after a kill
+            return "lost", f"the keeper ended because of an error of its own: {words}"
+        if self._before is not None:  # what stood in the way may go away
             return "lost", f"another keeper could not take over: {words}"
         return "failed", words
 
@@ -182,6 +198,8 @@ class Keeper:
                 return {}
 
     def _of_run(self, request: OfRun) -> dict[str, object]:
+        if request.run in self._failed_runs:
+            return self._of_failed(request, self._failed_runs[request.run])
         if request.run not in self._runners:
             raise RunError(f"this keeper has no run {request.run}")
         runner = self._runners[request.run]
@@ -203,6 +221,13 @@ class Keeper:
                 return {"stacks": runner.stacks()}
         return {}
 
+    def _of_failed(self, request: OfRun, result: Mapping[str, object]) -> dict[str, object]:
+        if request.op == "outcome":
+            return {"state": result.get("state"), "message": result.get("message"), "result": result}
+        if request.op in ("cancel", "stop"):
+            return {}
+        raise RunError(f"run {request.run} has ended: {result.get('message')}")
+
     def _status(self) -> dict[str, object]:
         running = [run_id for run_id, runner in self._runners.items() if runner in self._turns.running]
         return {"phase": self._phase, "message": self._message, "package": self._fleet.package, "running": running}
@@ -216,7 +241,8 @@ class Keeper:
         return {}
 
     def _write_queue(self) -> None:
-        runs = [QueuedRun(id=name, path=runner.context.paths.root) for name, runner in self._runners.items()]
+        runs = [QueuedRun(id=name, path=Path(str(result["of"]))) for name, result in self._failed_runs.items()]
+        runs += [QueuedRun(id=name, path=runner.context.paths.root) for name, runner in self._runners.items()]
         try:
             try:
                 write_queue(self._paths.queue, runs)
@@ -286,7 +312,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             keeper.close(_BROKEN_OFF)
 
     threading.Thread(target=hold, name="leash", daemon=True).start()
-    keeper.serve()
+    if not keeper.serve():
+        logging.shutdown()
+        os._exit(1)  # as after a kill: no thread of a run does anything once another keeper may be there
     return 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from workbench.base.errors import ConfigError
-from workbench.base.files import read_json, read_text, write_json
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import is_there, read_json, read_text, write_json
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import Job
@@ -55,26 +55,48 @@ def run_context(
     return context.on(links)
 
 
-def left_runners(fleet: Fleet, redact: Redactor, before: ClusterStatus) -> dict[str, Runner]:
-    """Return the runs of the keeper before, in order, by id; one that cannot be read has ended then, and says why."""
-    runners = {}
+def left_runners(
+    fleet: Fleet, redact: Redactor, before: ClusterStatus
+) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
+    """Return the runs of the keeper before by id, in order, and the results of those that cannot continue."""
+    runners: dict[str, Runner] = {}
+    failed: dict[str, Mapping[str, object]] = {}
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
     own = own_runs(fleet.paths.root)
     for run in read_queue(fleet.paths.queue):
-        if RunPaths(run.path).info.exists() and run not in own:
+        # A record that can be read and names another cluster is a stranger's: it is neither continued nor ended.
+        if read_json(RunPaths(run.path).info) and run not in own:
             logger.warning("run %s in %s does not name this cluster, and is left alone", run.id, run.path)
             continue
-        if not RunPaths(run.path).info.exists():
-            logger.warning("run %s is gone from %s", run.id, run.path)
-            continue
         try:
+            if not is_there(RunPaths(run.path).info):
+                raise RunError(f"its directory {run.path} is gone or cannot be read")
             runners[run.id] = _left_runner(fleet, run, redact, restarted=restarted)
-        except Exception as error:  # run boundary: the runs after it go on
+        except Exception as error:  # run boundary: the runs after it continue
             logger.exception("run %s", run.id)
-            if not result_file(RunPaths(run.path)).exists():
-                message = f"its keeper died, and another cannot go on with it: {error}"
-                write_json(RunPaths(run.path).result, {"state": RunState.FAILED, "message": message})
-    return runners
+            failed[run.id] = _fail_left(fleet, run, error)
+    return runners, failed
+
+
+def _fail_left(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, object]:
+    """End a run that cannot be taken over; its result is in memory alone where no disk takes it. Raises nothing."""
+    fleet.stop_ranks(run.id)
+    message = f"its keeper died, and another cannot continue it: {error}"
+    result = {"state": RunState.FAILED, "message": message, "of": str(run.path)}
+    if not is_there(run.path):  # no one looks for a result there
+        return result
+    try:
+        if before := read_json(result_file(RunPaths(run.path))):
+            return {**before, "of": str(run.path)}
+        write_json(RunPaths(run.path).result, result)
+    except OSError as why:
+        logger.warning("cannot write the result of %s: %s", run.id, why)
+        try:
+            fleet.paths.results.mkdir(mode=0o700, exist_ok=True)
+            write_json(fleet.paths.results / f"{run.id}.json", result)
+        except OSError as again:
+            logger.error("cannot write the result of %s to the cluster's directory either: %s", run.id, again)
+    return result
 
 
 def _left_runner(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:

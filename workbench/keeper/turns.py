@@ -104,10 +104,20 @@ class Turns:
         elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
             return False
         elif links != list(runner.context.links):
-            runner.move(links)
-        self._running.append(self._waiting.popleft())
+            try:
+                runner.move(links)
+            except Exception as error:  # run boundary: its folder may be read-only, stale or full
+                logger.exception("run %s", runner.context.run_id)
+                self._waiting.popleft()
+                runner.fail(error)
+                return True
+        try:
+            threading.Thread(target=self._carry, args=(runner,), name="run", daemon=True).start()
+        except RuntimeError as error:  # no thread can start at this moment: the run waits for the next look
+            logger.warning("run %s waits: %s", runner.context.run_id, error)
+            return False
+        self._running.append(self._waiting.popleft())  # the thread needs the lock, held here, before it ends
         self._idle.suspend()
-        threading.Thread(target=self._carry, args=(runner,), name="run", daemon=True).start()
         return True
 
     def _carry(self, runner: Runner) -> None:

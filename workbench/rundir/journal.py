@@ -64,13 +64,23 @@ class Journal:
         paths.events.touch()
 
     def reserve(self) -> None:
-        """Keep room on the disk for the result, until `finish`."""
+        """Keep room on the disk for the result, until `finish`. Raises OSError."""
+        with suppress(OSError):
+            if self._paths.reserve.lstat().st_size == _RESERVE_BYTES:  # the keeper before kept it
+                return
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
     def recover(self) -> tuple[StateRecord, Sequence[Event]]:
         """Go on where the journal of a keeper that died ends: every event and every number is there, once."""
-        events = _mend_events(self._paths)
-        self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
+        written, missing = _mend_events(self._paths)
+        self._late = [event.to_json() + "\n" for event in missing]
+        self._write_late()
+        events = [*written, *missing]
+        try:
+            self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
+        except (OSError, RuntimeError) as error:
+            self._curves_broken = True
+            self._warn(error)
         recovered = StateRecord.read(read_json(self._paths.state))
         self._change(**{**asdict(recovered), "hint": ""})
         return recovered, events
@@ -198,6 +208,11 @@ class Journal:
             except OSError as again:
                 logger.error("cannot write it to %s either: %s", self._spare, again)
 
+    def finish_in_memory(self, state: RunState, message: str) -> None:
+        """Keep a result that no file takes, for whoever asks the keeper."""
+        self.result = {"state": state, "message": message, "of": str(self._paths.root)}
+        self._change(state=state, message=message, hint="", wish="")
+
     def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:
         """Add to the message of the result of a run that has ended, and figures to the result."""
         result = read_json(self._paths.result)
@@ -253,8 +268,8 @@ def _append(path: Path, data: bytes) -> None:
             raise
 
 
-def _mend_events(paths: RunPaths) -> list[Event]:
-    """Add the events that ranks printed and the keeper did not come to write; return all."""
+def _mend_events(paths: RunPaths) -> tuple[list[Event], list[Event]]:
+    """Return the events that are written, and those that ranks printed and the keeper did not come to write."""
     _end_at_last_line(paths.events)
     events = list(read_events(paths.events))
     by_rank = _by_rank(events)
@@ -266,9 +281,7 @@ def _mend_events(paths: RunPaths) -> list[Event]:
         offset_s = printed[last].time_s - written[last].time_s if 0 <= last < len(printed) else 0.0
         missing += [replace(event, time_s=event.time_s - offset_s) for event in printed[last + 1 :]]
     missing.sort(key=lambda event: event.time_s)
-    with paths.events.open("a", encoding="utf-8") as out:
-        out.writelines(event.to_json() + "\n" for event in missing)
-    return events + missing
+    return events, missing
 
 
 def _end_at_last_line(path: Path) -> None:

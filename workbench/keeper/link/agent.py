@@ -41,6 +41,9 @@ _LOOKS = 3  # at a clock; the quickest answer is the truest
 _T = TypeVar("_T")
 
 
+_STOP_GRACE_S = 3.0
+
+
 class PodGone(RemoteError):
     """A pod that will not answer again, or has not for as long as a lease."""
 
@@ -275,3 +278,12 @@ class AgentLink(PodFiles):
             self.package = str(shelved(here / self._package_name, self._package_bytes))
             return
         self._shelve(ssh, self.package, self._package_bytes)
+
+
+def stop_ranks(links: Sequence[AgentLink], run_id: str) -> None:
+    """Have the agents end what runs of a run; a pod that does not answer is logged. Raises nothing."""
+    for link in links:
+        try:
+            link.call("stop", run=run_id, grace_s=_STOP_GRACE_S)
+        except WorkbenchError as error:
+            logger.warning("what runs of %s on %s could not be stopped: %s", run_id, link.pod.name, error)

@@ -6,12 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import write_text
+from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
 from workbench.jobs.choices import Technique
@@ -59,7 +60,8 @@ class RunContext:
         """Return the same on these pods, and write its hostfile."""
         pods = [link.pod for link in links]
         hostfile = Hostfile.from_pods(pods)
-        write_text(self.paths.hostfile, str(hostfile))
+        if not _holds(self.paths.hostfile, str(hostfile)):  # a full disk must not end a run that is under way
+            write_text(self.paths.hostfile, str(hostfile))
         places = place_ranks(pods)[: 1 if is_single(self.spec.job) else None]
         return replace(self, links=links, places=places, hostfile_sha256=hostfile.sha256)
 
@@ -87,6 +89,12 @@ class RunContext:
 
         answers = {int(rank): text for answer in self.everywhere(one) for rank, text in answer.items()}
         return {place.rank: answers.get(place.rank, "") for place in self.places}
+
+
+def _holds(path: Path, content: str) -> bool:
+    with suppress(OSError):
+        return read_text(path) == content
+    return False
 
 
 def is_single(job: Job) -> bool:

@@ -285,7 +285,10 @@ class Attempt:
             self._context.everywhere(self._stop)
         if self._launcher is not None:
             self._launcher.end()
-            mask_file(self._context.paths.launcher_log, self._context.redact)
+            try:
+                mask_file(self._context.paths.launcher_log, self._context.redact)
+            except OSError as error:  # a disk that takes no byte now took none before
+                logger.warning("cannot mask %s: %s", self._context.paths.launcher_log, error)
         deadline = time.monotonic() + _SWEEP_S
         while time.monotonic() < deadline and not self.ledger.gone_from(self.ledger.answering(_GIVEN_UP_S)):
             self._take(timeout_s=0.1)

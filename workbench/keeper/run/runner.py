@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt
@@ -61,8 +61,13 @@ class Runner:
         return {"state": state, "message": message, "result": self._journal.result}
 
     def enqueue(self) -> None:
-        """Write down that it waits for its turn, and keep room on the disk for its result."""
-        self._journal.reserve()
+        """Write down that it waits for its turn, and keep room on the disk for its result. Raises OSError if new."""
+        try:
+            self._journal.reserve()
+        except OSError as error:
+            if not self.context.left:
+                raise
+            logger.warning("no room is kept for the result of %s: %s", self.context.run_id, error)
         if not self.context.left:  # else the journal says how far it is
             self._journal.state(RunState.QUEUED, "waiting for its turn")
 
@@ -93,6 +98,22 @@ class Runner:
             self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
+        """Carry it through. An error that is not its ranks' own ends it with a result too, and is not raised."""
+        try:
+            return self._run()
+        except Exception as error:  # run boundary: the pods and the other runs live on
+            logger.exception("run %s", self.context.run_id)
+            self.fail(error)
+            return RunState.FAILED
+
+    def fail(self, error: Exception) -> None:
+        """End it as failed because of an error of its folder or of this machine. Raises nothing."""
+        if self._attempt.begun or self.context.left:
+            stop_ranks(self.context.links, self.context.run_id)
+        kind = type(error).__name__
+        self._end(RunState.FAILED, f"it could not continue: {error}", RunFault(kind=kind, message=str(error)))
+
+    def _run(self) -> RunState:
         self._started_s = now_s()
         if self.context.left:
             self._recover()
@@ -103,7 +124,7 @@ class Runner:
         while fault is not None and (what := self._loss(fault)):
             try:
                 goes_on = self._go_on(what, fault, collector)
-            except WorkbenchError as error:
+            except (WorkbenchError, OSError) as error:
                 fault = replace(fault, message=f"{fault.message}; it could not go on: {error}")
                 break
             if not goes_on:
@@ -223,8 +244,16 @@ class Runner:
         return [*returned.notes, *brought.notes, *(f"{name} stays there" for name in brought.strange)]
 
     def abandon(self, why: str) -> None:
-        """End a run that never started as cancelled, with a result."""
-        self._write_result(RunState.CANCELLED, why, None)
+        """End a run that never started as cancelled, with a result. Raises nothing."""
+        self._end(RunState.CANCELLED, why, None)
+
+    def _end(self, state: RunState, message: str, fault: RunFault | None) -> None:
+        try:
+            self._write_result(state, message, fault)
+        except Exception:  # run boundary: its folder may be stale or gone
+            logger.exception("the result of %s", self.context.run_id)
+            self._journal.finish_in_memory(state, message)
+        self._ended = True
 
     def _new_attempt(self, *, rejoin: bool = False) -> Attempt:
         return Attempt(self.context, self._journal, self._peaks, self._wishes, rejoin=rejoin)
@@ -266,8 +295,9 @@ class Runner:
     def _command(self) -> str:
         if self._attempt.command is not None:
             return str(self._attempt.command)
-        file = self.context.paths.command
-        return file.read_text(encoding="utf-8").strip() if self.context.left and file.exists() else ""
+        with suppress(OSError):
+            return self.context.paths.command.read_text(encoding="utf-8").strip() if self.context.left else ""
+        return ""
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(
