@@ -65,6 +65,10 @@ class RunError(WorkbenchError):
     """Report that a run cannot be started, found or read."""
 
 
+class Unreadable(RunError):
+    """Report a file that cannot be read at this moment: whether it is there, and what it says, is unknown."""
+
+
 class DiskFull(RunError, OSError):
     """Report a disk without room; the message names machine or pod, folder, and the bytes needed and free."""
 

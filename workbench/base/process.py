@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -89,9 +90,13 @@ def pod_name() -> str:
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of a process's `stat` from its state on; none where it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
+        return _read_stat(pid)
     except OSError:
         return []
+
+
+def _read_stat(pid: int) -> list[bytes]:
+    text = Path(f"/proc/{pid}/stat").read_bytes()
     # The name stands in parentheses and may hold anything, parentheses too: what counts follows the last one.
     return text[text.rfind(b")") + 2 :].split()
 
@@ -118,19 +123,37 @@ def process_start_time(pid: int) -> int | None:
 def is_alive(pid: int, start_time: int | None) -> bool:
     """Whether the very process that had this pid and start time still runs."""
     if start_time is None:  # no /proc on this system: the pid alone must do
-        try:
-            os.kill(pid, 0)
-        except (OSError, OverflowError):
-            return False
-        return pid > 0
-    return process_start_time(pid) == start_time
+        return _is_taken(pid)
+    try:
+        fields = _read_stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:  # this process may have no free descriptor; that says nothing of the other process
+        return _is_taken(pid)
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time
+
+
+def _is_taken(pid: int) -> bool:
+    """Whether some process has this pid; needs no descriptor."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # another user's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0
 
 
 def boot_id() -> str:
     """Return what names this start of this machine; empty where the system does not tell."""
     with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return _read_boot_id()
     return ""
+
+
+@functools.cache
+def _read_boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def control_groups(pid: int | str = "self") -> dict[str, str]:

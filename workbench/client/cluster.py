@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, RunError, suggests
-from workbench.base.files import read_text
+from workbench.base.errors import ConfigError, RunError, Unreadable, suggests
+from workbench.base.files import is_missing, read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
@@ -26,7 +26,7 @@ from workbench.pods.pod import Pod, PodBackend
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import cluster_status
+from workbench.rundir.status import cluster_status, settled_status, silence_of
 
 if TYPE_CHECKING:
     from workbench.planner.table import PlanTable
@@ -118,7 +118,7 @@ class Cluster(ShownLive, Submission):
         root = Path(path).expanduser().absolute()
         if why := weakness(root):  # its socket and its ssh configuration would be believed
             raise ConfigError(why)
-        status = cluster_status(root)
+        status = settled_status(root)
         if not (status.alive or status.phase == "lost"):
             raise RunError(f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)")
         if why := not_its_keeper(root, status):
@@ -164,7 +164,10 @@ class Cluster(ShownLive, Submission):
 
     @property
     def phase(self) -> str:
-        """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died."""
+        """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died.
+
+        `unknown` where the state cannot be read at this moment, though there may well be a keeper.
+        """
         return "lost" if self._is_gone else cluster_status(self.path).phase
 
     @property
@@ -172,11 +175,17 @@ class Cluster(ShownLive, Submission):
         """One line on the phase, for people."""
         if self._is_gone:
             return f"{self.path} is gone or damaged; close() ends what still runs of the cluster"
-        return cluster_status(self.path).message
+        status = cluster_status(self.path)
+        return "; ".join(filter(None, [status.message, silence_of(self.path, status)]))
 
     @property
     def _is_gone(self) -> bool:
-        return self._held and not self._paths.state.exists()
+        if not self._held:
+            return False
+        try:
+            return is_missing(self._paths.state) and not cluster_status(self.path).alive
+        except Unreadable:
+            return False
 
     @property
     def pods(self) -> Sequence[Pod]:

@@ -27,7 +27,7 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.make.prepare import make_root
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import cluster_status, keeper_process
+from workbench.rundir.status import UNKNOWN, cluster_status, keeper_process, settled_status
 
 _CLUSTER_BYTES = 1 << 20  # what a cluster writes there in any case
 _LAST_STEPS_S = 10.0  # from a keeper's last word to its end
@@ -99,7 +99,7 @@ def _hint(root: Path) -> str:
 
 def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
     """Whether the directory holds this very cluster, and its keeper died; a ConfigError where it holds another."""
-    if end_broken_off(paths.root) or cluster_status(paths.root).phase != "lost" or obstacle(paths.root):
+    if end_broken_off(paths.root) or settled_status(paths.root).phase != "lost" or obstacle(paths.root):
         return False
     if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
@@ -116,7 +116,7 @@ def _stored(spec: ClusterSpec) -> dict[str, object]:
 def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Callable[..., None]) -> None:
     """Wait until a keeper that takes over has found the pods."""
     deadline = time.monotonic() + spec.start_timeout_s + spec.lease_s
-    while (status := cluster_status(paths.root)).phase == "starting" and time.monotonic() < deadline:
+    while (status := cluster_status(paths.root)).phase in ("starting", UNKNOWN) and time.monotonic() < deadline:
         draw()
         time.sleep(_LOOK_S)
     if status.phase != "ready":
@@ -134,7 +134,7 @@ def await_ready(
     limit_s = spec.start_timeout_s + 30
     deadline, message = time.monotonic() + limit_s, ""
     try:
-        while (status := cluster_status(paths.root)).phase == "starting" and not is_given_up():
+        while (status := cluster_status(paths.root)).phase in ("starting", UNKNOWN) and not is_given_up():
             draw()
             if status.message != message:  # the keeper keeps the time-out itself, and waits longer while images come
                 deadline, message = time.monotonic() + limit_s, status.message
@@ -160,7 +160,7 @@ def keep_from_idling(paths: ClusterPaths) -> None:
 
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     """Have its keeper end runs and pods, and remove what a dead one left; see `Cluster.close`."""
-    keeper = cluster_status(paths.root)
+    keeper = settled_status(paths.root)
     if keeper.pid is None and (process := keeper_process(paths.root)) is not None:
         _end_process(paths, process)
         remove_left(spec.backend, paths.root)
@@ -171,7 +171,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
         with suppress(WorkbenchError):  # its runs end with a result, and what they left comes back
             take_over(paths.root, spec)
             await_successor(paths, spec, lambda *_: None)
-        keeper = cluster_status(paths.root)
+        keeper = settled_status(paths.root)
     if not keeper.alive:
         if why := not_to_be_tidied(paths.root):
             raise PodError(f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}")
@@ -181,7 +181,10 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     deadline, asked, message = 0.0, False, ""
     while keeper.alive:
         asked = asked or _ask_to_close(paths)
-        now = cluster_status(paths.root).message
+        looked = cluster_status(paths.root)
+        if looked.pid is not None:  # else the state has been removed: the process named before counts
+            keeper = looked
+        now = keeper.message
         if now != message or not deadline:  # it may be bringing a checkpoint back, and says how far it is
             message, deadline = now, time.monotonic() + _CLOSE_S
         if time.monotonic() > deadline:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.errors import RunError, Unreadable, WorkbenchError
+from workbench.base.files import is_missing
 from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
@@ -23,7 +24,16 @@ from workbench.rundir.output.tail import last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, id_of, message_of, result_file, run_at, state_of, state_or_problem
+from workbench.rundir.status import (
+    cluster_of,
+    id_of,
+    known_cluster_of,
+    message_of,
+    result_file,
+    run_at,
+    state_of,
+    state_or_problem,
+)
 from workbench.rundir.totals import Progress, RunTotals
 
 if TYPE_CHECKING:
@@ -32,7 +42,9 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _ASK_S = 2.0
+_READ_S = 30.0  # for a result that was seen to be read
 _SUCCESSORS = 3  # of a keeper that died, while somebody waits
+_LOST_S = 3.0  # a run must be lost for so long before `wait` returns that
 
 
 class Detached(KeyboardInterrupt):
@@ -52,7 +64,7 @@ class Run(ShownLive, TrainedModel):
     """The cluster, and the id by which its keeper knows the run also when its own directory is gone."""
 
     def __post_init__(self) -> None:
-        self._home = cluster_of(self.paths), id_of(self.paths)
+        self._home = known_cluster_of(self.paths), id_of(self.paths)
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
@@ -102,7 +114,10 @@ class Run(ShownLive, TrainedModel):
 
     @property
     def state(self) -> RunState:
-        """Where it is in its life; `lost` where its keeper died before it ended and no other has taken over."""
+        """Where it is in its life; `lost` where its keeper died before it ended and no other has taken over.
+
+        `unknown` where the files of the run cannot be read at this moment: the run may well continue.
+        """
         outcome = self._outcome() if self._is_gone else {}
         return RunState(outcome["state"]) if outcome else state_of(self.paths)
 
@@ -187,14 +202,24 @@ class Run(ShownLive, TrainedModel):
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         successors, asked_s, warned = _SUCCESSORS, time.monotonic(), False
+        lost_s: float | None = None  # since when the run is lost
         try:
             with follow(self if progress else None) as draw:
-                while not (state := self.state).is_terminal or (
-                    state is RunState.LOST and successors and reattach(self.paths)
-                ):
-                    successors -= state is RunState.LOST
+                while True:
+                    state = self.state
+                    if state is not RunState.LOST:
+                        lost_s = None
+                        if state.is_terminal:
+                            break
+                    elif successors and reattach(self.paths):
+                        successors, lost_s = successors - 1, None
+                    else:
+                        lost_s = time.monotonic() if lost_s is None else lost_s
+                        if time.monotonic() - lost_s >= _LOST_S:
+                            break
                     if not self._is_gone:
-                        draw()
+                        with suppress(OSError):  # what cannot be read now is drawn at the next look
+                            draw()
                     elif not warned:
                         warnings.warn(self.message, RuntimeWarning, stacklevel=2)
                         warned = True
@@ -211,7 +236,17 @@ class Run(ShownLive, TrainedModel):
         return self._ended()
 
     def _ended(self) -> RunResult:
-        if result_file(self.paths).exists():
+        deadline = time.monotonic() + _READ_S
+        while True:
+            try:
+                return self._result_now()
+            except Unreadable:  # it was readable a moment ago
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_S)
+
+    def _result_now(self) -> RunResult:
+        if not is_missing(result_file(self.paths)):
             return self.result
         raw = self._outcome().get("result") or {"state": RunState.LOST, "message": self.message}
         return RunResult.at(self.path, raw)
@@ -225,7 +260,10 @@ class Run(ShownLive, TrainedModel):
 
     @property
     def _is_gone(self) -> bool:
-        return not self.paths.info.exists()
+        try:
+            return is_missing(self.paths.info)
+        except Unreadable:
+            return False
 
     def cancel(self) -> None:
         """Ask the run to stop; it ends as cancelled within seconds. Returns at once; a run that has ended stays so.

@@ -26,6 +26,7 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
+    UNKNOWN,
     ClusterStatus,
     cluster_of,
     cluster_status,
@@ -50,7 +51,7 @@ def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
     paths = ClusterPaths(cluster)
     keeper = spawn_successor(paths, spec or stored_spec(cluster))
     deadline = time.monotonic() + _START_S
-    while not cluster_status(cluster).alive:
+    while not (status := cluster_status(cluster)).alive or status.phase == UNKNOWN:
         ended = keeper.poll() not in (None, TAKEN)  # who found another waits until that one says so
         if ended or time.monotonic() > deadline:
             raise RunError(f"another keeper for {cluster} did not start; see {paths.keeper_log}")
@@ -99,7 +100,7 @@ def obstacle(cluster: Path) -> str:
     """Return why no keeper can take over a cluster; empty where one can."""
     status = cluster_status(cluster)
     if status.alive:
-        return "its keeper lives"
+        return "its keeper lives" if status.phase != UNKNOWN else status.message
     if status.last_phase not in ("ready", "lost", "starting", "closing"):
         return f"it is {status.last_phase or 'no cluster of this version'}"
     return _not_ours(cluster, status) or _broken_off(status)

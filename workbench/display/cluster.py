@@ -20,7 +20,7 @@ from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, cluster_status
+from workbench.rundir.status import ClusterStatus, cluster_status, silence_of
 from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
 
@@ -57,7 +57,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     count = int(str(read_json(ClusterPaths(cluster.path).config).get("count", 0)))
     return ClusterView(
         phase=status.phase,
-        message=status.message,
+        message="; ".join(filter(None, [status.message, silence_of(cluster.path, status)])),
         idle_end=time.strftime("%H:%M:%S", time.localtime(end_s)) if (end_s := status.idle_end_s) else "",
         path=str(cluster.path),
         count=count,

@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from workbench.base.clock import now_s
@@ -111,7 +112,7 @@ class Keeper:
     def _mend(self, server: RequestServer) -> None:
         last = ""
         while not self._closing.wait(_MEND_S):
-            parts = [self._state.mend, server.mend]
+            parts: list[Callable[[], object]] = [partial(self._state.mend, beat=True), server.mend]
             parts += [runner.keep_state for runner in list(self._runners.values())]
             for mend in parts:
                 try:
@@ -277,6 +278,7 @@ class Keeper:
             "pods": [pod.to_dict() for pod in self._fleet.pods],
             "arrived": [pod.to_dict() for pod in self._fleet.arrived],
             **self._process,
+            "beats": True,
             "time_s": now_s(),
         }
         try:

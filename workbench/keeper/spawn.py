@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from workbench.base import child, entries, errors
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.files.locks import no_locks_there
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 from workbench.base.wire import to_line
@@ -25,6 +27,7 @@ STAY = b"stay\n"
 """Follows the spec on the keeper's standard input once its start is over."""
 TAKEN = 75
 """Exit code of a keeper that found another one."""
+_LOCK_S, _LOCK_LOOK_S = 0.5, 0.02
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
@@ -86,15 +89,19 @@ def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
 def take_lock(path: Path, inode: int | None = None) -> int | None:
     """Lock a cluster until this process ends; return the lock's inode, None where it is taken or is not `inode`."""
     flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if inode is None else 0)
+    deadline = time.monotonic() + _LOCK_S
     while True:
         try:
             handle = os.open(path, flags, 0o600)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            return None
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_LOCK_LOOK_S)  # it may have been somebody who only looks whether it is locked
+            continue
         except OSError as error:
-            raise RunError(f"{path} cannot be locked ({error.strerror}), so another keeper may be there") from error
+            raise RunError(f"{no_locks_there(path, error)}; another keeper may be there") from error
         locked = os.fstat(handle).st_ino
         if inode not in (None, locked):
             os.close(handle)

@@ -23,6 +23,9 @@ class RunState(StrEnum):
     LOST = "lost"
     """Its keeper died before it ended, and no other has taken over; its ranks end when the agents' lease runs out."""
 
+    UNKNOWN = "unknown"
+    """Its files cannot be read at this moment, so that nobody can say; it may well continue."""
+
     @property
     def is_terminal(self) -> bool:
-        return self not in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
+        return self not in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING, RunState.UNKNOWN)

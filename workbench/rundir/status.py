@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,17 +20,34 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
-from workbench.base.errors import RunError
-from workbench.base.files import is_folder, is_there, load_json, read_bytes, read_json, user_path, write_text
+from workbench.base.errors import RunError, Unreadable
+from workbench.base.files import (
+    is_certain,
+    is_folder,
+    is_missing,
+    is_there,
+    load_json,
+    read_bytes,
+    read_json,
+    read_known,
+    unreadable,
+    user_path,
+    write_text,
+)
+from workbench.base.files.locks import is_locked
 from workbench.base.json_values import Json, items, text
-from workbench.base.process import Process, boot_id, is_alive, process_table
+from workbench.base.process import Process, activity, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
+UNKNOWN = "unknown"
+"""The phase of a cluster of which nobody can say at this moment how it is; the next look may know."""
 _POD = TypeAdapter(Pod)
+_SILENCE_S = 20.0
+_SETTLE_S, _LOOK_S = 10.0, 0.05
 
 
 def _read_pods(raw: object) -> list[Pod]:
@@ -46,7 +65,7 @@ _Pods = Annotated[Sequence[Pod], BeforeValidator(_read_pods)]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterStatus(TolerantRecord):
     phase: str = "starting"
-    """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
+    """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed; `unknown`."""
     message: str = ""
     idle_end_s: Number | None = None
     """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
@@ -65,18 +84,71 @@ class ClusterStatus(TolerantRecord):
     """The inode of the file that it holds locked."""
     last_phase: str = ""
     """The phase as the file has it, also where the keeper has died since."""
+    beats: bool = False
+    """Whether the keeper renews the time of the file every few seconds, as a sign of life."""
+    held: bool = False
+    """Whether a process held its lock at the look, though the state names no live process."""
+    unread: str = ""
+    """Why state or lock could not be read at the look; then there may well be a keeper."""
 
     @property
     def alive(self) -> bool:
-        same_boot = self.boot in ("", boot_id())  # else the machine was started again: its pids are others'
+        """Whether it has a keeper, or may have one: nothing may be started or removed in its place."""
+        if self.held or self.unread:
+            return True
+        # After another start of the machine its pids are those of other processes.
+        same_boot = not self.boot or boot_id() in ("", self.boot)
         return self.pid is not None and same_boot and is_alive(self.pid, self.start_time)
 
 
 def cluster_status(root: Path) -> ClusterStatus:
-    raw = read_json(ClusterPaths(root).state)
-    status = ClusterStatus.read({**raw, "last_phase": raw.get("phase")})
-    over = status.phase in ("closed", "failed") or status.pid is None or status.alive
-    return status if over else replace(status, phase="lost")
+    """Return how a cluster stands.
+
+    It is `lost` only with proof: the process that the state names has ended, and the keeper's lock is free.
+    """
+    paths = ClusterPaths(root)
+    try:
+        raw = read_known(paths.state)
+        status = ClusterStatus.read({**raw, "last_phase": raw.get("phase"), "held": False, "unread": ""})
+        if status.phase in ("closed", "failed") or status.alive:
+            return status
+        # The state names no live process. Another keeper may have the lock and be about to write.
+        held = is_locked(paths.keeper_lock)
+    except Unreadable as error:
+        return ClusterStatus(phase=UNKNOWN, message=str(error), unread=str(error))
+    except OSError as error:
+        why = str(unreadable(paths.keeper_lock, error))
+        return ClusterStatus(phase=UNKNOWN, message=why, unread=why)
+    if held:
+        words = f"its keeper lives and has not written {paths.state} yet"
+        return replace(status, phase=UNKNOWN, message=words, held=True)
+    return status if status.pid is None else replace(status, phase="lost")
+
+
+def settled_status(root: Path, within_s: float = _SETTLE_S) -> ClusterStatus:
+    """Return how a cluster stands; look again for some seconds while nobody can say."""
+    deadline = time.monotonic() + within_s
+    while (status := cluster_status(root)).phase == UNKNOWN and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return status
+
+
+def silence_of(root: Path, status: ClusterStatus) -> str:
+    """Return since when a keeper that lives gives no sign of life, and why where that is known; empty for others."""
+    watched = status.phase in ("starting", "ready") and status.beats and status.host == socket.gethostname()
+    if not watched or status.pid is None or not status.alive:
+        return ""
+    file = ClusterPaths(root).state
+    try:
+        written_s = file.stat().st_mtime
+        writable = not os.statvfs(file).f_flag & os.ST_RDONLY  # else it cannot give the sign
+    except OSError:
+        return ""
+    if not writable or time.time() - written_s < _SILENCE_S:
+        return ""
+    stopped = f": process {status.pid} is stopped; kill -CONT {status.pid} continues it"
+    since = time.strftime("%H:%M:%S", time.localtime(written_s))
+    return f"the keeper does not answer since {since}{stopped if activity(status.pid)[1] else ''}"
 
 
 def keeper_process(root: Path) -> Process | None:
@@ -104,7 +176,11 @@ def is_keeper(pid: int, root: Path) -> bool:
 
 
 def is_keeper_alive(cluster: Path) -> bool:
-    return cluster_status(cluster).alive
+    """Whether a cluster's keeper lives. Raises Unreadable where nobody can say."""
+    status = cluster_status(cluster)
+    if status.unread:
+        raise Unreadable(status.unread)
+    return status.alive
 
 
 def run_at(path: str | Path) -> RunPaths:
@@ -120,42 +196,73 @@ def id_of(paths: RunPaths) -> str:
 
 
 def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
-    """Return the state of a run: as its result says, else as its keeper last wrote, and `lost` where that died."""
-    if not (file := result_file(paths)).exists():
-        if is_alive(cluster_of(paths)):
-            return _state_in(paths.state, {"state": RunState.QUEUED, **read_json(paths.state)})
+    """Return the state of a run: as its result says, else as its keeper last wrote, and `lost` where that died.
+
+    Without proof of that, where files cannot be read at this moment, it is `unknown`.
+    """
+    try:
+        return _state_of(paths, is_alive)
+    except Unreadable:
+        return RunState.UNKNOWN
+
+
+def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
+    if is_missing(file := _result_file(paths)):
+        if is_alive(known_cluster_of(paths)):
+            return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
         # The keeper may have written the result between the two looks.
-        if not (file := result_file(paths)).exists():
+        if is_missing(file := _result_file(paths)):
             return RunState.LOST
     return _state_in(file, load_json(file))
 
 
 def result_file(paths: RunPaths) -> Path:
     """Return where a run's result is, or will be: its own directory, or its cluster's where that could not take it."""
-    if not paths.result.exists():
-        match read_json(paths.info):
+    try:
+        return _result_file(paths)
+    except Unreadable:
+        return paths.result
+
+
+def _result_file(paths: RunPaths) -> Path:
+    if is_missing(paths.result):
+        match read_known(paths.info):
             case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
                 spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
-                if is_own(spare.parent) and read_json(spare).get("of") == str(paths.root):  # no other run can claim it
+                if is_own(spare.parent) and read_known(spare).get("of") == str(paths.root):  # no other run can claim it
                     return spare
     return paths.result
 
 
 def message_of(paths: RunPaths, state: RunState) -> str:
     """Return one line on the state of a run, for people."""
+    if state is RunState.UNKNOWN:
+        return unknown_words(paths)
+    cluster = cluster_status(cluster_of(paths))
     if state is RunState.LOST:
-        cluster = cluster_status(cluster_of(paths))
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
         return f"its keeper died; what it had written is in {paths.root}{why}"
     raw = read_json(paths.state)
-    hint = text(raw.get("hint"))
-    return mask_secrets(text(raw.get("message")) + (f" ({hint})" if hint else ""))
+    silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
+    hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
+    return mask_secrets(text(raw.get("message")) + (f" ({hints})" if hints else ""))
+
+
+def unknown_words(paths: RunPaths) -> str:
+    """Return why the state of a run is unknown, for people."""
+    try:
+        _state_of(paths, is_keeper_alive)
+    except RunError as error:
+        return f"{error}; the run may well continue, and the next look tries again"
+    return "the state of the run could not be read a moment ago; the next look tries again"
 
 
 def state_or_problem(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> tuple[RunState, str]:
-    """Return the state of a run, and why it cannot be told: one whose files cannot be read is lost, and no error."""
+    """Return the state of a run, and why it cannot be told: one whose files are damaged is lost, and no error."""
     try:
-        return state_of(paths, is_alive), ""
+        return _state_of(paths, is_alive), ""
+    except Unreadable as error:
+        return RunState.UNKNOWN, f"{error}; the run may well continue, and the next look tries again"
     except RunError as error:
         return RunState.LOST, str(error)
 
@@ -183,9 +290,22 @@ _RUNS = TypeAdapter(list[QueuedRun])
 def read_queue(path: Path) -> list[QueuedRun]:
     """Read the runs; none where there is no such file, or a broken one."""
     try:
-        return _RUNS.validate_json(read_bytes(path))
-    except (OSError, ValidationError):
+        return _known_queue(path)
+    except Unreadable:
         return []
+
+
+def _known_queue(path: Path) -> list[QueuedRun]:
+    if is_missing(path):
+        return []
+    try:
+        return _RUNS.validate_json(read_bytes(path))
+    except ValidationError:
+        return []
+    except OSError as error:
+        if is_certain(error):
+            return []
+        raise unreadable(path, error) from error
 
 
 def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
@@ -194,16 +314,28 @@ def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
 
 def cluster_of(paths: RunPaths) -> Path:
     """Return the cluster that a run names, if it lies with it or is this user's and knows it; else the run's own."""
-    named = Path(text(read_json(paths.info).get("cluster")) or paths.root)
-    if _is_with(named, paths.root) or (is_own(named) and is_listed(paths, named)):
+    try:
+        return known_cluster_of(paths)
+    except Unreadable:
+        return paths.root
+
+
+def known_cluster_of(paths: RunPaths) -> Path:
+    """Return the same. Raises Unreadable where nobody can say at this moment."""
+    named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
+    is_missing(named)  # raises where a folder that is there would be taken for none below
+    if _is_with(named, paths.root) or (is_own(named) and _is_in(_known_queue(ClusterPaths(named).queue), paths)):
         return named
     return paths.root
 
 
 def is_listed(paths: RunPaths, cluster: Path) -> bool:
+    return _is_in(read_queue(ClusterPaths(cluster).queue), paths)
+
+
+def _is_in(runs: Sequence[QueuedRun], paths: RunPaths) -> bool:
     run_id, root = read_json(paths.info).get("id"), os.path.realpath(paths.root)
     try:
-        runs = read_queue(ClusterPaths(cluster).queue)
         return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
     except ValueError:  # a path that holds a NUL
         return False

@@ -18,7 +18,16 @@ from workbench.rundir.output.tail import LogTail
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, result_file, run_at, state_or_problem
+from workbench.rundir.status import (
+    cluster_of,
+    cluster_status,
+    id_of,
+    message_of,
+    result_file,
+    run_at,
+    silence_of,
+    state_or_problem,
+)
 from workbench.rundir.totals import Progress, RunTotals
 
 _CURVES = {
@@ -152,8 +161,12 @@ class RunView:
             return
         raw = read_json(self.paths.state)
         warning = "" if state.is_terminal else text(read_json(self.paths.prediction).get("warning"))
-        self.state, self.hint = state, text(raw.get("hint")) or warning
+        self.state, self.hint = state, self._silence(state) or text(raw.get("hint")) or warning
         self.message = message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
+
+    def _silence(self, state: RunState) -> str:
+        cluster = cluster_of(self.paths)
+        return "" if state.is_terminal else silence_of(cluster, cluster_status(cluster))
 
     def _look_at_cluster(self) -> bool:
         before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))

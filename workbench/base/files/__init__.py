@@ -12,11 +12,12 @@ import os
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError, RunError, Unreadable
 from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import parse_record
 
@@ -116,6 +117,29 @@ def user_path(path: str | Path) -> Path:
         raise ConfigError(f"the path {str(path)!r} begins with a home folder that is not there: {error}") from error
 
 
+def unreadable(path: Path, error: OSError) -> Unreadable:
+    """Make the error about a file that may well be there."""
+    return Unreadable(f"{path} cannot be read at this moment: {error.strerror or error}")
+
+
+def is_certain(error: OSError) -> bool:
+    """Whether an error says what is there: no file, or no record. Every other error leaves that open."""
+    return error.errno in _CERTAIN
+
+
+def is_missing(path: Path) -> bool:
+    """Whether there is no file at a path. Raises Unreadable where the system does not say."""
+    try:
+        os.stat(path)  # noqa: PTH116 (Path.stat is the same)
+    except OSError as error:
+        if not is_certain(error):
+            raise unreadable(path, error) from error
+        return True
+    except ValueError:  # a path that holds a NUL
+        return True
+    return False
+
+
 def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
     """Return a JSON object of a run's or a cluster's directory, or raise the RunError that names the file."""
     try:
@@ -124,6 +148,8 @@ def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
                 return record
         problem = "it is not a JSON object"
     except OSError as error:
+        if not is_certain(error):
+            raise unreadable(path, error) from error
         problem = _WORDS.get(error.errno or 0, error.strerror or str(error))
     except ValueError as error:
         problem = f"it is not JSON ({error})"
@@ -138,6 +164,20 @@ def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
         return {}
 
 
+def read_known(path: Path, within: Path | None = None) -> dict[str, object]:
+    """Return a JSON object; a missing or broken file is an empty one. Raises Unreadable where it may be there."""
+    try:
+        return load_json(path, within)
+    except Unreadable:
+        raise
+    except RunError:
+        return {}
+
+
+_CERTAIN = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EFBIG, errno.EISDIR),
+    errno.ENAMETOOLONG,
+)
 _WORDS = {
     errno.ELOOP: "it is a link, and no link is followed there",
     errno.ENOTDIR: "its folder is a link, and no link is followed there",
@@ -161,11 +201,22 @@ class KeptFile:
             self._data, self._stamp = data, None
             self._write(data)
 
-    def mend(self) -> None:
-        """Write it once more unless it is as it was written; costs one `stat` where it is. Raises OSError."""
+    def mend(self, *, beat: bool = False) -> None:
+        """Write it once more unless it is as it was written; costs one `stat` where it is. Raises OSError.
+
+        With `beat` the file's time is renewed where it is as it was written, as a sign of life of the writer.
+        """
         with self._lock:
-            if self._data is not None and (self._stamp is None or self._look() != self._stamp):
+            if self._data is None:
+                return
+            if self._stamp is None or self._look() != self._stamp:
                 self._write(self._data)
+            elif beat:
+                now = time.time_ns()
+                os.utime(self._path, ns=(now, now), follow_symlinks=False)
+                after = self._look()
+                if after is not None and (after[0], after[2]) == (self._stamp[0], self._stamp[2]):  # still our file
+                    self._stamp = after
 
     def _write(self, data: Mapping[str, object]) -> None:
         write_json(self._path, data)

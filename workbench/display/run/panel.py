@@ -43,7 +43,8 @@ _STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
     """Display a run, and keep it up to date; its buttons go when it has ended, unless its `buttons` are wanted."""
-    if state_or_problem(run.paths)[1]:
+    state, problem = state_or_problem(run.paths)
+    if problem and state.is_terminal:  # a state that is unknown now may be known at the next look
         show_bundle(to_bundle(run_doc(run)))
         return
     show_live(run.path, lambda: RunPanel(run), keep_bar=buttons, place=place)
