@@ -12,6 +12,7 @@ import resource
 import signal
 import socket as sockets
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from workbench.base.process import find, look_up, marks, with_mark
 from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.local.forkserver import ForkServer
 from workbench.worker.agent.warm_link import FORK_SERVER
+from workbench.worker.forkserver import _LINGER_S
 
 MORE = """
 import resource, time
@@ -142,6 +144,19 @@ def test_clusters_share_one_import_and_outlive_who_did_it(make_agent, tmp_path, 
             assert next_one != importer
             agent_of("pod-3", one)
     until(lambda: look_up(next_one) is None, 60.0)  # it has nobody to serve any more
+
+
+def test_the_import_lasts_as_long_as_a_cluster_that_uses_it(make_agent, tmp_path, env):
+    """The process that imported must not take the request of a keeper for the end of the keeper."""
+    agent = make_agent()
+    with fork_server(tmp_path, env) as socket:
+        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        assert is_forked(agent), log(agent)
+        importer = find(look_up(server_of(agent).parent).parent)
+        assert b"workbench.worker.forkserver" in argv(importer)
+        time.sleep(_LINGER_S + 3)
+        assert find(importer.pid) == importer
+    until(lambda: find(importer.pid) != importer, 6 * _LINGER_S)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")

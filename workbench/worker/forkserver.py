@@ -54,15 +54,21 @@ def main() -> None:
     born = dict(os.environ)
     import_third_party()
     _take_over_output([os.open(os.devnull, os.O_WRONLY) for _ in range(2)])  # it was the log of the first to ask
-    keepers: list[socket.socket] = []
-    while ready := select.select([listener, *keepers], [], [], None if keepers else _LINGER_S)[0]:
-        for line in ready:
-            if line is listener:
-                keepers.append(listener.accept()[0])
-                _fork(_serve_keeper, keepers[-1], born, closing=[listener, *keepers[:-1]])
-            else:  # it has closed its end
-                keepers.remove(line)
-                line.close()
+    keepers: dict[int, socket.socket] = {}
+    watched = select.poll()
+    watched.register(listener, select.POLLIN)
+    while ready := watched.poll(None if keepers else 1000 * _LINGER_S):
+        for number, _ in ready:
+            if number != listener.fileno():  # this keeper has ended
+                watched.unregister(number)
+                keepers.pop(number).close()
+                continue
+            line, _ = listener.accept()
+            others = list(keepers.values())
+            keepers[line.fileno()] = line
+            # Only for its end: what the keeper asks makes the line readable too, and is for the fork to read.
+            watched.register(line, select.POLLRDHUP)
+            _fork(_serve_keeper, line, born, closing=[listener, *others])
 
 
 def _fork(become: Callable[..., None], *arguments: object, closing: Sequence[socket.socket]) -> None:
