@@ -9,7 +9,9 @@ from pathlib import Path
 from poll import until
 
 from workbench import Cluster, Run, Script
+from workbench.base.files.locks import is_locked
 from workbench.base.process import find
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
 
 _COUNT = Path(__file__).parent / "scripts" / "count.py"
@@ -25,7 +27,7 @@ def kill_keeper(cluster: Cluster) -> int:
     status = cluster_status(cluster.path)
     assert status.pid is not None
     os.kill(status.pid, signal.SIGKILL)
-    until(lambda: find(status.pid or 0) is None)
+    until(lambda: find(status.pid or 0) is None and not is_locked(ClusterPaths(cluster.path).keeper_lock))
     return status.pid
 
 

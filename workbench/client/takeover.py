@@ -34,12 +34,14 @@ from workbench.rundir.status import (
     own_runs,
     read_queue,
     result_file,
+    settled_status,
 )
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
 _SETTLE_S = 20.0  # for a run whose ranks have ended to have its result
 _LOOK_S = 0.05
+_SETTLED_S = 2.0
 
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
@@ -65,7 +67,8 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     if over or not is_folder(cluster):
         return False
     try:
-        if cluster_status(cluster).alive:
+        # A keeper that was killed this moment still has its lock while the system takes it apart.
+        if settled_status(cluster, _SETTLED_S).alive:
             return True
         if why := _foreign((run.root, run.info, run.state)):
             raise RunError(why)
