@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from tests.faults.proxy import bad_network
 from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
@@ -58,9 +59,12 @@ def made() -> Iterator[list[SSHPods]]:
 def launch(there: HostsPlace, context: LaunchContext, made: list[SSHPods]) -> Launch:
     """Launches with changed options; stopped afterwards."""
 
-    def go(count: int = 1, spec: PodSpec | None = None, **changes: object) -> list[Pod]:
+    def go(
+        count: int = 1, spec: PodSpec | None = None, report: Callable[[str], None] | None = None, **changes: object
+    ) -> list[Pod]:
         made.append(there.backend(**changes))  # type: ignore[arg-type]
-        return made[-1].launch(spec or PodSpec(), count, context)
+        told = context if report is None else replace(context, report=report)
+        return made[-1].launch(spec or PodSpec(), count, told)
 
     return go
 
@@ -433,3 +437,22 @@ def test_what_a_killed_keeper_left_is_tidied_up(there: HostsPlace, launch: Launc
         remove_left(there.backend().to_dict(), context.directory)
     assert ours.wait(1) == -signal.SIGTERM
     assert there.left(context) == []
+
+
+@pytest.mark.long
+def test_a_host_behind_a_slow_line_needs_more_time_and_is_never_told_to_have_refused(
+    there: HostsPlace, launch: Launch
+) -> None:
+    """Two seconds there and back."""
+    far, host = "127.0.0.7", there.hosts[0]
+    port, reports = free_port([far]), []
+    with bad_network(far, port, (host.address, host.port), delay_s=1.0):
+        options = {"hosts": [f"{far}:{port}"], "trust": {far: host.fingerprint}}
+        with pytest.raises(PodError) as caught:
+            launch(1, **options)
+        words = str(caught.value)
+        assert "connect_timeout_s=20" in words
+        assert "denied" not in words
+        (pod,) = launch(1, **options, connect_timeout_s=60, report=reports.append)
+        assert pod.connect_timeout_s == 60
+        assert any(line.startswith(f"still trying to log in to {far}") for line in reports)

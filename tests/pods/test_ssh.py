@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from tests.pods.conftest import Launched
@@ -59,6 +60,33 @@ def test_speaks_something_else(identity: Identity, stranger: Pod, listener: sock
     with pytest.raises(PodError, match="pod-2"):
         SSHConnection(stranger, identity, timeout_s=2.0).open()
     thread.join(5)
+
+
+class Undecided(paramiko.ServerInterface):
+    """A server that takes longer for the login than anybody waits."""
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        time.sleep(3)
+        return paramiko.AUTH_FAILED
+
+
+def test_a_login_that_is_not_answered_in_time_is_no_refusal(
+    identity: Identity, stranger: Pod, listener: socket.socket
+) -> None:
+    servers = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        servers.append(paramiko.Transport(connection))
+        servers[0].add_server_key(paramiko.PKey.from_path(identity.key))
+        servers[0].start_server(server=Undecided())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(PodTimeout, match=r"pod-2 \(127.0.0.1:\d+\): no answer to the login in 1 s"):
+        SSHConnection(stranger, identity, timeout_s=1.0).open()
+    thread.join(5)
+    servers[0].close()
 
 
 def test_no_route_and_no_name(identity: Identity) -> None:

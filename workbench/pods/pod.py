@@ -60,6 +60,8 @@ class Pod:
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
     jump: Jump | None = None
     """The host to go through; None: straight."""
+    connect_timeout_s: float = 5.0
+    """Seconds that each step of a new connection to it may take; where that is less, the login still has ten."""
     slots: int = 1
     """Ranks that it carries."""
     host_key: str = ""

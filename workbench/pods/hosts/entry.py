@@ -26,8 +26,9 @@ from workbench.pods.pod_spec import PodSpec
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
-_CONNECT_S = 4.5  # one step of a first connection
-_ALL_NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
+CONNECT_S = 5.0
+"""Seconds that hosts have by default until those that cannot be used are named."""
+_STEP, _ALL_NAMED = 0.9, 0.96  # of those: one step of a first connection; when one host has failed, all the others
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time
 _REMOVE_S = 4.0
 _AT_ONCE = 32
@@ -69,19 +70,31 @@ class HostFacts:
         )
 
 
-def connect_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Log in to all hosts at once and close again; see `keys.try_login`."""
+def connect_all(
+    hosts: Sequence[Host],
+    trust: Mapping[str, str],
+    timeout_s: float = CONNECT_S,
+    report: Callable[[str], None] = lambda _line: None,
+) -> list[tuple[str, str]]:
+    """Log in to all hosts at once and close again; see `keys.try_login`. Report those that take long."""
     from workbench.pods.hosts.keys import try_login
 
     pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
     try:
-        futures = [pool.submit(try_login, host, trust, _CONNECT_S) for host in hosts]
+        futures = [pool.submit(try_login, host, trust, _STEP * timeout_s) for host in hosts]
+        all_named_s = _ALL_NAMED * timeout_s
         began_s = monotonic()
+        reported = False
         while not all(future.done() for future in futures):
             wait(futures, timeout=0.05)
-            if any(f.done() and f.exception() for f in futures) and monotonic() - began_s > _ALL_NAMED_S:
+            if any(f.done() and f.exception() for f in futures) and monotonic() - began_s > all_named_s:
                 break
-        _raise_all(futures, [f"{host}: no answer in {_ALL_NAMED_S:g} s" for host in hosts])
+            if not reported and monotonic() - began_s > CONNECT_S:
+                late = [str(host) for host, future in zip(hosts, futures, strict=True) if not future.done()]
+                report(f"still trying to log in to {', '.join(late)}")
+                reported = True
+        slow = f"Hosts behind a slow line need more time: SSHPods(…, connect_timeout_s={4 * timeout_s:g})"
+        _raise_all(futures, [f"{host}: no answer in {all_named_s:g} s" for host in hosts], if_late=slow)
         return [future.result() for future in futures]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a silent host's thread ends by its own limits
@@ -197,7 +210,7 @@ def _at_once(jumps: Sequence[object]) -> int:
     return _AT_ONCE_THROUGH if any(jumps) else _AT_ONCE
 
 
-def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
+def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str], if_late: str = "") -> None:
     errors: list[WorkbenchError] = []
     for future, words in zip(futures, unfinished, strict=True):
         if not future.done():
@@ -213,11 +226,14 @@ def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
     kind = kinds.pop() if len(kinds) == 1 else PodError
     kind = kind if kind in (ConfigError, PodTimeout) else PodError
     lines = [str(error) for error in errors]
+    late = "\n" + if_late if if_late and PodTimeout in map(type, errors) else ""
     head = "" if len(lines) == 1 else f"{len(lines)} of {len(futures)} hosts are not usable:\n"
-    raise kind(head + "\n".join(lines)) from errors[0]
+    raise kind(head + "\n".join(lines) + late) from errors[0]
 
 
-def pod_of(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -> Pod:
+def pod_of(
+    number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str, *, connect_timeout_s: float = CONNECT_S
+) -> Pod:
     via, jump = host.jump, None
     if via is not None:
         jump = Jump(address=via.reached or via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key)
@@ -230,6 +246,7 @@ def pod_of(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str)
         slots=host.slots or spec.slots,
         host_key=host_key,
         jump=jump,
+        connect_timeout_s=connect_timeout_s,
     )
 
 

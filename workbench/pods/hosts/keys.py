@@ -28,7 +28,7 @@ def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[s
     if host.jump is None:
         return _try_one(host, trust, timeout_s, None), ""
     hop_key = _try_one(host.jump, trust, timeout_s, None)
-    hop = reach(_destination(host.jump, [hop_key]), timeout_s)
+    hop = reach(_destination(host.jump, [hop_key], timeout_s), timeout_s)
     try:
         return _try_one(host, trust, timeout_s, hop), hop_key
     finally:
@@ -66,7 +66,7 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
     try:
         shown = proven_key(transport)
         _check_key(host, shown, pinned, expected, transport)
-        log_in(transport, _destination(host, pinned))
+        log_in(transport, _destination(host, pinned, timeout_s))
         return shown
     finally:
         transport.close()
@@ -74,7 +74,7 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
 
 def _prove_key(host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None) -> Transport:
     """Have the host prove a key: of a known type if there is one, else the one with the vouched fingerprint."""
-    destination = _destination(host, pinned)
+    destination = _destination(host, pinned, timeout_s)
     kinds = [line.split(" ")[0] for line in pinned] or _KINDS[:1]
     first = handshake(connect(destination, timeout_s, hop), destination, kinds, timeout_s)
     if not expected or fingerprint(proven_key(first)) == expected:
@@ -102,7 +102,7 @@ def _check_key(host: Host, shown: str, pinned: Sequence[str], expected: str, tra
                 " another machine answers there, nothing was sent"
             )
     elif pinned:
-        check_host_key(transport, _destination(host, pinned))
+        check_host_key(transport, _destination(host, pinned, transport.auth_timeout))
     else:
         kind = shown.split(" ")[0].removeprefix("ssh-").partition("-")[0]
         raise PodError(
@@ -113,7 +113,7 @@ def _check_key(host: Host, shown: str, pinned: Sequence[str], expected: str, tra
         )
 
 
-def _destination(host: Host, pinned: Sequence[str]) -> Destination:
+def _destination(host: Host, pinned: Sequence[str], timeout_s: float) -> Destination:
     return Destination(
         name=host.address,
         address=host.reached or host.address,
@@ -121,4 +121,5 @@ def _destination(host: Host, pinned: Sequence[str]) -> Destination:
         user=host.user,
         key=Path(host.key),
         pinned=pinned,
+        connect_timeout_s=timeout_s,
     )

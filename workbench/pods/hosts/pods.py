@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.files import read_text, write_json
-from workbench.base.record import Allowed, PathText
+from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_user
 from workbench.pods.hosts import entry
 from workbench.pods.hosts.far_end import check_names
@@ -110,6 +110,9 @@ class SSHPods(Place):
     """The Python on the hosts that has torch and DeepSpeed; `~/` stands for the home folder there."""
     root: Annotated[str, _on_hosts("root")] = "~/.cache/deepspeed-workbench"
     """The folder on the hosts below which each cluster makes one of its own."""
+    connect_timeout_s: Annotated[Positive, Unit("s")] = entry.CONNECT_S
+    """Seconds that hosts get to let us in before those that do not are named and the start fails. Default 5; a line
+    with a round trip of two seconds needs 30."""
 
     _identity: Identity | None = None
     _pods: list[Pod] = PrivateAttr(default_factory=list)
@@ -133,7 +136,7 @@ class SSHPods(Place):
         return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in {**options, 'hosts': hosts}.items())})"
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Log in to the first `count` hosts, name all that fail within five seconds, then make a folder on each."""
+        """Log in to the first `count` hosts, name all that fail in `connect_timeout_s`, then make a folder on each."""
         if self._pods:
             raise BackendError(f"these hosts are in use already ({len(self._pods)} pods); stop them first")
         if count < 1:
@@ -142,9 +145,11 @@ class SSHPods(Place):
         hosts = self.hosts_for(count)
         try:
             with self._working:
-                keys = entry.connect_all(hosts, self.trust)
+                limit_s = self.connect_timeout_s
+                keys = entry.connect_all(hosts, self.trust, limit_s, context.report)
                 self._pods = [
-                    entry.pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
+                    entry.pod_of(i, host, spec, *key, connect_timeout_s=limit_s)
+                    for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
                 ]
             context.arrived(self._pods)
             context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
@@ -269,7 +274,7 @@ class SSHPods(Place):
             if time.monotonic() - self._tried_s.get(pod.name, -_AGAIN_S) < _AGAIN_S:
                 return pod
             self._tried_s[pod.name] = time.monotonic()
-            connection.timeout_s = _AGAIN_TAKES_S
+            connection.timeout_s = max(_AGAIN_TAKES_S, self._more_s)
             try:
                 connection.open()
             except WorkbenchError as error:
@@ -277,11 +282,16 @@ class SSHPods(Place):
                 return pod if pod.phase is Phase.UNKNOWN else replace(pod, phase=Phase.UNKNOWN, message=since)
         return replace(pod, phase=Phase.RUNNING, message="")
 
+    @property
+    def _more_s(self) -> float:
+        """What a user who asked for more time than usual wants a single attempt to have."""
+        return self.connect_timeout_s if self.connect_timeout_s > entry.CONNECT_S else 0.0
+
     def _leave(self, pod: Pod) -> None:
         connection = self._connections.get(pod.name)
         if connection is None or not self._folder:
             return
-        connection.timeout_s = _AGAIN_TAKES_S
+        connection.timeout_s = max(_AGAIN_TAKES_S, self._more_s)
         log = self._logs.setdefault(pod.name, [])
         try:
             log += entry.remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)

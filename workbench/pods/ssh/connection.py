@@ -109,7 +109,7 @@ class SSHConnection:
         try:
             channel = self._live_transport().open_session(timeout=self.timeout_s)
             channel.settimeout(self.timeout_s)
-            channel.exec_command(os.fsencode(command))
+            channel.exec_command(_to_bytes(command))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise RemoteError(
                 f"{self.pod.name} ({self._where}) takes no command: {error}", host=self.pod.address
@@ -194,6 +194,7 @@ class SSHConnection:
             user=pod.user,
             key=self.identity.key_for(pod),
             pinned=self.identity.pinned(pod.address, pod.ssh_port),
+            connect_timeout_s=pod.connect_timeout_s,
         )
 
     def _jump(self, jump: Jump) -> Destination:
@@ -204,9 +205,18 @@ class SSHConnection:
             user=jump.user,
             key=Path(jump.key),
             pinned=self.identity.pinned(jump.address, jump.port),
+            connect_timeout_s=self.pod.connect_timeout_s,
         )
 
     def _live_transport(self) -> paramiko.Transport:
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
         return self._transport
+
+
+def _to_bytes(command: str) -> bytes:
+    """Return a command as it travels: file names keep their bytes, and no locale here refuses a letter."""
+    try:
+        return os.fsencode(command)
+    except UnicodeEncodeError:  # of a locale such as ISO-8859-1, which lacks it
+        return command.encode("utf-8", "surrogateescape")

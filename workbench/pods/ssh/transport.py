@@ -18,7 +18,6 @@ from workbench.pods.ssh.identity import check_key_file, fingerprint
 
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0
-_CONNECT_S = 5.0
 # What paramiko would offer last. OpenSSH's own client and daemon have offered none of the ciphers since 2017.
 _WEAK = {
     "ciphers": ["3des-cbc", "aes128-cbc", "aes192-cbc", "aes256-cbc"],
@@ -42,6 +41,8 @@ class Destination:
     key: Path = Path()
     pinned: Sequence[str] = ()
     """The host keys to accept, `type base64`."""
+    connect_timeout_s: float = 5.0
+    """Seconds that each step may take; where that is less, banner and login still have ten."""
 
     @property
     def where(self) -> str:
@@ -68,7 +69,7 @@ def reach(destination: Destination, timeout_s: float, through: Transport | None 
 def connect(destination: Destination, timeout_s: float, through: Transport | None = None) -> Wire:
     """Open the TCP connection, or a channel of the jump host's that leads there."""
     name, where = destination.name, destination.where
-    limit_s = min(timeout_s, _CONNECT_S)
+    limit_s = min(timeout_s, destination.connect_timeout_s)
     try:
         if through is not None:
             return _forwarded(through, destination, limit_s)
@@ -96,7 +97,7 @@ def handshake(
     wire: Wire, destination: Destination, kinds: Sequence[str], timeout_s: float, *, only: bool = False
 ) -> Transport:
     """Agree on keys; the host proves one of its keys here."""
-    limit_s = min(timeout_s, _BANNER_S)
+    limit_s = min(timeout_s, max(_BANNER_S, destination.connect_timeout_s))
     logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
     transport = Transport(wire, disabled_algorithms=_WEAK)
     transport.set_log_channel(_TRANSPORT_LOG)
@@ -142,6 +143,12 @@ def log_in(transport: Transport, destination: Destination) -> None:
     try:
         left = transport.auth_publickey(user, key)
     except paramiko.AuthenticationException as error:
+        # paramiko has one exception for all of these; only a host that answered has refused.
+        if "timeout" in str(error).lower():
+            limit_s = transport.auth_timeout
+            raise PodTimeout(f"{name} ({where}): no answer to the login in {limit_s:g} s") from error
+        if not transport.is_active() or "EOF" in str(error):
+            raise PodError(f"{name} ({where}) broke off the login: {error}") from error
         raise PodError(
             f"permission denied (publickey) for {user}@{where} ({name}), key file {destination.key}: {error}"
         ) from error
