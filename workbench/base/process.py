@@ -187,7 +187,7 @@ def peer(line: socket.socket) -> tuple[int, int]:
 
 
 def process_table() -> dict[int, Process]:
-    """Return all processes by pid; about 15 µs each."""
+    """Return all processes by pid; about 15 microseconds each."""
     try:
         names = os.listdir("/proc")  # noqa: PTH208 (names, not paths)
     except OSError:

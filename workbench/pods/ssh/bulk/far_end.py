@@ -26,7 +26,7 @@ _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not
 
 
 def main(argv: list[str]) -> int:
-    """Do what is asked; what the disk refuses is said in a line `{"error": …}`."""
+    """Do what is asked; what the disk refuses is said in a line `{"error": WORDS}`."""
     verb, path, *rest = argv
     verbs: dict[str, Callable[..., int]] = {"send": _send, "receive": _receive, "take": _take, "holds": _holds}
     try:
