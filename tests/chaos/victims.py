@@ -13,6 +13,7 @@ from workbench.base.process import (
     RANK_MARK,
     RUN_MARK,
     Process,
+    descendants,
     find,
     live_descendants,
     marks,
@@ -71,9 +72,17 @@ def sessions(pod: Pod) -> list[Process]:
 
 
 def bridges(pod: Pod) -> list[Process]:
-    """Return what carries the keeper's words to the agent: marked processes of the pod below its daemon."""
-    daemon = sshd(pod)
-    return [] if daemon is None else [p for p in live_descendants(daemon.pid) if POD_MARK in marks(p.pid)]
+    """Return what carries the keeper's words to the agent: marked processes of the pod below its daemon.
+
+    The agent was started over such a line and may still be below the daemon: it and all below it are no bridges.
+    """
+    daemon, serves = sshd(pod), agent(pod)
+    if daemon is None:
+        return []
+    table = process_table()
+    others = set() if serves is None else descendants(table, [serves.pid])
+    others |= {process.pid for process in table.values() if serves is not None and process.session == serves.session}
+    return [p for p in live_descendants(daemon.pid) if POD_MARK in marks(p.pid) and p.pid not in others]
 
 
 def ranks(run: Run, pod: Pod | None = None) -> list[Process]:
