@@ -103,6 +103,20 @@ def test_a_pod_ends_when_nobody_is_logged_in_for_the_lease(
     assert pod.wait(5) == 0
 
 
+@pytest.mark.long
+def test_a_pod_that_slept_for_longer_than_its_lease_gives_the_keeper_time(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    pod = start("--wait-s", "9")
+    until(pod, REPORT)
+    pod.send_signal(signal.SIGSTOP)
+    time.sleep(11)
+    pod.send_signal(signal.SIGCONT)
+    assert "this machine slept for 1" in until(pod, "pod:")
+    assert "nobody was logged in for" in until(pod, "pod:")
+    assert pod.wait(5) == 0
+
+
 def test_a_pod_that_nobody_ever_calls_ends(start: Callable[..., subprocess.Popen[str]]) -> None:
     pod = start("--wait-s", "0.5")
     assert "nobody was logged in for" in until(pod, "pod:")

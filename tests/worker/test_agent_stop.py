@@ -247,3 +247,19 @@ def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
     me = agent.pid
     assert not [p for p in process_table().values() if p.parent == me]
     assert len(list(Path(f"/proc/{agent.pid}/fd").iterdir())) <= open_before
+
+
+def test_an_agent_that_slept_for_longer_than_its_lease_gives_the_keeper_time(make_agent):
+    agent = make_agent()
+    agent.serve("--lease-s", "12")
+    agent.start("r", "import time; print('up', flush=True); time.sleep(600)")
+    agent.until_printed("r", "up")
+    process = look_up(agent.pid)
+    process.send(signal.SIGSTOP)
+    time.sleep(14)
+    process.send(signal.SIGCONT)
+    time.sleep(1)
+    assert agent.poll("r")["ranks"][0]["phase"] == "running"
+    time.sleep(5)  # more than the time that it gave; the keeper has spoken since
+    assert agent.poll("r")["ranks"][0]["phase"] == "running"
+    assert "this machine slept for 1" in (agent.root / "agent.log").read_text()

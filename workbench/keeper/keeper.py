@@ -19,6 +19,7 @@ from workbench.base.files import KeptFile, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.finetune import job_from_dict
+from workbench.keeper.awake import awake
 from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.files import TransferProgress
@@ -72,6 +73,7 @@ class Keeper:
         self._say("starting", "starting pods" if self._before is None else "taking over from a keeper that died")
         server = RequestServer(self._paths.socket, self._do, self._redact)
         threading.Thread(target=self._mend, args=(server,), daemon=True).start()
+        threading.Thread(target=awake.keep, args=(threading.Event(),), name="awake", daemon=True).start()
         last = ("closed", "closed")
         try:
             if self._before is not None:

@@ -20,6 +20,7 @@ from workbench.base.errors import PodError, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
 from workbench.base.redact import mask_secrets
 from workbench.base.wire import from_line, to_line
+from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by
 from workbench.pods.pod import Pod
@@ -198,7 +199,7 @@ class AgentLink(PodFiles):
         if getattr(self._lasts, "now", False):
             return action(self._connection())
         self._lasts.now = True
-        until = time.monotonic() + self._lease_s
+        until = awake() + self._lease_s
         try:
             while True:
                 ssh = self._ssh
@@ -222,7 +223,7 @@ class AgentLink(PodFiles):
             raise self._error(str(error)) from error
         if why := self.why_gone():
             raise PodGone(why, host=self.pod.address) from error
-        if time.monotonic() > until:
+        if awake() > until:
             message = f"no sign from {self.pod.name} for {self._lease_s:.0f} s: {error}"
             raise PodGone(message, host=self.pod.address) from error
 

@@ -15,6 +15,7 @@ from workbench.base.files.disk import full_disk_named
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
+from workbench.keeper.awake import awake
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
@@ -55,7 +56,8 @@ class Attempt:
     def __init__(
         self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes, *, rejoin: bool = False
     ):
-        self.ledger = RunLedger(pods=[link.pod.name for link in context.links], world_size=len(context.places))
+        names = [link.pod.name for link in context.links]
+        self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=awake)
         self.command: LaunchCommand | None = None
         """What starts its ranks; None before `prepare`, and where a keeper that died started them."""
         self.master_port = 0
@@ -210,7 +212,8 @@ class Attempt:
                 return fault
             if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
                 return fault
-            self._journal.hint(self.ledger.remark(self._stalls.remark, stopping=self._stopping))
+            remark = self.ledger.remark(self._stalls.remark, stopping=self._stopping, slept=awake.slept())
+            self._journal.hint(remark)
 
     @property
     def _stopping(self) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.jobs.finetune import FineTune
+from workbench.keeper.awake import awake
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -144,7 +145,7 @@ def innermost(stack: str) -> str:
 
 class StallGuard:
     def __init__(self, context: RunContext):
-        self.watch = StallWatch()
+        self.watch = StallWatch(clock=awake)
         self.remark = ""
         """What a person should read now; empty while the run goes on."""
         self._context = context
@@ -181,10 +182,10 @@ class StallGuard:
         if launcher is None or ledger.started or not launcher.halted:
             self._launcher_halted_at = None
             return None
-        self._launcher_halted_at = self._launcher_halted_at or time.monotonic()
+        self._launcher_halted_at = self._launcher_halted_at or awake()
         name = self._context.spec.job.launcher
         what = f"no rank has started: the launcher {name} is stopped by a signal (SIGSTOP)"
-        return Stall(time.monotonic() - self._launcher_halted_at, what)
+        return Stall(awake() - self._launcher_halted_at, what)
 
     def _words(self, rank: RankStatus) -> str:
         where = f"rank {rank.rank} on {rank.pod.name}"

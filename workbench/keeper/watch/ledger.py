@@ -136,10 +136,15 @@ class RunLedger:
         """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
         return self.totals.training and self.totals.phases.get(0, "training") == "training"
 
-    def remark(self, stall: str, *, stopping: str) -> str:
-        """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`."""
+    def remark(self, stall: str, *, stopping: str, slept: str = "") -> str:
+        """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`.
+
+        `slept` says that this machine slept a moment ago.
+        """
         silent = self.silent(_SILENCE_SHOWN_S)
         alone = sorted(rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S)
+        if slept:
+            return f"{slept}; training continues"
         if silent:
             pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
             pods = f"any pod: {CUT_OFF}" if len(silent) == len(self.pods) > 1 else pods

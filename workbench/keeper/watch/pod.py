@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
+from workbench.keeper.awake import awake
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
@@ -72,15 +73,15 @@ class PodWatch:
             self._thread.join(timeout=30)
 
     def _loop(self) -> None:
-        heard = time.monotonic()
+        heard = awake()
         while not self._end.is_set():
             try:
                 more = self._look()
-                heard = time.monotonic()
+                heard = awake()
                 if not more:
                     self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:
-                silent_s = time.monotonic() - heard
+                silent_s = awake() - heard
                 lost = self._why_lost(silent_s)
                 self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=[str(error)]))
                 if lost or self._reconnect():
@@ -131,7 +132,9 @@ class PodWatch:
             return False
         if self._link.agent_pid == self._agent_pid:
             return False
-        lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
+        slept = awake.slept(self._context.spec.cluster.lease_s)
+        why = f"it ended: {slept}, longer than its lease" if slept else "it was killed"
+        lost = f"lost the agent of {self._link.pod.name}: {why}; its ranks died with it"
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
 

@@ -35,7 +35,7 @@ from workbench.base.process import (
 )
 from workbench.base.versions import installed_versions
 from workbench.base.wire import from_line, to_line
-from workbench.pods.guest.pod_main import Stop, has_sessions, reap, start_sshd, stop
+from workbench.pods.guest.pod_main import LATE_S, Stop, has_sessions, reap, start_sshd, stop
 from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
@@ -183,7 +183,14 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
     stdin = sys.stdin.fileno()
     watched = [stdin, wakened.fileno()]
     deadline: float | None = None
+    looked, graced = time.monotonic(), False
     while True:
+        # After sleep another keeper gets a third of the lease to log in: it may have slept too. Once until one has.
+        late_s = time.monotonic() - looked
+        looked = time.monotonic()
+        if deadline is not None and late_s > LATE_S and not graced:
+            deadline, graced = max(deadline, looked + lease_s / 3), True
+            _log(f"this machine slept for {late_s:.0f} s")
         if deadline is not None and time.monotonic() >= deadline:
             if not _has_heir(Path(config.root)):
                 return
@@ -198,7 +205,7 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
             watched, deadline = [wakened.fileno()], time.monotonic() + lease_s
             _log(f"the keeper is gone; this pod ends {lease_s:.0f} s after the last login of another")
         elif deadline is not None and has_sessions(sshd.pid):
-            deadline = time.monotonic() + lease_s
+            deadline, graced = time.monotonic() + lease_s, False
 
 
 def _has_heir(root: Path) -> bool:

@@ -61,6 +61,8 @@ _MESSAGE = Path("/dev/termination-log")  # where Kubernetes looks for a containe
 _ACCOUNT_NAME = "pod"
 _LISTEN_S = 10.0
 _LOOK_S = 1.0
+LATE_S = 5.0
+"""A look that comes so much later than the one before: the machine slept, or its processes were frozen."""
 
 
 class Stop(BaseException):
@@ -161,7 +163,7 @@ def _user() -> str:
     except KeyError:
         raise RuntimeError(
             f"user id {os.geteuid()} has no name in this image's /etc/passwd, and sshd needs one; name the image's own"
-            " user, KubernetesPods(run_as_user=…), or None, which gives any id a name"
+            " user, KubernetesPods(run_as_user=ID), or None, which gives any id a name"
         ) from None
 
 
@@ -245,12 +247,19 @@ def _await_listening(daemon: subprocess.Popen[bytes], port: int) -> None:
 
 def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
     limit_s, deadline = options.wait_s, time.monotonic() + options.wait_s
+    looked, graced = time.monotonic(), False
     while True:
+        # After sleep the keeper gets a third of the limit to log in again: it may have slept too. Once until it has.
+        late_s = time.monotonic() - looked
+        looked = time.monotonic()
+        if late_s > LATE_S and not graced:
+            deadline, graced = max(deadline, looked + limit_s / 3), True
+            _say(f"this machine slept for {late_s:.0f} s")
         code = reap().get(daemon.pid)
         if code is not None:
             return _exit_message(f"sshd of this pod ended with {code}", 1)
         if has_sessions(daemon.pid):
-            limit_s, deadline = options.lease_s, time.monotonic() + options.lease_s
+            limit_s, deadline, graced = options.lease_s, time.monotonic() + options.lease_s, False
         elif time.monotonic() > deadline:
             return _exit_message(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
         time.sleep(_LOOK_S)

@@ -35,6 +35,7 @@ _TABLE_S = 1.0
 _STACKS_S = 2.0
 _GRACE_S = 3.0
 _LAST_S = 3.0
+_LATE_S = 5.0  # a tick that comes so late was no busy processor
 _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
 _RUNS_KEPT = 20
@@ -59,6 +60,8 @@ class Agent:
         self._tasks = Tasks()
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
+        self._ticked = time.monotonic()
+        self._graced = False
         self._runs: dict[str, PodRun] = {}
         self._gpus = machine.GpuWatch()
         self._sampled = 0.0
@@ -87,6 +90,7 @@ class Agent:
 
     def renew(self) -> None:
         self._lease_end = time.monotonic() + self.lease_s
+        self._graced = False
 
     def pause_s(self) -> float:
         """Return how long nothing needs to be looked at, if nobody speaks."""
@@ -112,6 +116,7 @@ class Agent:
     def tick(self) -> None:
         """Take note of what happened and do what is due. Cheap when nothing is."""
         now = time.monotonic()
+        self._wait_for_keeper_after_sleep(now)
         if now > self._lease_end:
             self.end(f"no keeper has spoken for {self.lease_s:g} s")
         self.launcher.hear()
@@ -134,6 +139,15 @@ class Agent:
             self._strays = self._end_strays()
         if self._end_by is not None and not any(run.live for run in self._runs.values()):
             self.warm.kill("the agent ends")  # ranks may be its children
+
+    def _wait_for_keeper_after_sleep(self, now: float) -> None:
+        """After sleep the keeper gets a third of the lease to speak again: it may have slept too. Once until it has."""
+        late_s = now - self._ticked
+        self._ticked = now
+        if late_s > _LATE_S and not self._graced:
+            self._graced = True
+            self._lease_end = max(self._lease_end, now + self.lease_s / 3)
+            _log.info("this machine slept for %.0f s", late_s)
 
     def _hello(self, message: Message) -> Reply:
         address = message.get("address")

@@ -1,0 +1,46 @@
+"""The clock that stands still while this machine sleeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.keeper.awake import AwakeClock
+
+
+class Hand:
+    """A clock that a test moves."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+def test_time_that_is_looked_at_counts(hand: Hand) -> None:
+    clock = AwakeClock(hand)
+    began = clock()
+    for _ in range(30):
+        hand.now_s += 2
+        clock()
+    assert clock() - began == 60
+    assert clock.slept() == ""
+
+
+def test_time_in_which_nobody_looked_does_not_count_and_is_told_for_a_minute(hand: Hand) -> None:
+    clock = AwakeClock(hand)
+    began = clock()
+    hand.now_s += 3600
+    assert clock() == began
+    assert clock.slept() == "this machine slept for 3600 s"
+    hand.now_s += 4
+    assert clock() == began + 4
+    for _ in range(15):
+        hand.now_s += 4
+        clock()
+    assert clock.slept() == ""
+    assert clock() == began + 64
