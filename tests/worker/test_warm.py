@@ -276,12 +276,22 @@ def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and
     start(warm, "stamp", run="next")
     assert warm.until_exited("next")["ranks"][0]["how"] == "cold"
     answer = warm.poll("r")
-    assert answer["warm"] == "failed"
     if server.parent == warm.pid:
+        assert answer["warm"] == "failed"
         assert answer["ranks"][0]["phase"] == "running"
     else:  # it was their parent
         (rank,) = warm.until_exited("r")["ranks"]
         assert (rank["exit_code"], rank["error"]["message"]) == (-9, "killed by SIGKILL")
+
+
+def test_a_server_that_died_is_replaced_once_the_pod_is_idle(warm):
+    server = server_of(warm)
+    server.send(signal.SIGKILL)
+    until(lambda: warm.ask("hello")["warm"] == "failed", 20)
+    until(lambda: warm.ask("hello")["warm"] == "ready", 60)
+    start(warm, "stamp")
+    assert warm.until_exited("r")["ranks"][0]["how"] == "warm"
+    assert "another one is started" in (warm.root / "agent.log").read_text()
 
 
 def test_a_variable_that_imports_read_is_honoured_by_a_cold_start(warm):

@@ -139,6 +139,8 @@ class Agent:
             self._strays = self._end_strays()
         if self._end_by is not None and not any(run.live for run in self._runs.values()):
             self.warm.kill("the agent ends")  # ranks may be its children
+        elif self._end_by is None and not self._strays and all(run.settled for run in self._runs.values()):
+            self.warm.revive()
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
         """After sleep the keeper gets a third of the lease to speak again: it may have slept too. Once until it has."""

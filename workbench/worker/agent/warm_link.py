@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _IMPORT_S = 300.0
 _FORK_S = 30.0
 _CONNECT_S = 1.0
+_AGAIN_S = 1.0
 _MESSAGE_BYTES = 1 << 20
 # Read once, when a library is imported: a rank that sets one of these to something else must import for itself.
 _READ_AT_IMPORT = (
@@ -54,14 +55,26 @@ class WarmLink:
         self._asked: dict[int, float] = {}
         self._token = 0
         self._deadline = 0.0
-        self._why = "it ended by itself"
+        self._why = ""
+        self._start: tuple[Path, str] | None = None
+        self._was_ready = False
+        self._again_at = 0.0
 
     def start(self, root: Path, fork_server: str = "") -> None:
         """Start the server, with this process's own output for its log: by a fork server where one is there."""
+        self._start, self._was_ready = (root, fork_server), False
+        self._why, self._ending, self.forked, self.process = "it ended by itself", False, False, None
         self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
         self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
         if not fork_server or not self._ask_fork_server(fork_server):
             self._execute()
+
+    def revive(self) -> None:
+        """Start another in the place of one that was ready and has gone; imports that failed would fail again."""
+        due = self.state == "failed" and self.pid is None and time.monotonic() >= self._again_at
+        if due and self._start is not None and self._was_ready:
+            _log.info("warm server: another one is started")
+            self.start(*self._start)
 
     def _ask_fork_server(self, path: str) -> bool:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -150,6 +163,7 @@ class WarmLink:
                 _log.info("warm server: the fork server refused: %s", message["refused"])
             elif message["state"] == "ready":
                 _log.info("warm server: %s after %.1f s", "forked" if self.forked else "ready", message["took_s"])
+                self._was_ready = True
                 self.state, self.pid = "ready", message["pid"] if self.forked else self.pid
                 self.process = look_up(self.pid) if self.pid is not None else None
         self._flush()
@@ -217,6 +231,7 @@ class WarmLink:
             else:
                 return []
         self.state = "failed"
+        self._again_at = time.monotonic() + _AGAIN_S
         if self.forked:
             self.pid = None
             self._ended += [(pid, -signal.SIGKILL) for pid in self._ranks]
