@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, suggests
-from workbench.base.files import is_missing, read_text
+from workbench.base.files import check_working_directory, is_missing, read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
@@ -91,7 +91,10 @@ class Cluster(ShownLive, Submission):
         self._closed = False
         self._held = False
         self._attached = False
-        self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
+        root = Path(path or Path("runs") / name).expanduser()
+        if not root.is_absolute():
+            check_working_directory()
+        self._paths = ClusterPaths(root.absolute())
 
     @classmethod
     def from_spec(cls, spec: ClusterSpec, path: str | Path | None = None) -> Cluster:

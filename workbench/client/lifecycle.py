@@ -18,6 +18,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import check_room
+from workbench.base.files.locks import no_locks_there
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.base.wire import ask
 from workbench.client.takeover import end_broken_off, not_to_be_tidied, obstacle, take_over, unfinished_runs
@@ -53,6 +54,8 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{root} is being taken by another start at this moment; {_hint(root)}") from None
+        except OSError as error:
+            raise ConfigError(f"{no_locks_there(paths.lock, error)}; nothing has started") from error
         if _is_in_use(root):
             raise ConfigError(occupied(root))
         holder = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()), "user": getpass.getuser()}

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import DiskFull, RunError, suggests
-from workbench.base.files import write_json
+from workbench.base.files import check_working_directory, write_json
 from workbench.base.wire import ask
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
@@ -146,6 +146,7 @@ class Submission:
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None
     ) -> PreparedRun:
+        check_working_directory()
         script = as_script(job, self.path / "functions", cluster_status(self.path).pods)
         spec = RunSpec(cluster=self.spec, job=script, pods=pods)
         return prepare_run(spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path))

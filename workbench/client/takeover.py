@@ -17,6 +17,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, write_json
+from workbench.base.files.locks import no_locks_there
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
 from workbench.pods.backends import remove_left
@@ -114,13 +115,16 @@ def end_broken_off(cluster: Path) -> str:
     paths = ClusterPaths(cluster)
 
     def why() -> str:
-        status = cluster_status(cluster)
+        status = settled_status(cluster, _SETTLED_S)
         return "" if status.phase != "lost" or _not_ours(cluster, status) else _broken_off(status)
 
     if not why():
         return ""
     with paths.lock.open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody starts another one there meanwhile
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # nobody starts another one there meanwhile
+        except OSError as error:
+            raise RunError(f"{no_locks_there(paths.lock, error)}; nothing was removed") from error
         if words := why():
             Identity(paths.identity).destroy()
             remove_left(stored_spec(cluster).backend, cluster)

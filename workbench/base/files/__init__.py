@@ -140,6 +140,17 @@ def is_missing(path: Path) -> bool:
     return False
 
 
+def check_working_directory() -> None:
+    """Raise ConfigError where the folder that relative paths start from is gone."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the working directory of this process has been deleted, so relative paths lead nowhere; go to another"
+            " folder first: os.chdir(os.path.expanduser('~'))"
+        ) from error
+
+
 def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
     """Return a JSON object of a run's or a cluster's directory, or raise the RunError that names the file."""
     try:

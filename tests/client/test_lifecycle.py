@@ -1,0 +1,51 @@
+"""What stands in the way of a start is said before anything starts, with what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench import Cluster, LocalPods
+from workbench.base.errors import ConfigError
+
+NO_FLOCK = "#include <errno.h>\nint flock(int handle, int how) { errno = ENOLCK; return -1; }\n"
+START = """
+import sys
+from workbench import Cluster, LocalPods
+from workbench.base.errors import ConfigError
+try:
+    Cluster(LocalPods(), path=sys.argv[1]).start()
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, to make a flock that fails")
+def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "noflock.c").write_text(NO_FLOCK)
+    library = tmp_path / "noflock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "noflock.c"], check=True)
+    argv = [sys.executable, "-c", START, str(tmp_path / "c")]
+    env = {**os.environ, "LD_PRELOAD": str(library)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/c/.lock cannot be locked (No locks available)" in done.stdout
+    assert "the file system there has no flock" in done.stdout
+    assert "Cluster(…, path=…)" in done.stdout
+    assert not (tmp_path / "c" / "state.json").exists(), "nothing has started"
+
+
+def test_a_deleted_working_directory_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match=r"the working directory of this process has been deleted.*os\.chdir"):
+        Cluster(LocalPods())
