@@ -153,6 +153,7 @@ class AgentLink(PodFiles):
 
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Ask the agent for what takes its time, and return what came of it; others may speak to it meanwhile."""
+        self._keep_package(self._connection())  # the agent imports out of it what does the work
         task, until, pause_s = self.call(op, **fields)["task"], time.monotonic() + timeout_s, _TASK_S
         while (answer := self.call("task", task=task)["answer"]) is None:
             if time.monotonic() > until:
@@ -275,6 +276,10 @@ class AgentLink(PodFiles):
         ssh = self._connection()
         if self._folders and not self.shared:
             self.shared = seen_by(ssh, self.pod, self._folders)
+        self._keep_package(ssh)
+
+    def _keep_package(self, ssh: SSHConnection) -> None:
+        """Send the package where it is not, or not any more: somebody may have removed the store."""
         if (here := self._shelf()) is not None:
             self.package = str(shelved(here / self._package_name, self._package_bytes))
             return
