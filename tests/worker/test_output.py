@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,3 +121,22 @@ def test_a_record_finds_the_room_that_was_kept_for_it(disk: Path) -> None:
     fill(disk)
     write_record(disk / "done.json", {"rank": 3})
     assert (read_record(disk / "done.json") or {})["rank"] == 3
+
+
+def test_what_is_written_after_somebody_removed_the_log_is_read_all_the_same(tmp_path: Path, pump: OutputPump) -> None:
+    folder = tmp_path / "run" / "rank-0"
+    folder.mkdir(parents=True)
+    stream = OutputStream(folder, "stdout")
+    pump.add(stream)
+    writer = os.open(folder / ".stdout.pipe", os.O_WRONLY)
+    os.write(writer, b"before\n")
+    until(lambda: stream.size == 7)
+    assert not stream.removed
+    shutil.rmtree(tmp_path / "run")
+    os.write(writer, b"after\n")
+    until(lambda: stream.size == 13)
+    assert stream.removed
+    os.close(writer)
+    pump.remove(stream)
+    assert stream.read(0, 100) == b"before\nafter\n"
+    assert stream.dropped == 0

@@ -33,6 +33,8 @@ class RunLedger:
     """Why the copies of a pod's logs here are incomplete, by its name; whole ones are not in it."""
     full: dict[str, str] = field(default_factory=dict)
     """The messages of pods whose disks could not take all of their logs."""
+    removed: dict[str, str] = field(default_factory=dict)
+    """What somebody removed of the run on a pod, by the pod's name."""
     asked_s: float = 0.0
     """When a script was asked to stop, in seconds since 1970; 0 where it was not."""
     _drained: dict[str, bool] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class RunLedger:
         self.cut.pop(name, None)
         self.cut.update({name: report.cut} if report.cut else {})
         self.full.update({name: report.full} if report.full else {})
+        self.removed.update({name: report.removed} if report.removed else {})
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
@@ -62,9 +65,12 @@ class RunLedger:
         """What its ranks want said of the run, whatever becomes of it."""
         saves = self.totals.failed_saves
         saved = [f"no checkpoint of step {event.whole('step')}: {event.text('message')}" for event in saves]
-        return [*map(str, self.totals.restarts), *saved, *self.totals.notes] + [
-            f"logs are incomplete: {message}" for message in self.full.values()
+        gone = [
+            f"on {pod} {words} while the run used it; other files of the run may be missing there"
+            for pod, words in self.removed.items()
         ]
+        cut = [f"logs are incomplete: {message}" for message in self.full.values()]
+        return [*map(str, self.totals.restarts), *saved, *self.totals.notes, *gone, *cut]
 
     @property
     def over(self) -> bool:

@@ -41,6 +41,8 @@ class PodReport:
     """Why the copy of its logs here is incomplete; empty where it is whole."""
     full: str = ""
     """The message about its own disk that could not take all of its logs; empty where it could."""
+    removed: str = ""
+    """What somebody removed of the run there; empty where nothing is missing."""
     drained: bool = False
     """Whether everything that its ranks wrote has been read."""
     answered: bool = True
@@ -117,6 +119,7 @@ class PodWatch:
                 left=answer["left"],
                 cut=next(iter(self._collector.cut.values()), ""),
                 full=str(answer.get("full", "")),
+                removed=str(answer.get("removed", "")),
                 drained=not more,
                 gpus=answer["gpus"],
             )

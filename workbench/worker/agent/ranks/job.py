@@ -176,8 +176,17 @@ class PodRun:
             "chunks": read_chunks(streams, offsets, max_bytes),
             "left": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
+            "removed": self._removed(),
             "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name)) if lost else "",
         }
+
+    def _removed(self) -> str:
+        """Return what somebody removed of the run here while it ran; empty where nothing is missing."""
+        if not self.folder.is_dir():
+            return f"the folder {self.folder} was removed"
+        streams = [each for rank in self.ranks.values() for each in rank.streams.values()]
+        removed = next((each.log for each in streams if each.removed), None)
+        return "" if removed is None else f"the log {removed} was removed"
 
     def close(self, pump: OutputPump) -> None:
         for rank in self.ranks.values():

@@ -103,7 +103,7 @@ class OutputStream:
 
     @property
     def size(self) -> int:
-        if self.pipe < 0 and not self._kept:
+        if self.pipe < 0 and self._file < 0 and not self._kept:
             self._written = size_of(self.log)  # another may write it
         return self._written + len(self._kept)
 
@@ -117,6 +117,8 @@ class OutputStream:
             self._path.unlink(missing_ok=True)
             os.mkfifo(self._path, 0o600)
             self.pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Held open from now on: what is written is not lost where somebody removes the file or its folder.
+            self._file = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             _log.warning("no pipe at %s: %s", self._path, error)
             return
@@ -137,24 +139,46 @@ class OutputStream:
             self._flush()
 
     def close(self) -> None:
-        """Close the pipe, after a last look into it; what is in memory can still be read. Idempotent."""
+        """Close the pipe, after a last look into it; what is in memory can still be read. Idempotent.
+
+        A log that was removed stays open, for then nothing else has what is in it.
+        """
         self.drain()
         with self._lock:
-            for opened in (self.pipe, self._file):
-                if opened >= 0:
-                    os.close(opened)
             if self.pipe >= 0:
+                os.close(self.pipe)
                 self._path.unlink(missing_ok=True)
-            self.pipe = self._file = -1
+            self.pipe = -1
+            if self._file >= 0 and not self.removed:
+                os.close(self._file)
+                self._file = -1
+
+    @property
+    def removed(self) -> bool:
+        """Whether somebody removed the log while it was written."""
+        if self._file < 0:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._file), self.log.stat())
+        except OSError:
+            return True
 
     def read(self, offset: int, count: int) -> bytes:
         """Return what is there from an offset on; whoever asks has what is before it."""
         with self._lock:
             self._flush()
             self._asked = max(self._asked, min(offset, self.size))
-            data = read_at(self.log, offset, min(count, self._written - offset)) if offset < self._written else b""
+            data = self._read(offset, min(count, self._written - offset)) if offset < self._written else b""
             at = max(offset + len(data), self._written) - self._written
             return data + bytes(self._kept[at : at + count - len(data)])
+
+    def _read(self, offset: int, count: int) -> bytes:
+        if self._file < 0:
+            return read_at(self.log, offset, count)
+        try:
+            return os.pread(self._file, count, offset)
+        except OSError:
+            return b""
 
     def tail(self) -> str:
         asked = self._asked  # this look says nothing of what the keeper has
@@ -190,7 +214,7 @@ class OutputStream:
         done = 0
         try:
             if self._file < 0:
-                self._file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._file = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             while done < len(data):
                 done += os.pwrite(self._file, data[done:], self._written + done)
         except OSError as error:

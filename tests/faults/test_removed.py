@@ -1,0 +1,70 @@
+"""What a cleaner of temporary folders removes on a pod in mid-run is said, costs no line, and no later run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from takeover import counting, exact, printed
+
+from workbench import Cluster, LocalPods, PodSpec
+from workbench.base.errors import ConfigError
+from workbench.rundir.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path = tmp_path_factory.mktemp("removed") / "c"
+    with Cluster(LocalPods(), PodSpec(), count=2, path=path, warm=False) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("what", ["folder", "log"])
+def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
+    world: World, cluster: Cluster, tmp_path: Path, what: str
+) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("1")
+    run = counting(cluster, "--lines", "100", "--gate", str(gate))
+    world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
+    folder = Path(cluster.pods[1].root) / "runs" / run.id
+    if what == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / "rank-1" / "stdout.log").unlink()
+    gate.write_text("11")
+    result = run.wait(90, progress=False)
+    assert result.state is RunState.SUCCEEDED, result.message
+    assert "on pod-1 " in result.message
+    assert "was removed while the run used it" in result.message
+    exact(run, 100)
+
+
+def test_a_store_that_is_removed_is_filled_again(world: World, cluster: Cluster, tmp_path: Path) -> None:
+    run = world.submit("beat.py", "--until", str(tmp_path / "end"), cluster=cluster)
+    world.beats(run, 2)
+    shutil.rmtree(Path(cluster.pods[0].root).parent / "store")
+    (tmp_path / "end").touch()
+    run.wait(90, progress=False).raise_for_status()
+    again = counting(cluster, "--lines", "3")
+    again.wait(90, progress=False).raise_for_status()
+    exact(again, 3)
+
+
+def test_a_submit_from_a_deleted_working_directory_is_refused(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match="the working directory of this process has been deleted"):
+        counting(cluster, "--lines", "3")
