@@ -148,7 +148,8 @@ def test_parts_can_be_had_from_elsewhere(render: Render) -> None:
     pod = made["Deployment", "lab"]["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "me"
     assert {"name": "notebooks", "persistentVolumeClaim": {"claimName": "mine"}} in pod["volumes"]
-    assert pod["containers"][0]["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    env = {each["name"]: each for each in pod["containers"][0]["env"]}
+    assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
 
 
 @pytest.mark.parametrize(

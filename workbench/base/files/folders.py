@@ -10,6 +10,8 @@ import stat
 from pathlib import Path
 
 _TRUSTED = "WORKBENCH_TRUSTED_FOLDERS"
+_MOUNTS = "/proc/self/mountinfo"
+_EMPTY_DIR = "/kubernetes.io~empty-dir/"
 
 
 def make_private(folder: Path) -> None:
@@ -47,12 +49,36 @@ def _weakness_of(part: Path) -> str:
         return f"is owned by {_name(at.st_uid)}, {harm}; {other}"
     if stat.S_ISLNK(at.st_mode) or at.st_mode & stat.S_ISVTX:
         return ""
+    writers, change = "", ""
     if at.st_mode & stat.S_IWOTH:
-        return f"may be written by everybody, {harm}; run chmod o-w {part}, {other}"
-    if at.st_mode & stat.S_IWGRP and (others := _others_in(at.st_gid)):
-        group = f"{', '.join(others[:3])} of its group"
-        return f"may be written by {group}, {harm}; run chmod g-w {part}, {other}"
-    return ""
+        writers, change = "everybody", "o-w"
+    elif at.st_mode & stat.S_IWGRP and (others := _others_in(at.st_gid)):
+        writers, change = f"{', '.join(others[:3])} of its group", "g-w"
+    if not writers or _is_empty_dir(part):
+        return ""
+    # Only the owner can change the mode: others get no advice that they cannot follow.
+    may_change = os.geteuid() in (0, at.st_uid)
+    advice = f"run chmod {change} {part}, {other}" if may_change else other
+    return f"may be written by {writers}, {harm}; {advice}"
+
+
+def _is_empty_dir(part: Path) -> bool:
+    """Whether a folder is the mount point of a Kubernetes emptyDir.
+
+    Kubernetes makes it with mode 0777 and gives it to root, so its user cannot close it. Only the containers of one pod
+    see it, so it is no more open than the pod. A claim, an NFS share or a folder of the node may be shared: those are
+    judged by their mode. The kernel writes the mount table, and only root can add to it.
+    """
+    # Paths in the table are written with octal escapes for blanks, tabs, line breaks and backslashes.
+    escapes = {"\\": r"\134", " ": r"\040", "\t": r"\011", "\n": r"\012"}
+    sought = "".join(escapes.get(letter, letter) for letter in str(part))
+    try:
+        lines = Path(_MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    # Fields of a line: id, parent, device, the folder within that device, the mount point, options. The last is on top.
+    folders = [fields[3] for line in lines if (fields := line.split(" "))[4] == sought]
+    return bool(folders) and _EMPTY_DIR in folders[-1]
 
 
 def _others_in(group: int) -> list[str]:
