@@ -155,8 +155,9 @@ def test_the_paths_of_the_structure_page_are_there() -> None:
 
 def test_every_fault_of_the_page_is_held_by_tests_that_are_there() -> None:
     page = (ROOT / "docs" / "faults.md").read_text()
-    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", page, flags=re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(1, 64))
+    rows = re.findall(r"^\| (\d+[a-z]?) \|.*\| (.*) \|$", page, flags=re.MULTILINE)
+    whole = [int(number) for number, _ in rows if number.isdigit()]  # a letter behind it: one that came in between
+    assert whole == list(range(1, len(whole) + 1)) and len(whole) > 60
     for number, cell in rows:
         names = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
         assert names, f"row {number} names no test"

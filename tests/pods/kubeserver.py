@@ -55,6 +55,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         self.allowed_everywhere: set[tuple[str, str]] = set()
         """What a ClusterRole allows in addition, where no namespace is named."""
         self.faults: list[Fault] = []
+        self.away = False
+        """Whether it has gone: it breaks what is open, and every new call but the kubelet's; what it holds stays."""
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
@@ -66,6 +68,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         match = _PATH.fullmatch(raw_request.path)
         if match is None or KUBELET in raw_request.headers:
             return await super().__call__(raw_request)
+        if self.away:
+            return self._abort(raw_request)
         in_namespace, kind, name, sub = match.groups()
         resource = f"{kind}/{sub}" if sub else kind
         watching = raw_request.query.get("watch") in ("true", "True", "1")
@@ -102,6 +106,17 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             return await super().__call__(raw_request)
         finally:
             self.watches.pop(id(raw_request), None)
+
+    def go_away(self) -> None:
+        """Be killed in the middle of what it does, as an API server is; `away = False` brings it up again."""
+        self.away = True
+        self.cut(self.watches)
+        self.cut(self.forwards)
+
+    def _abort(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=500)
 
     def cut(self, requests: dict[int, web.BaseRequest]) -> None:
         """Break connections in the middle, as a load balancer does."""

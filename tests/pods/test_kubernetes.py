@@ -153,14 +153,83 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
     backend = place.backend()
     backend.launch(PodSpec(), 1, context)
     fault(place, "delete", "pods", 500, message="etcd is down", times=99)
-    words = "not all could be removed from namespace lab: .*etcd is down; .*kubectl -n lab delete pod,service,secret -l"
+    words = "may still be in namespace lab: .*etcd is down. .*kubectl -n lab delete pod,service,secret -l"
     with pytest.raises(BackendError, match=words):
         backend.stop()
+    with pytest.raises(BackendError, match=words):
+        backend.stop()  # a second call must not forget what the first could not remove
     assert sorted(line.split()[0] for line in place.left(context)) == ["Pod", "Secret", "Service"]
     place.server.faults.clear()
     for _ in range(2):
         remove_left(backend.to_dict(), context.directory)
     until(lambda: place.left(context) == [])
+
+
+def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
+    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
+    place.kubelet.behave["pod-1"] = "pending"
+
+    def report(line: str) -> None:
+        if "pod-1 (Unschedulable" in line:
+            place.server.go_away()
+
+    backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
+    words = r"(?s)\d of 2 pods came up in 3 s; missing: .*does not answer.*close\(\) again once the server answers"
+    with pytest.raises(PodTimeout, match=words):
+        backend.launch(PodSpec(), 2, replace(context, timeout_s=3.0, report=report))
+    record = context.directory / "kubernetes.json"
+    for _ in range(2):
+        with pytest.raises(BackendError, match="may still be in namespace lab"):
+            backend.stop()
+        with pytest.raises(BackendError, match="may still be in namespace lab"):
+            remove_left(backend.to_dict(), context.directory)
+        assert record.exists(), "what is left there would be forgotten"
+    place.server.away = False
+    assert sorted(line.split()[0] for line in place.left(context)) == [
+        *("PersistentVolumeClaim", "Pod", "Pod", "Secret", "Service")
+    ]
+    remove_left(backend.to_dict(), context.directory)
+    until(lambda: place.left(context) == [])
+    assert not record.exists()
+    backend.stop()
+
+
+def test_a_second_start_removes_what_the_first_could_not(
+    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
+    first = place.backend()
+    first.launch(PodSpec(), 1, context)
+    old = place.left(context)
+    place.server.go_away()
+    with pytest.raises(BackendError, match="may still be in namespace lab"):
+        first.stop()
+    with pytest.raises(BackendError, match="may still be in namespace lab"):
+        place.backend().launch(PodSpec(), 1, context)
+    place.server.away = False
+    second = place.backend()
+    second.launch(PodSpec(), 1, context)
+    until(lambda: not set(old) & set(place.left(context)))
+    second.stop()
+    assert place.left(context) == []
+
+
+def test_objects_of_another_server_are_not_forgotten(place: KubernetesPlace, context: LaunchContext) -> None:
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, context)
+    record = context.directory / "kubernetes.json"
+    noted = json.loads(record.read_text())
+    record.write_text(json.dumps({**noted, "base": "wb-there-0a1b2c", "server": "https://other.example.org:6443"}))
+    with pytest.raises(BackendError, match=r"wb-there-0a1b2c were made on https://other.example.org:6443, and these"):
+        remove_left(backend.to_dict(), context.directory)
+    assert record.exists()
+    record.write_text(json.dumps({**noted, "server": "https://the-same-by-another-name:6443"}))
+    remove_left(place.backend(namespace="default").to_dict(), context.directory)
+    until(lambda: place.left(context) == [])
+    assert not record.exists()
+    backend.stop()
 
 
 @pytest.mark.parametrize(

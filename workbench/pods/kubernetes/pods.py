@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import secrets
@@ -57,6 +56,8 @@ class KubernetesPods(KubernetesOptions):
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
         self._stopped = False
+        # The record of an earlier cluster in this directory may name objects that could not be removed then.
+        self.remove_left(context.directory)
         session = self._prepare(spec, count, context)
         try:
             with self._turn:
@@ -65,9 +66,11 @@ class KubernetesPods(KubernetesOptions):
             if stopped:
                 raise BackendError("the Kubernetes pods were stopped before the first was made")
             return session.open()
-        except BaseException:
-            with contextlib.suppress(WorkbenchError):
+        except BaseException as error:
+            try:
                 self.stop()
+            except WorkbenchError as left:
+                error.args = (f"{error}\n{left}",)  # of the same class, so that callers can tell errors apart
             raise
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
@@ -107,27 +110,45 @@ class KubernetesPods(KubernetesOptions):
         return self._session.log(name, tail)
 
     def stop(self) -> None:
-        """Delete the pods and await their end; what cannot be deleted ends at the pods' deadline. Idempotent."""
+        """Delete the pods and await their end. Idempotent; where the server refused or was away, it is asked again.
+
+        The record in the cluster's directory stays until nothing is left: `remove_left` finds the objects by it.
+        """
         with self._turn:
-            session, launched = self._session, self._launched
+            session = self._session
             self._stopped, self._launched = True, False
-        if session is not None and launched:
+        if session is not None:
             session.close()
         if self._record is not None:
             self._record.unlink(missing_ok=True)
 
     def remove_left(self, directory: Path) -> None:
-        """Delete what a keeper that was killed has left of the cluster of this directory. Idempotent."""
-        base = read_json(directory / _RECORD).get("base")
+        """Delete what a keeper has left of the cluster of this directory, by its record there. Idempotent."""
+        record = directory / _RECORD
+        noted = read_json(record)
+        base, server = noted.get("base"), noted.get("server")
         if not base:
             return  # it made nothing, or has removed it
-        from workbench.pods.kubernetes.api import KubeApi
+        from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
         from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
+        from workbench.pods.kubernetes.session import left_behind
 
         api = KubeApi(self)
-        if left := api.end_pods(api.pods_of(f"{CLUSTER_LABEL}={base}")):
-            raise BackendError("; ".join(left))
-        (directory / _RECORD).unlink()
+        # The kubeconfig's context may name another namespace or server by now.
+        api.namespace = str(noted.get("namespace") or api.namespace)
+        try:
+            pods = api.pods_of(f"{CLUSTER_LABEL}={base}")
+            left = api.end_pods(pods)
+        except ApiRefusal as error:
+            pods, left = [], [str(error)]
+        if left:
+            raise BackendError(left_behind(api.namespace, str(base), left))
+        if not pods and server not in (None, api.host):
+            raise BackendError(
+                f"the Kubernetes objects of {base} were made on {server}, and these options lead to {api.host}: nothing"
+                f" was removed. Choose the context of that server and call close() again, or delete {record}"
+            )
+        record.unlink(missing_ok=True)
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:
         from workbench.pods.kubernetes.api import KubeApi

@@ -17,7 +17,7 @@ from workbench.base.json_values import part, text
 from workbench.base.versions import VERSION
 from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
-from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Manifest, Owner
+from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL, ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.watch import WatchedObjects
@@ -55,6 +55,7 @@ class Session:
         self._forwards: list[PortForward] = []
         self._reported = ""
         self._logs: dict[str, str] = {}
+        self._removed = False
         self._waits = status.Waits()
         self._watched = WatchedObjects(api, "pod", self._changed, label_selector=objects.selector)
         self._events: WatchedObjects | None = None
@@ -90,6 +91,7 @@ class Session:
 
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods that another session made, and all that belongs to them."""
+        self._made = [(name, "") for name in self._objects.names]  # so that `close` finds them if the next call fails
         self._made = self._api.pods_of(self._objects.selector)
         with self._changed:
             self._changed.wait_for(lambda: self._watched.changes, _REPORT_S)
@@ -121,7 +123,9 @@ class Session:
         return "\n".join(self._logs.get(name, "").splitlines()[-tail:])
 
     def close(self) -> None:
-        """Delete all that was made and wait until the pods are gone. Idempotent."""
+        """Delete all that was made and wait until the pods are gone. Idempotent; after an error it tries again."""
+        if self._removed:
+            return
         self._closed.set()
         self._api.giving_up.set()
         with self._changed:
@@ -136,13 +140,10 @@ class Session:
         if made and not left:
             with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
                 self._await_gone({name for name, _ in made})
-        self._watched.close()
-        self._made = []
         if left:
-            raise BackendError(
-                f"not all could be removed from namespace {self._api.namespace}: {'; '.join(left)}; remove the rest"
-                f" with: kubectl -n {self._api.namespace} delete pod,service,secret -l {self._objects.selector}"
-            )
+            raise BackendError(left_behind(self._api.namespace, self._objects.base, left))
+        self._watched.close()
+        self._removed = True
 
     def _make_all(self) -> None:
         """Make the first pod, which owns what comes after it: with it, all goes, whoever deletes it."""
@@ -291,6 +292,16 @@ class Session:
             time.sleep(_LOOK_S)
         if left:
             _LOG.warning("%d pods are still being deleted; Kubernetes goes on with it", len(left))
+
+
+def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:
+    """Return words for objects that could not be removed: of one error that many pods met, it is said once."""
+    selector = f"{CLUSTER_LABEL}={base}"
+    return (
+        f"Kubernetes objects of {base} may still be in namespace {namespace}: {'; '.join(dict.fromkeys(why))}. Call the"
+        " cluster's close() again once the server answers, or run:"
+        f" kubectl -n {namespace} delete pod,service,secret -l {selector}"
+    )
 
 
 def _with_look(pod: Pod, look: _Look) -> Pod:
