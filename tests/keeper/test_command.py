@@ -1,5 +1,6 @@
 import itertools
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Launcher
-from workbench.keeper.launch import LaunchCommand, LaunchPlan, build_command, place_ranks
+from workbench.keeper.launch import LaunchCommand, LaunchPlan, build_command, check_launcher_fits, place_ranks
 from workbench.pods.pod import Pod
 
 PODS = [
@@ -54,9 +55,32 @@ def test_mpi_gets_the_wrapper_and_the_interface() -> None:
     (given,) = [a for a in build_command(plan(Launcher.OPENMPI)).argv if a.startswith("--launcher_args=")]
     args = shlex.split(given.removeprefix("--launcher_args="))
     pairs = dict(itertools.pairwise(args))
-    assert pairs["plm_rsh_agent"] == "/w/ssh"
+    assert "plm_rsh_agent" not in pairs, "mpirun hands its arguments on to daemons, which do not find it on their pod"
+    assert build_command(plan(Launcher.OPENMPI)).env["OMPI_MCA_plm_rsh_agent"] == "/w/ssh"
+    assert pairs["plm_rsh_pass_environ_mca_params"] == "0"
     assert pairs["btl_tcp_if_include"] == pairs["oob_tcp_if_include"] == "lo"
     assert "MASTER_PORT=29511" in args
+
+
+def test_pdsh_starts_the_python_of_the_pods_which_must_be_one(tmp_path: Path) -> None:
+    command = build_command(plan(Launcher.PDSH))
+    site = command.env["PYTHONPATH"]
+    code = "import deepspeed, os, sys; print(sys.executable, 'WORKBENCH_PODS_PYTHON' in os.environ)"
+    argv = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(argv, env={**os.environ, **command.env, "PYTHONPATH": site}, capture_output=True, text=True)
+    assert done.stdout == "/env/bin/python False\n", done.stderr
+    check_launcher_fits(Launcher.PDSH, PODS)
+    others = [PODS[0], replace(PODS[1], python="/opt/venv/bin/python")]
+    check_launcher_fits(Launcher.SSH, others)
+    with pytest.raises(ConfigError, match=r"pod-0 has /env/bin/python, pod-1 has /opt/venv/bin/python\. Make the"):
+        check_launcher_fits(Launcher.PDSH, others)
+
+
+def test_mpi_is_refused_where_pods_cannot_call_back() -> None:
+    forwarded = [replace(pod, ssh_address="127.0.0.1", ssh_port=40_000) for pod in PODS]
+    check_launcher_fits(Launcher.PDSH, forwarded)
+    with pytest.raises(ConfigError, match="'openmpi' needs pods that can connect to this machine, and pod-0, pod-1"):
+        check_launcher_fits(Launcher.OPENMPI, forwarded)
 
 
 def test_ssh_line_starts_one_client_per_rank() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
-from workbench.keeper.run.stalls import Stall, StallWatch, culprits
+from workbench.keeper.run.stalls import Stall, StallGuard, StallWatch, culprits
 from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
@@ -129,3 +130,26 @@ def test_a_rank_that_computes_is_waited_for_where_all_idle_ones_wait() -> None:
     assert [rank.rank for rank in culprits(stall, {0: BARRIER, 1: LOOP})] == [1]
     assert [rank.rank for rank in culprits(stall, {0: LOOP, 1: BARRIER})] == [0], "peers on a GPU spin"
     assert culprits(stall, {0: BARRIER, 1: BARRIER}) == []
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "pdsh"])
+def test_a_launcher_that_starts_no_rank_is_ended(launcher: str) -> None:
+    """mpirun waits for ever for a daemon that could not call back."""
+    story = Story(phase="waiting")
+    job = SimpleNamespace(launcher=launcher, stall_timeout_s=None)
+    guard = StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job)))  # type: ignore[arg-type]
+    guard.watch = story.watch
+    process = SimpleNamespace(halted=False, tail=lambda: "mpirun's last words")
+    ledger = SimpleNamespace(ranks=story.ranks(), in_steps=False, started=False)
+    story.passes(299)
+    assert guard.look(ledger, process) is None  # type: ignore[arg-type]
+    assert guard.remark == "no rank has started for 299 s"
+    story.passes(1)
+    assert guard.look(ledger, None) is None, "agents start ranks without a launcher"  # type: ignore[arg-type]
+    fault = guard.look(ledger, process)  # type: ignore[arg-type]
+    assert fault is not None
+    assert (fault.kind, fault.traceback) == ("launcher", "mpirun's last words")
+    assert fault.message.startswith(f"no rank has started for 300 s; the launcher {launcher} was ended.")
+    assert ("NetworkPolicy" in fault.message) == (launcher == "openmpi")
+    job.stall_timeout_s = 600
+    assert StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job))).look(ledger, process) is None  # type: ignore[arg-type]

@@ -1,10 +1,14 @@
-"""Machines that exist, as `SSHPods` finds them: real SSH daemons that no backend started, on loopback addresses."""
+"""Machines that exist, as `SSHPods` finds them: real SSH daemons that no backend started, on loopback addresses.
+
+As far as mounts allow, which take root, they share nothing with the notebook: neither its folders nor its Python.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -35,6 +39,32 @@ Subsystem sftp internal-sftp
 """
 
 
+_APART = """
+mount --make-rprivate /
+if [ -n "$2" ]; then mount --bind "$1" "$2"; mount -t tmpfs none "$1"; fi
+shift 2
+while [ "$1" != -- ]; do mount -t tmpfs none "$1"; shift; done
+shift
+exec "$@"
+"""
+"""Shows the notebook's Python at another path alone, and folders of the notebook empty."""
+
+
+def apart(python: Path, hidden: Sequence[Path]) -> tuple[tuple[str, ...], str]:
+    """Return the words before a program that shares nothing with this one, and the path of its Python.
+
+    Without root there are no mounts, and both share everything.
+    """
+    if os.geteuid() != 0:
+        return (), sys.executable
+    for folder in (python, *hidden):
+        folder.mkdir(parents=True, exist_ok=True)
+    in_venv = sys.prefix != sys.base_prefix
+    moved = (sys.prefix, str(python)) if in_venv else ("", "")
+    words = ("unshare", "--mount", "sh", "-ec", _APART, "sh", *moved, *map(str, hidden), "--")
+    return words, f"{python}/bin/{Path(sys.executable).name}" if in_venv else sys.executable
+
+
 @dataclass
 class SSHHost:
     """One machine."""
@@ -48,7 +78,7 @@ class SSHHost:
     algorithms: str = ""
     """Lines of sshd_config that say what it speaks; OpenSSH's own without."""
     prefix: tuple[str, ...] = ()
-    """Words before sshd's: what starts it in a network namespace."""
+    """Words before sshd's: what starts it in a namespace of the network or of mounts."""
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> Self:
@@ -84,12 +114,14 @@ class HostsPlace:
     """Three machines and the user's key to them."""
 
     owns_daemons = False
-    launchers = ("openmpi",)  # the other two are the notebook's in test_places.py
+    launchers = ("ssh", "pdsh", "openmpi")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.hosts: list[SSHHost] = []
         self.root = folder / "on-the-hosts"
+        # Where the tests' notebooks have their clusters, beside this place.
+        self.prefix, self.python = apart(folder / "python", [folder.parent / name for name in ("cluster", "runs")])
 
     def __enter__(self) -> Self:
         self.user = Identity.create(self.folder / "user")
@@ -107,6 +139,7 @@ class HostsPlace:
         """Bring one more machine up."""
         folder = self.folder / f"host-{len(self.hosts)}"
         options.setdefault("public_key", self.user.public_key)
+        options.setdefault("prefix", self.prefix)
         self.hosts.append(SSHHost(folder, address, port, **options).start())  # type: ignore[arg-type]
         return self.hosts[-1]
 
@@ -121,7 +154,7 @@ class HostsPlace:
             "port": self.hosts[0].port,
             "key": str(self.user.key),
             "trust": self.trust,
-            "python": sys.executable,
+            "python": self.python,
             "root": str(self.root),
         }
 

@@ -18,10 +18,12 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import KeptFile, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
+from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.awake import awake
 from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet
+from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, RequestServer, Status, Submit
 from workbench.keeper.run.runner import Runner
@@ -260,6 +262,7 @@ class Keeper:
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job, run = job_from_dict(request.job), QueuedRun(id=request.run, path=request.path)
         links = self._fleet.take(wanted_pods(job, request.pods, self._spec.count))
+        check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
         return Runner(run_context(self._fleet, links, run, job, self._redact))
 
     def _report(self, line: str) -> None:

@@ -28,6 +28,9 @@ _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
 # What the launcher needs of the caller's environment; nothing else travels, so no secret can.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
+# `worker/launcher_site/deepspeed` reads it.
+_PODS_PYTHON = "WORKBENCH_PODS_PYTHON"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:
@@ -80,6 +83,23 @@ def place_ranks(pods: Sequence[Pod]) -> list[RankPlace]:
     return [RankPlace(rank=rank, local_rank=local, pod=name) for rank, (name, local) in enumerate(slots)]
 
 
+def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
+    """Refuse a launcher that could not start ranks on these pods, before anything is sent to them."""
+    pythons = {pod.python: pod.name for pod in pods}
+    if launcher is Launcher.PDSH and len(pythons) > 1:
+        paths = ", ".join(f"{name} has {python}" for python, name in pythons.items())
+        raise ConfigError(
+            f"launcher 'pdsh' starts Python by the same path on all pods, and {paths}. Make the paths equal, or use"
+            " launcher 'ssh'"
+        )
+    forwarded = [pod.name for pod in pods if pod.ssh_address]
+    if launcher is Launcher.OPENMPI and forwarded:
+        raise ConfigError(
+            f"launcher 'openmpi' needs pods that can connect to this machine, and {', '.join(forwarded[:3])} answers"
+            " only through a port-forward. Use launcher 'ssh' or 'pdsh', or a notebook in the cluster"
+        )
+
+
 def build_command(plan: LaunchPlan) -> LaunchCommand:
     if plan.launcher is Launcher.SSH:
         return _ssh(plan)
@@ -130,8 +150,12 @@ def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
     env = {"DS_ENV_FILE": ".workbench-no-env-file", "PYTHONPATH": _launcher_site(plan)}
     if plan.launcher is Launcher.OPENMPI:
         argv.append(f"--launcher_args={shlex.join(_mpi_args(plan))}")
+        # A variable, not an argument: mpirun hands its arguments on to the daemons, which look for the program on their
+        # pod and end without a word where it is not. It passes no such variable on, as `_mpi_args` asks.
+        env |= {"OMPI_MCA_plm_rsh_agent": str(plan.rsh_wrapper)}
     else:
-        env |= plan.pdsh_env
+        # DeepSpeed would start the Python of this machine there, by its path here.
+        env |= {**plan.pdsh_env, _PODS_PYTHON: plan.pods[0].python}
     return LaunchCommand(argv=[*argv, *client], env=env)
 
 
@@ -142,8 +166,8 @@ def _launcher_site(plan: LaunchPlan) -> str:
 
 def _mpi_args(plan: LaunchPlan) -> list[str]:
     settings = {
-        "plm_rsh_agent": str(plan.rsh_wrapper),
         "plm_rsh_no_tree_spawn": "1",  # pods hold no key for each other
+        "plm_rsh_pass_environ_mca_params": "0",
         "btl_tcp_if_include": plan.interface,
         "oob_tcp_if_include": plan.interface,
         # In /tmp another user may have made the folder; two mpiruns at once would race in one.

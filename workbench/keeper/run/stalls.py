@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
+from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LauncherProcess
@@ -27,6 +28,7 @@ from workbench.rundir.paths import FLIGHT
 from workbench.rundir.result import RunFault
 
 _LEAST_S = 30.0
+_UNSTARTED_S = 300.0  # for a launcher to start its first rank
 _STEPS = 5  # times the median time between two reports of steps
 _KEPT = 200
 _IDLE_SHARE = 0.03  # of a core: less is housekeeping
@@ -173,6 +175,8 @@ class StallGuard:
         parts += self._flight[:_NAMED]
         parts += [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"] if self._stacks else []
         self.remark = "; ".join(filter(None, parts))
+        if self._limit_s is None and launcher is not None and not ledger.started and stall.seconds >= _UNSTARTED_S:
+            return self._never_started(launcher)
         computing = not ledger.in_steps and any(rank in stall.others for rank in blamed)
         if self._limit_s is None or stall.seconds < self._limit_s or computing:
             return None
@@ -186,6 +190,15 @@ class StallGuard:
         name = self._context.spec.job.launcher
         what = f"no rank has started: the launcher {name} is stopped by a signal (SIGSTOP)"
         return Stall(awake() - self._launcher_halted_at, what)
+
+    def _never_started(self, launcher: LauncherProcess) -> RunFault:
+        name = self._context.spec.job.launcher
+        message = f"{self.remark}; the launcher {name} was ended."
+        if name == Launcher.OPENMPI:
+            # mpirun waits for ever for a daemon that could not connect back to it.
+            message += " mpirun's daemons on the pods must connect back to this machine; a firewall or a NetworkPolicy"
+            message += " may forbid that."
+        return RunFault(kind="launcher", message=f"{message} Use launcher 'ssh'", traceback=launcher.tail())
 
     def _words(self, rank: RankStatus) -> str:
         where = f"rank {rank.rank} on {rank.pod.name}"

@@ -43,6 +43,11 @@ def _seed(folders: list[str]) -> None:
     importlib.import_module("deepspeed.launcher.runner")
 
 
+# DeepSpeed's pdsh runner starts `sys.executable` of this process on the pods, where Python may have another path.
+# The keeper sets the variable on its own machine alone; on the pods it is not there.
+if _pods_python := os.environ.pop("WORKBENCH_PODS_PYTHON", ""):
+    sys.executable = _pods_python
+
 _spec = _real()
 __path__ = list(_spec.submodule_search_locations or ())
 if os.environ.get("DS_ACCELERATOR") is None:
