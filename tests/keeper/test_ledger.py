@@ -1,9 +1,12 @@
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Phase, Pod
 from workbench.rundir.outcome import RankStatus
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
@@ -53,3 +56,45 @@ def test_ranks_that_ended_well_alone_are_known() -> None:
     seen.see(report(A, 0, "running"))
     seen.see(report(B, 1, "exited"))
     assert list(seen.ended_alone) == [1]
+
+
+def test_what_the_platform_says_goes_before_a_guess_about_this_machine() -> None:
+    now = 1000.0
+    seen = RunLedger(pods=["pod-0", "pod-1"], world_size=2, clock=lambda: now)
+    now += 20
+    assert "from any pod: this machine was cut off from the network" in seen.remark("", stopping="")
+    words = "its node gpu-7 is not ready since 14:31:07"
+    said = seen.remark("", stopping="", place=lambda: words)
+    assert said == f"no sign from any pod: {words}; training goes on there until its lease ends"
+    seen.see(report(A, 0, "running"))
+    said = seen.remark("", stopping="", place=lambda: f"pod-1: {words}")
+    assert said.startswith(f"no sign from pod-1 for 20 s: pod-1: {words}; ")
+
+
+def run_on(*pods: Pod, kind: str = "kubernetes") -> Any:
+    cluster = SimpleNamespace(backend={"kind": kind}, lease_s=2.0)
+    links = [SimpleNamespace(pod=pod) for pod in pods]
+    return SimpleNamespace(spec=SimpleNamespace(cluster=cluster), links=links, look=lambda: pods)
+
+
+def test_a_lost_node_is_blamed_and_not_the_network() -> None:
+    seen = ledger()
+    for pod in (A, B):
+        seen.see(PodReport(pod=pod, answered=False, lost=f"no sign from {pod.name} for 2 s"))
+    away = "the Kubernetes API server https://k:6443 does not answer"
+    node = "its node gpu-7 is not ready since 14:31:07"
+    lost = replace(B, phase=Phase.UNKNOWN, message=node)
+
+    fault = lost_pod(run_on(replace(A, phase=Phase.RUNNING), lost), seen)
+    assert (fault.kind, fault.pod, fault.host) == ("pod", "pod-1", B.address)
+    assert fault.message == f"no sign from pod-1 for 2 s; {node}"
+
+    fault = lost_pod(run_on(*[replace(pod, phase=Phase.RUNNING, message=away) for pod in (A, B)]), seen)
+    assert (fault.kind, fault.pod) == ("network", "")
+    assert fault.message == f"no sign from any pod: {away}; no sign from pod-0 for 2 s"
+
+    # Hosts have no platform that watches them: their state is what this machine sees of them.
+    hosts = run_on(
+        A, replace(lost, message="no answer since 14:31:07"), kind="ssh"
+    )  # it knows only what we see ourselves
+    assert "no sign from any pod: this machine was cut off" in lost_pod(hosts, seen).message

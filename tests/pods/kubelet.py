@@ -29,6 +29,7 @@ from tests.pods.kubeserver import KUBELET
 from workbench.base.process import end_all, with_mark
 from workbench.pods.guest.process import session_environment
 
+NODE = "node-1"
 _TICK_S = 0.03
 _OUT_OF_REACH = {
     "pending": ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "FailedScheduling"),
@@ -133,6 +134,13 @@ class Kubelet:
         pod = self._by_host(host)
         await self._patch(pod, {"status": {"conditions": [condition, _condition("Ready", True)]}})
 
+    async def be_lost(self) -> None:
+        """Lose the node, as the controller of nodes notes it: no reason in the condition, an Event for each pod."""
+        for pod in list(self.pods.values()):
+            lost = {"type": "Ready", "status": "False", "lastTransitionTime": _now()}
+            await self._patch(pod, {"status": {"conditions": [lost]}})
+            await self._event(pod, "NodeNotReady", "Node is not ready")
+
     async def make_secret(self, name: str, data: dict[str, str]) -> None:
         """Make a Secret, as a user does."""
         coded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
@@ -229,9 +237,10 @@ class Kubelet:
                 message = f'exec: "{program}": {error.strerror}'
                 await self._wait_for_ever(pod, "RunContainerError", message)
                 return
+        await self._patch(pod, {"spec": {"nodeName": NODE}})
         running = {"phase": "Running", "podIP": pod.address, "startTime": _now()}
         status = _container_status(running={"startedAt": _now()})
-        ready = _condition("Ready", False)
+        ready = _condition("Ready", False, "ContainersNotReady")
         await self._patch(pod, {"status": {**running, "containerStatuses": [status], "conditions": [ready]}})
         await self._watch(pod, Path(_moved(pod.container["startupProbe"]["exec"]["command"][-1], mounts)))
 
@@ -415,8 +424,8 @@ def _container_status(**state: Any) -> dict[str, Any]:
     return {"name": "worker", "restartCount": 0, "state": state}
 
 
-def _condition(kind: str, value: bool) -> dict[str, str]:
-    return {"type": kind, "status": str(value)}
+def _condition(kind: str, value: bool, reason: str = "") -> dict[str, str]:
+    return {"type": kind, "status": str(value), **({"reason": reason} if reason else {})}
 
 
 def _now() -> str:

@@ -25,7 +25,7 @@ from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi
-from workbench.pods.kubernetes import status
+from workbench.pods.kubernetes import session, status
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -363,6 +363,26 @@ def running(launched: Launched, place: KubernetesPlace) -> Callable[[str], Pod]:
         return pod
 
     return look
+
+
+def test_a_lost_node_is_named_and_found_again(launched: Launched, place: KubernetesPlace) -> None:
+    place.do(place.kubelet.be_lost())
+    until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.UNKNOWN] * 2)
+    assert all(pod.message.startswith("its node node-1 is not ready since 20") for pod in launched.backend.refresh())
+    place.do(place.kubelet.condition("pod-0", type="PodScheduled", status="True"))
+    until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING, Phase.UNKNOWN])
+
+
+def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
+    launched: Launched, place: KubernetesPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(session, "_AWAY_S", 1.0)
+    place.server.go_away()
+    until(lambda: all("does not answer" in pod.message for pod in launched.backend.refresh()), 60)
+    assert [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING] * 2
+    place.server.away = False
+    until(lambda: [pod.message for pod in launched.backend.refresh()] == ["", ""], 60)
 
 
 def test_eviction_is_seen_though_the_watch_was_cut(running: Callable[[str], Pod], place: KubernetesPlace) -> None:

@@ -27,7 +27,8 @@ UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", "0/3 nodes a
 GATED = condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
 NO_CLAIM = condition("PodScheduled", "False", "Unschedulable", 'persistentvolumeclaim "data" not found')
 READY = condition("Ready", "True")
-LOST = condition("Ready", "False", "NodeNotReady")
+LOST = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-24T14:31:07Z"}  # as a real server has it
+FAILING = condition("Ready", "False", "ContainersNotReady", "containers with unready status: [worker]")
 PREEMPTED = condition("DisruptionTarget", "True", "PreemptionByScheduler", "preempting to accommodate a higher one")
 
 
@@ -43,7 +44,14 @@ PREEMPTED = condition("DisruptionTarget", "True", "PreemptionByScheduler", "pree
         (pod(state={"waiting": {"reason": "ErrImagePull", "message": "i/o timeout"}}), Phase.PENDING, False, "ErrIm"),
         (pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "x"}}), Phase.PENDING, True, "ImagePullBac"),
         (pod("Running", READY, state={"running": {}}, podIP="10.0.0.7"), Phase.RUNNING, False, ""),
-        (pod("Running", LOST, podIP="10.0.0.7"), Phase.UNKNOWN, False, "NodeNotReady"),
+        (
+            {**pod("Running", LOST, state={"running": {}}, podIP="10.0.0.7"), "spec": {"nodeName": "gpu-7"}},
+            Phase.UNKNOWN,
+            False,
+            "its node gpu-7 is not ready since 2026-11-24T14:31:07Z",
+        ),
+        (pod("Running", FAILING, state={"running": {}}, podIP="10.0.0.7"), Phase.RUNNING, False, ""),
+        (pod("Running", LOST, state={"terminated": {"reason": "Completed"}}), Phase.RUNNING, False, ""),
         (pod("Running", READY, PREEMPTED, podIP="10.0.0.7"), Phase.RUNNING, False, "PreemptionByScheduler: preem"),
         (pod("Failed", reason="Evicted", message="low on memory"), Phase.FAILED, True, "Evicted: low on memory"),
         (pod("Failed", reason="DeadlineExceeded"), Phase.FAILED, True, "DeadlineExceeded"),

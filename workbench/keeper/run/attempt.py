@@ -30,7 +30,7 @@ from workbench.keeper.run.stage import (
     travels,
 )
 from workbench.keeper.run.stalls import StallGuard
-from workbench.keeper.run.verdict import fault_of, lost_pod, stopped_by_others
+from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
 from workbench.rundir.journal import Journal
@@ -212,7 +212,8 @@ class Attempt:
                 return fault
             if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
                 return fault
-            remark = self.ledger.remark(self._stalls.remark, stopping=self._stopping, slept=awake.slept())
+            place = partial(place_words, self._context)
+            remark = self.ledger.remark(self._stalls.remark, stopping=self._stopping, slept=awake.slept(), place=place)
             self._journal.hint(remark)
 
     @property

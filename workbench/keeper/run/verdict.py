@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.base.errors import RemoteError
+from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.words import counted, short_list, size
 from workbench.jobs.finetune import Job
 from workbench.jobs.script import Script
@@ -17,9 +18,14 @@ from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.outputs import Brought, output_facts
 from workbench.keeper.run.stage import resumed_from
 from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
+from workbench.pods.pod import Phase, Pod
 from workbench.rundir.outcome import fold_failures
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
+
+logger = logging.getLogger(__name__)
+_OBSERVED = ("kubernetes",)
+"""Kinds of places whose platform watches pods by itself, and says so without a call that takes time."""
 
 
 def verdict(
@@ -116,13 +122,40 @@ def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | 
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
-    """Blame the first pod that is lost, or the network where none of several answers."""
+    """Blame the first pod that is lost; where none of several answers, its node or the network."""
     name, why = next(iter(ledger.lost.items()))
-    if len(ledger.pods) > 1 and not ledger.heard_within(context.spec.cluster.lease_s / 2):
-        return RunFault(kind="network", message=f"no sign from any pod: {CUT_OFF}; {why}")
+    unknown = {pod.name: pod.message for pod in _platform_pods(context) if pod.phase is Phase.UNKNOWN}
+    if lost := [each for each in ledger.lost if each in unknown]:  # the platform knows that its node is lost
+        name = lost[0]
+        why = f"{ledger.lost[name]}; {unknown[name]}"
+    elif len(ledger.pods) > 1 and not ledger.heard_within(context.spec.cluster.lease_s / 2):
+        return RunFault(kind="network", message=f"no sign from any pod: {place_words(context) or CUT_OFF}; {why}")
     address = next(link.pod.address for link in context.links if link.pod.name == name)
     fault = RunFault(pod=name, host=address, kind="pod", message=why)
     return replace(fault, others=fold_failures(ledger.ranks.values()))
+
+
+def place_words(context: RunContext) -> str:
+    """Return what the platform says of the pods of a run that have not ended: of several the same thing once."""
+    said: dict[str, list[str]] = {}
+    for pod in _platform_pods(context):
+        if pod.message and not pod.phase.is_terminal:
+            said.setdefault(pod.message, []).append(pod.name)
+    count = len(context.links)
+    parts = [words if len(names) == count else f"{short_list(names)}: {words}" for words, names in said.items()]
+    return "; ".join(parts)
+
+
+def _platform_pods(context: RunContext) -> list[Pod]:
+    """Return the pods of a run as their platform sees them; none where it sees them no other way than we do."""
+    if context.spec.cluster.backend.get("kind") not in _OBSERVED:
+        return []
+    ours = {link.pod.name for link in context.links}
+    try:
+        return [pod for pod in context.look() if pod.name in ours]
+    except WorkbenchError as error:
+        logger.warning("%s", error)
+        return []
 
 
 def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool) -> RunFault:

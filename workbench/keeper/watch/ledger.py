@@ -13,7 +13,7 @@ from workbench.rundir.totals import RunTotals
 
 CUT_OFF = "this machine was cut off from the network, or asleep"
 """What it is where all pods are silent at once."""
-_SILENCE_SHOWN_S = 15.0
+SILENCE_SHOWN_S = 15.0
 _ALONE_SHOWN_S = 30.0
 _UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
 
@@ -142,18 +142,27 @@ class RunLedger:
         """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
         return self.totals.training and self.totals.phases.get(0, "training") == "training"
 
-    def remark(self, stall: str, *, stopping: str, slept: str = "") -> str:
+    def remark(self, stall: str, *, stopping: str, slept: str = "", place: Callable[[], str] = str) -> str:
         """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`.
 
-        `slept` says that this machine slept a moment ago.
+        Args:
+            stall: Why it stands still.
+            stopping: That it was asked to stop.
+            slept: That this machine slept a moment ago.
+            place: Returns what the platform says of its pods; asked only where pods are silent.
         """
-        silent = self.silent(_SILENCE_SHOWN_S)
+        silent = self.silent(SILENCE_SHOWN_S)
         alone = sorted(rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S)
         if slept:
             return f"{slept}; training continues"
         if silent:
             pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
-            pods = f"any pod: {CUT_OFF}" if len(silent) == len(self.pods) > 1 else pods
+            # What the platform knows goes before a guess about this machine.
+            words = place()
+            if len(silent) == len(self.pods) > 1:
+                pods = f"any pod: {words or CUT_OFF}"
+            elif words:
+                pods += f": {words}"
             return f"no sign from {pods}; training goes on there until its lease ends"
         if alone:
             return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")

@@ -31,6 +31,7 @@ _LAST_LINES = 20
 _GONE_S = 15.0
 _REPORT_S = 5.0
 _LOOK_S = 0.2
+_AWAY_S = 5.0  # a watch that broke is mostly there again sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Session:
     def look(self) -> list[Pod]:
         with self._changed:
             looks = list(self._looks())
-        return [_with_look(pod, looks[index]) for index, pod in sorted(self._pods.items())]
+            away = self._watched.trouble(_AWAY_S)
+        return [_with_look(pod, looks[index], away) for index, pod in sorted(self._pods.items())]
 
     def log(self, name: str, tail: int) -> str:
         """Return the last lines of a pod's log; of one that is gone, those that were read last."""
@@ -304,9 +306,10 @@ def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:
     )
 
 
-def _with_look(pod: Pod, look: _Look) -> Pod:
+def _with_look(pod: Pod, look: _Look, away: str) -> Pod:
+    """Return a pod as it was last seen; `away` is why the server does not say what it is now."""
     if look.seen is None:
         return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
     phase = status.phase_of(look.seen)
-    words = status.why(look.seen)
+    words = "; ".join(filter(None, [status.why(look.seen), "" if phase.is_terminal else away]))
     return replace(pod, phase=phase, message=words or ("it ended" if phase.is_terminal else ""))

@@ -36,9 +36,24 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
     """Return the phase; Unknown also where the node stopped reporting."""
     status = _status(pod)
     phase = Phase(str(status.get("phase") or Phase.PENDING.value))
-    if phase is Phase.RUNNING and _condition(pod, "Ready").get("reason") == "NodeNotReady":
-        return Phase.UNKNOWN
-    return phase
+    return Phase.UNKNOWN if phase is Phase.RUNNING and _is_on_lost_node(pod) else phase
+
+
+def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
+    """Whether its node has stopped reporting: `Ready` is False without a reason, and its containers run.
+
+    The controller of nodes sets it so. A kubelet, which knows of failed probes and of containers that have ended,
+    always gives a reason, such as ContainersNotReady.
+    """
+    ready = _condition(pod, "Ready", "False")
+    containers: Iterable[Mapping[str, Any]] = _status(pod).get("containerStatuses") or ()
+    return bool(ready) and not ready.get("reason") and all("running" in each.get("state", {}) for each in containers)
+
+
+def _node_words(pod: Mapping[str, Any]) -> str:
+    node = pod.get("spec", {}).get("nodeName")
+    since = _condition(pod, "Ready", "False").get("lastTransitionTime")
+    return f"its node {node or ''} is not ready".replace("  ", " ") + (f" since {since}" if since else "")
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
@@ -72,7 +87,7 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
     reasons += [_join(end) for container in _containers(pod) if (end := _ended(container))]
     reasons.append(_join(_condition(pod, "DisruptionTarget", "True")))
     if phase_of(pod) is Phase.UNKNOWN:
-        reasons.append(_join(_condition(pod, "Ready")))
+        reasons.append(_node_words(pod) if _is_on_lost_node(pod) else "its node does not report")
     if not any(reasons):
         reasons += [_join(waiting) for container in _containers(pod) if (waiting := _waiting(container))]
         reasons.append(_join(_condition(pod, "PodScheduled", "False")))

@@ -33,6 +33,7 @@ class WatchedObjects:
         """What is no more: as it was last seen, and when it was missed in seconds since the epoch."""
         self.error: WorkbenchError | None = None
         """Why the watch stands still; None while it goes."""
+        self._error_since_s = 0.0
         self.changes = 0
         self._api, self._kind, self._changed, self._selector = api, kind, changed, selector
         self._response: Any = None
@@ -44,6 +45,12 @@ class WatchedObjects:
     def names(self) -> set[str]:
         """The names of what is there. Read it with the lock held."""
         return {str(item["metadata"]["name"]) for item in self.objects.values()}
+
+    def trouble(self, least_s: float) -> str:
+        """Return why the server has said nothing for some time; empty while it does. Read it with the lock held."""
+        if self.error is None or time.monotonic() - self._error_since_s < least_s:
+            return ""
+        return str(self.error)
 
     def forget(self, names: Collection[str]) -> None:
         """Leave out of `gone` what had one of these names, for others take them; the lock is held."""
@@ -76,6 +83,7 @@ class WatchedObjects:
                     return
                 _LOG.info("the watch of %ss broke: %s", self._kind, error)
                 with self._changed:
+                    self._error_since_s = self._error_since_s or time.monotonic()
                     self.error = error if isinstance(error, WorkbenchError) else None
                     self._notify()
                 self._closed.wait(_BREAK_S[min(failures, len(_BREAK_S) - 1)])
@@ -88,7 +96,7 @@ class WatchedObjects:
             for uid in [uid for uid in self.objects if uid not in listed]:
                 self._forget(uid)
             self.objects.update(listed)
-            self.error = None
+            self.error, self._error_since_s = None, 0.0
             self._notify()
         return version
 
