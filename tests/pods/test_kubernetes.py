@@ -504,6 +504,31 @@ def test_the_notebooks_own_pod_owns_the_first(
     assert api.read_pod(owner.name), "deleted though it is another of that name"
 
 
+def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(place: KubernetesPlace, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    script = tmp_path / "wait.py"
+    script.write_text(
+        "import pathlib, sys, time\nprint('up', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
+    )
+    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        run = cluster.submit(Script(path=str(script), args=[str(end)]))
+        logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
+        until(lambda: all(each.exists() and "up" in each.read_text() for each in logs), 60)
+        log = cluster.path / "keeper.log"
+        before = len(log.read_text().splitlines())
+        place.server.go_away()
+        time.sleep(12)  # old: two tries a second and pod, each with a traceback of some 15 lines
+        place.server.away = False
+        end.touch()
+        run.wait(120, progress=False).raise_for_status()
+        lines = log.read_text().splitlines()[before:]
+    assert not [line for line in lines if "Traceback" in line]
+    assert len(lines) < 40, "\n".join(lines)
+    assert any("port-forward to port 2222: " in line for line in lines)
+    assert any("answers again after" in line for line in lines)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_what_a_killed_keeper_left_is_removed(place: KubernetesPlace, tmp_path: Path, context: LaunchContext) -> None:

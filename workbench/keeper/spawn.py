@@ -134,8 +134,11 @@ def log_to(path: Path) -> Redactor:
     handler = logging.FileHandler(path)
     handler.setFormatter(_Masking(redact))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
-    for chatty in ("paramiko", "workbench.pods.ssh.transport"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("paramiko").setLevel(logging.WARNING)
+    # paramiko's transports write a traceback under these names for every login that fails. The error is raised as well,
+    # and who tries again writes one line.
+    for chatty in ("paramiko.transport", "workbench.pods.ssh.transport"):
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)
     return redact
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _SERVED_S = 60.0  # it may have to end what a dead agent left
 _ANSWER_S = 8.0  # a live agent answers in milliseconds, a busy one in three seconds; then it hangs, or the network
-_PAUSE_S = 0.5
+_PAUSE_S, _PAUSE_AT_MOST_S = 0.5, 5.0
 _TASK_S = 0.01  # between the first looks at one
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _SHORT = 72  # bytes of a folder in which Python and torch can still make the sockets that DataLoader workers use
@@ -200,7 +200,7 @@ class AgentLink(PodFiles):
         if getattr(self._lasts, "now", False):
             return action(self._connection())
         self._lasts.now = True
-        until = awake() + self._lease_s
+        until, pause_s = awake() + self._lease_s, _PAUSE_S
         try:
             while True:
                 ssh = self._ssh
@@ -208,7 +208,8 @@ class AgentLink(PodFiles):
                     return action(self._connection())
                 except (RemoteError, PodError) as error:
                     self._check_hope(error, ssh, until, unwanted)
-                time.sleep(_PAUSE_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, max(_PAUSE_S, self._lease_s / 20), _PAUSE_AT_MOST_S)
                 if not self._stands(self._ssh):
                     with suppress(RemoteError, PodError):
                         self.open()

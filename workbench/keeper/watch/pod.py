@@ -22,6 +22,7 @@ from workbench.rundir.output.collect import Collector
 logger = logging.getLogger(__name__)
 _POLL_S = 0.15
 _POLLS_PER_S = 200  # of all pods together, each some milliseconds of this machine
+_AGAIN_S, _AGAIN_AT_MOST_S = 0.5, 5.0
 _CHUNK_BYTES = 4 << 20
 _EVERY_S = 5.0
 _LATER_S = 30.0  # once a run is an hour old, its curve needs no more
@@ -76,18 +77,25 @@ class PodWatch:
 
     def _loop(self) -> None:
         heard = awake()
+        again_s, most_s = _AGAIN_S, min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20))
+        failures = 0
         while not self._end.is_set():
             try:
                 more = self._look()
-                heard = awake()
+                if failures:
+                    logger.info("%s answers again after %.0f s", self._link.pod.name, awake() - heard)
+                heard, again_s, failures = awake(), _AGAIN_S, 0
                 if not more:
                     self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:
                 silent_s = awake() - heard
                 lost = self._why_lost(silent_s)
-                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=[str(error)]))
-                if lost or self._reconnect():
+                notes = [] if failures else [str(error)]  # one line as it falls silent, none for each try after that
+                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=notes))
+                failures += 1
+                if lost or self._reconnect(again_s):
                     return
+                again_s = min(2 * again_s, most_s)
             except Exception as error:  # thread boundary: what went wrong must reach the run's result
                 logger.exception("watching %s", self._link.pod.name)
                 lost = f"watching {self._link.pod.name} failed: {error}"
@@ -126,12 +134,12 @@ class PodWatch:
         )
         return more
 
-    def _reconnect(self) -> bool:
-        self._end.wait(0.5)
+    def _reconnect(self, after_s: float) -> bool:
+        self._end.wait(after_s)
         try:
             self._link.open()
         except (RemoteError, PodError, OSError) as error:
-            logger.info("%s is not back yet: %s", self._link.pod.name, error)
+            logger.debug("%s is not back yet: %s", self._link.pod.name, error)
             return False
         if self._link.agent_pid == self._agent_pid:
             return False

@@ -32,7 +32,7 @@ class PortForward:
         """The port on this machine."""
         self._live: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._is_broken = False
         threading.Thread(target=self._accept, name=f"port-forward {self.port}", daemon=True).start()
 
     def close(self) -> None:
@@ -64,21 +64,31 @@ class PortForward:
         try:
             channel = self._dial()
             try:
-                _carry(connection, channel)
+                _carry(connection, channel, lambda: self._note(""))
             finally:
                 with contextlib.suppress(Exception):  # the peer may be gone in the middle of its farewell
                     channel.close(timeout=1)
         except WorkbenchError as error:
-            _LOG.warning("port-forward to port %d: %s", self._remote_port, error)
+            self._note(str(error))
         except Exception as error:  # thread boundary: websocket-client has a tree of errors of its own
-            _LOG.info("port-forward to port %d ended: %s", self._remote_port, error)
+            self._note(f"it ended: {error}")
         finally:
             with self._lock:
                 self._live.discard(connection)
             connection.close()
 
+    def _note(self, trouble: str) -> None:
+        """Write a line when the way breaks and when the pod is heard again, none for each connection in between."""
+        with self._lock:
+            has_changed = bool(trouble) != self._is_broken and not self._closed
+            self._is_broken = bool(trouble)
+        if has_changed and trouble:
+            _LOG.warning("port-forward to port %d: %s", self._remote_port, trouble)
+        elif has_changed:
+            _LOG.info("port-forward to port %d works again", self._remote_port)
 
-def _carry(connection: socket.socket, channel: Any) -> None:
+
+def _carry(connection: socket.socket, channel: Any, heard: Callable[[], None]) -> None:
     opened: set[int] = set()
     while True:
         pending = getattr(channel.sock, "pending", lambda: 0)()
@@ -87,6 +97,8 @@ def _carry(connection: socket.socket, channel: Any) -> None:
             data = _receive(channel, opened)
             if data is None:
                 return
+            if data:
+                heard()
             connection.sendall(data)
         if connection in readable:
             data = connection.recv(_CHUNK)

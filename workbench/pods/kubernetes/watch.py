@@ -81,7 +81,8 @@ class WatchedObjects:
             except Exception as error:  # thread boundary: it must not end before it is closed
                 if self._closed.is_set():
                     return
-                _LOG.info("the watch of %ss broke: %s", self._kind, error)
+                if not self._error_since_s:  # one line as it breaks, none for each try after that
+                    _LOG.warning("the watch of %ss broke: %s", self._kind, error)
                 with self._changed:
                     self._error_since_s = self._error_since_s or time.monotonic()
                     self.error = error if isinstance(error, WorkbenchError) else None
@@ -92,6 +93,8 @@ class WatchedObjects:
     def _list(self) -> str:
         items, version = self._api.list(self._kind, **self._selector)
         listed = {_uid(item): item for item in items}
+        if self._error_since_s:
+            _LOG.info("the watch of %ss goes again after %.0f s", self._kind, time.monotonic() - self._error_since_s)
         with self._changed:
             for uid in [uid for uid in self.objects if uid not in listed]:
                 self._forget(uid)
