@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +32,15 @@ from workbench.pods.guest.process import session_environment
 
 NODE = "node-1"
 _TICK_S = 0.03
+_PREEMPTION = (
+    "no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+)
 _OUT_OF_REACH = {
-    "pending": ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "FailedScheduling"),
-    "no-claim": ('0/3 nodes are available: persistentvolumeclaim "data" not found.', "FailedScheduling"),
+    "pending": (f"0/3 nodes are available: 3 Insufficient nvidia.com/gpu. {_PREEMPTION}", "FailedScheduling"),
+    "no-claim": (
+        f'0/3 nodes are available: persistentvolumeclaim "data" not found. {_PREEMPTION}',
+        "FailedScheduling",
+    ),
 }
 _WAITING = {
     "image": ("ImagePullBackOff", 'Back-off pulling image "example.org/nothing:1": not found'),
@@ -91,6 +98,8 @@ class Kubelet:
         """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent, crash; pull:
         its image comes once `pulled` is set."""
         self.pulled = asyncio.Event()
+        self.going_s = 0.1
+        """How long a deleted pod is still there, as Succeeded, once its program has ended."""
         self.user: int | None = None
         """The user id of containers that name none, of group 0, as OpenShift chooses one; None: this process's."""
         self.environment = {**session_environment(), **environment}
@@ -188,6 +197,10 @@ class Kubelet:
             await asyncio.to_thread(_kill, pod)
             if pod.root:
                 shutil.rmtree(pod.root, ignore_errors=True)
+        if pod.process is not None and pod.ended is None:  # its program took SIGTERM and ended with 0
+            ended = _container_status(terminated={"exitCode": 0, "reason": "Completed", "finishedAt": _now()})
+            await self._patch(pod, {"status": {"phase": "Succeeded", "containerStatuses": [ended]}})
+            await asyncio.sleep(self.going_s)
         await self._patch(pod, {"metadata": {"finalizers": []}})
         await self._collect(pod.manifest["metadata"]["uid"])
 
@@ -271,8 +284,8 @@ class Kubelet:
         await self._event(pod, "Pulled", f'Successfully pulled image "{image}" in 1m2s', "Normal")
 
     async def _watch(self, pod: Running, listening: Path) -> None:
-        """Probe until the container is up, then wait until it ends."""
-        ready = False
+        """Probe until the container is up, with an Event for each failure, then wait until it ends."""
+        ready, probe_s = False, 0.0
         while not pod.deleting.is_set():
             code = pod.process.poll() if pod.process is not None else None
             if code is not None:
@@ -281,6 +294,9 @@ class Kubelet:
             if not ready and listening.exists():
                 ready = True
                 await self._patch(pod, {"status": {"conditions": [_condition("Ready", True)]}})
+            elif not ready and time.monotonic() >= probe_s:
+                probe_s = time.monotonic() + 1.0
+                await self._event(pod, "Unhealthy", "Startup probe failed: ")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pod.deleting.wait(), _TICK_S)
 
@@ -308,6 +324,8 @@ class Kubelet:
             folders[volume["name"]] = folder
             if "secret" in volume:
                 while (data := await self._secret(pod, volume["secret"]["secretName"])) is None:
+                    missing = f'object "lab"/"{volume["secret"]["secretName"]}" not registered'
+                    await self._event(pod, "FailedMount", f'MountVolume.SetUp failed for volume "secret" : {missing}')
                     if pod.deleting.is_set():
                         return None
                     await asyncio.sleep(_TICK_S)

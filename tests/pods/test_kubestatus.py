@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
-from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_pulling, is_ready, leftovers, phase_of, why
+from workbench.pods.kubernetes.status import (
+    as_gone,
+    is_hopeless,
+    is_pulling,
+    is_ready,
+    leftovers,
+    listed,
+    phase_of,
+    why,
+)
 from workbench.pods.pod import Phase
 
 NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z
@@ -130,3 +139,34 @@ def test_only_what_nobody_looks_after_any_more_is_left_over() -> None:
         *(ended("fresh", "fresh-0", old), ended("fresh", "fresh-1", recent)),
     ]
     assert leftovers(pods, NOW_S) == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]
+
+
+def event(reason: str, message: str, kind: str = "Warning") -> dict[str, Any]:
+    return {"type": kind, "reason": reason, "message": message, "involvedObject": {"uid": "u-0"}}
+
+
+def test_a_healthy_start_raises_no_alarm() -> None:
+    starting = pod("Running", FAILING, state={"running": {}}, podIP="10.0.0.7")
+    early = [
+        event("Unhealthy", "Startup probe failed: "),
+        event("FailedMount", 'MountVolume.SetUp failed for volume "secret" : object "lab"/"wb-a" not registered'),
+    ]
+    assert why(starting, early) == ""
+    assert why(starting, [event("Unhealthy", "Liveness probe failed: x")]) == "Unhealthy: Liveness probe failed: x"
+
+
+def test_what_the_status_tells_is_not_told_again_by_an_event() -> None:
+    words = UNSCHEDULABLE["message"]
+    assert why(pod("Pending", UNSCHEDULABLE), [event("FailedScheduling", words)]) == f"Unschedulable: {words}"
+    other = event("FailedScheduling", "0/4 nodes are available")
+    assert why(pod("Pending", UNSCHEDULABLE), [other]).endswith("; FailedScheduling: 0/4 nodes are available")
+    cause = 'failed to resolve reference "x": dial tcp: connection refused'
+    waiting = pod(state={"waiting": {"reason": "ErrImagePull", "message": cause}})
+    again = [event("Failed", f'Failed to pull image "x": {cause}'), event("Failed", "Error: ErrImagePull")]
+    assert why(waiting, again) == f"ErrImagePull: {cause}"
+
+
+def test_pods_with_one_reason_are_named_together() -> None:
+    assert listed(dict.fromkeys(range(16), "Unschedulable: x")) == "pod-0 to pod-15 (Unschedulable: x)"
+    assert listed({0: "a", 1: "", 2: "a", 3: ""}) == "pod-0 and pod-2 (a), pod-1 and pod-3"
+    assert listed({1: "a"}) == "pod-1 (a)"

@@ -226,11 +226,14 @@ class Session:
         by_name = {item["metadata"]["name"]: item for item in self._watched.objects.values()}
         gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()}
         for name in self._objects.names:
-            words = ""
-            if name not in by_name and name in gone:
+            seen, words = by_name.get(name), ""
+            if seen is None and name in gone:
                 item, when_s = gone[name]
-                words = status.as_gone(item, time.strftime("%H:%M:%S", time.localtime(when_s)))
-            yield _Look(by_name.get(name), words)
+                words = status.as_gone(item, _clock(when_s))
+            elif seen is not None and status.is_going(seen):
+                words = status.as_gone(seen, _clock(time.time()))
+                seen = None
+            yield _Look(seen, words)
 
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
         claims = [volume.claim for volume in self._objects.claims]
@@ -304,6 +307,10 @@ def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:
         " cluster's close() again once the server answers, or run:"
         f" kubectl -n {namespace} delete pod,service,secret -l {selector}"
     )
+
+
+def _clock(when_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(when_s))
 
 
 def _with_look(pod: Pod, look: _Look, away: str) -> Pod:

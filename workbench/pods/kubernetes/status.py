@@ -24,6 +24,9 @@ _HOPELESS = {
 _PULLS = ("Pulling", "Pulled", "Failed", "BackOff")
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _WARNINGS_SHOWN = 2
+_HEALTHY = re.compile(r'Startup probe failed|.*: object "[^"]*"/"[^"]*" not registered$')
+"""Messages of events that every start may have: no daemon listens yet, or kubelet has not read a new Secret."""
+_PULL_CAUSE = re.compile(r'^(Failed to pull image "[^"]*"|Error): ')
 _FORGOTTEN_S = 600.0
 LOOK_S = 5.0
 """How often the time of a pull is told anew."""
@@ -61,6 +64,11 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     return ready and bool(_status(pod).get("podIP")) and not _metadata(pod).get("deletionTimestamp")
 
 
+def is_going(pod: Mapping[str, Any]) -> bool:
+    """Whether it has ended because it is being deleted: it is Succeeded for a moment, since its program ends with 0."""
+    return bool(_metadata(pod).get("deletionTimestamp")) and phase_of(pod).is_terminal
+
+
 def is_hopeless(pod: Mapping[str, Any], made: Collection[str] = ()) -> bool:
     """Whether waiting will not help: it ended, is being deleted, or lacks something, but for claims being made."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
@@ -89,9 +97,10 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
     if phase_of(pod) is Phase.UNKNOWN:
         reasons.append(_node_words(pod) if _is_on_lost_node(pod) else "its node does not report")
     if not any(reasons):
-        reasons += [_join(waiting) for container in _containers(pod) if (waiting := _waiting(container))]
-        reasons.append(_join(_condition(pod, "PodScheduled", "False")))
-        reasons += _warnings(pod, events)
+        told = [waiting for container in _containers(pod) if (waiting := _waiting(container))]
+        told.append(_condition(pod, "PodScheduled", "False"))
+        told_words = [_join(each) for each in told]
+        reasons += [*told_words, *_warnings(pod, events, told_words)]
     return "; ".join(dict.fromkeys(words for words in reasons if words))
 
 
@@ -138,7 +147,29 @@ class Waits:
 
 
 def listed(waits: Mapping[int, str]) -> str:
-    return ", ".join(f"pod-{index}" + (f" ({reason})" if reason else "") for index, reason in waits.items())
+    """Name pods with what they wait for; those with the same reason together.
+
+    Example:
+        >>> listed({0: "", 2: "no room", 3: "no room", 4: "no room", 7: "no room"})
+        'pod-0, pod-2 to pod-4 and pod-7 (no room)'
+    """
+    alike: dict[str, list[int]] = {}
+    for index, reason in waits.items():
+        alike.setdefault(reason, []).append(index)
+    return ", ".join(_names(indices) + (f" ({reason})" if reason else "") for reason, indices in alike.items())
+
+
+def _names(indices: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    names: list[str] = []
+    for run in runs:
+        names += [f"pod-{run[0]} to pod-{run[-1]}"] if len(run) > 2 else [f"pod-{index}" for index in run]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None]) -> str:
@@ -173,9 +204,18 @@ def _uid_of(event: Mapping[str, Any]) -> object:
     return event.get("involvedObject", {}).get("uid")
 
 
-def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
-    uid = _metadata(pod).get("uid")
-    warnings = [_join(e) for e in events if _uid_of(e) == uid and e.get("type") == "Warning"]
+def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], told: Sequence[str]) -> list[str]:
+    """Return the warnings of a pod's events, but for those of healthy starts and for what the status tells itself."""
+    uid, warnings = _metadata(pod).get("uid"), []
+    for event in events:
+        if _uid_of(event) != uid or event.get("type") != "Warning":
+            continue
+        message = str(event.get("message", ""))
+        # The scheduler writes its words into the condition too; a failed pull's cause stands in the container's state.
+        cause = _PULL_CAUSE.sub("", message)
+        if _HEALTHY.match(message) or any(cause and cause in words for words in told):
+            continue
+        warnings.append(_join(event))
     return list(dict.fromkeys(warnings))[-_WARNINGS_SHOWN:]
 
 
