@@ -96,7 +96,7 @@ class Kubelet:
     def __init__(self, url: str, environment: dict[str, str]) -> None:
         self.behave: dict[str, str] = {}
         """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent, crash; pull:
-        its image comes once `pulled` is set."""
+        its image comes once `pulled` is set; registry-away: so, and each pull before it fails."""
         self.pulled = asyncio.Event()
         self.going_s = 0.1
         """How long a deleted pod is still there, as Succeeded, once its program has ended."""
@@ -216,6 +216,8 @@ class Kubelet:
     async def _run_container(self, pod: Running, behaviour: str) -> None:
         if behaviour == "pull":
             await self._pull(pod)
+        elif behaviour == "registry-away":
+            await self._pull_in_vain(pod)
         missing = [await self._secret_key(pod, env) for env in pod.container["env"]]
         if words := next((words for words, _ in missing if words), ""):
             await self._wait_for_ever(pod, "CreateContainerConfigError", words)
@@ -283,6 +285,20 @@ class Kubelet:
         await self.pulled.wait()
         await self._event(pod, "Pulled", f'Successfully pulled image "{image}" in 1m2s', "Normal")
 
+    async def _pull_in_vain(self, pod: Running) -> None:
+        """Try to pull and fail, with a growing pause between, until the registry answers: `pulled` is set."""
+        image = pod.container["image"]
+        cause = f'failed to resolve reference "{image}": dial tcp 10.0.0.9:443: connect: connection refused'
+        await self._event(pod, "Pulling", f'Pulling image "{image}"', "Normal")
+        await self._event(pod, "Failed", f'Failed to pull image "{image}": {cause}')
+        while not self.pulled.is_set() and not pod.deleting.is_set():
+            await self._wait_for_ever(pod, "ErrImagePull", cause)
+            await asyncio.sleep(0.5)
+            await self._wait_for_ever(
+                pod, "ImagePullBackOff", f'Back-off pulling image "{image}": ErrImagePull: {cause}'
+            )
+            await asyncio.sleep(0.5)
+
     async def _watch(self, pod: Running, listening: Path) -> None:
         """Probe until the container is up, with an Event for each failure, then wait until it ends."""
         ready, probe_s = False, 0.0
@@ -315,6 +331,8 @@ class Kubelet:
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             shared = "work" if volume["name"] == "work" else f"claim-{claim}" if claim else ""
             if claim and not await self._claim(pod, claim):
+                return None
+            if "configMap" in volume and not await self._config_map(pod, volume["name"], volume["configMap"]["name"]):
                 return None
             folder = self.folder / shared if shared else pod.folder / volume["name"]
             folder.mkdir(exist_ok=True)
@@ -353,6 +371,17 @@ class Kubelet:
             if pod.deleting.is_set():
                 return False
             await asyncio.sleep(_TICK_S)
+
+    async def _config_map(self, pod: Running, volume: str, name: str) -> bool:
+        """Wait until a ConfigMap is there, with an Event that it is missed; False where the pod is deleted before."""
+        words = f'MountVolume.SetUp failed for volume "{volume}" : configmap "{name}" not found'
+        while not pod.deleting.is_set():
+            async with self._session.get(f"/api/v1/namespaces/lab/configmaps/{name}") as response:
+                if response.status == 200:
+                    return True
+            await self._event(pod, "FailedMount", words)
+            await asyncio.sleep(_TICK_S)
+        return False
 
     async def _secret(self, pod: Running, name: str) -> dict[str, str] | None:
         namespace = pod.manifest["metadata"]["namespace"]

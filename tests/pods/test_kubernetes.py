@@ -339,6 +339,36 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
         hanging.launch(PodSpec(), 2, replace(short, timeout_s=2.0))
 
 
+def test_a_registry_that_is_away_is_waited_for(place: KubernetesPlace, context: LaunchContext) -> None:
+    place.kubelet.behave["pod-1"] = "registry-away"
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        if "ImagePullBackOff" in line:
+            place.do(set_pulled())
+
+    async def set_pulled() -> None:
+        place.kubelet.pulled.set()
+
+    backend = place.backend()
+    backend.launch(PodSpec(), 2, replace(context, timeout_s=10.0, report=report))
+    line = next(line for line in said if "; ErrImagePull: " in line)
+    assert "pod-1 (pulling example.org/worker:1; ErrImagePull: failed to resolve reference" in line
+    assert line.count("connection refused") == 1, "told once"
+    backend.stop()
+
+    place.kubelet.pulled.clear()
+    with pytest.raises(PodTimeout, match=r"missing: pod-1 .pulling .*connection refused"):
+        place.backend(pull_timeout_s=1).launch(PodSpec(), 2, replace(context, timeout_s=2.0))
+
+
+def test_a_config_map_that_is_not_there_ends_the_start_at_once(place: KubernetesPlace, context: LaunchContext) -> None:
+    volumes = [Volume(mount="/settings", config_map="settings")]
+    words = r'pod-\d .* did not start: FailedMount: .*configmap "settings" not found'
+    refused(place, replace(context, timeout_s=100.0), PodError, words, volumes=volumes)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user id takes root")
 def test_a_user_id_without_a_name_runs_a_script(place: KubernetesPlace, tmp_path: Path) -> None:
     place.kubelet.user = 1_000_660_000

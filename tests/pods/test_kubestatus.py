@@ -51,7 +51,7 @@ PREEMPTED = condition("DisruptionTarget", "True", "PreemptionByScheduler", "pree
         (pod("Pending", NO_CLAIM), Phase.PENDING, True, 'Unschedulable: persistentvolumeclaim "data" not found'),
         (pod(state={"waiting": {"reason": "ContainerCreating"}}), Phase.PENDING, False, ""),
         (pod(state={"waiting": {"reason": "ErrImagePull", "message": "i/o timeout"}}), Phase.PENDING, False, "ErrIm"),
-        (pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "x"}}), Phase.PENDING, True, "ImagePullBac"),
+        (pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "x"}}), Phase.PENDING, False, "ImagePullBac"),
         (pod("Running", READY, state={"running": {}}, podIP="10.0.0.7"), Phase.RUNNING, False, ""),
         (
             {**pod("Running", LOST, state={"running": {}}, podIP="10.0.0.7"), "spec": {"nodeName": "gpu-7"}},
@@ -106,7 +106,7 @@ def test_a_pull_is_seen_from_its_begin_to_its_end() -> None:
     assert not is_pulling(creating, [{**events[1], "involvedObject": {"uid": "u-1"}}])
     assert not is_pulling(creating, events)
     assert not is_pulling(creating, [*events[:2], {**events[1], "reason": "Failed"}])
-    assert not is_pulling(pod(state={"waiting": {"reason": "ErrImagePull", "message": "x"}}), events[:2])
+    assert is_pulling(pod(state={"waiting": {"reason": "ErrImagePull", "message": "x"}}), events[:2]), "it tries again"
     assert not is_pulling(pod("Running", state={"running": {}}), events[:2])
 
 
@@ -170,3 +170,34 @@ def test_pods_with_one_reason_are_named_together() -> None:
     assert listed(dict.fromkeys(range(16), "Unschedulable: x")) == "pod-0 to pod-15 (Unschedulable: x)"
     assert listed({0: "a", 1: "", 2: "a", 3: ""}) == "pod-0 and pod-2 (a), pod-1 and pod-3"
     assert listed({1: "a"}) == "pod-1 (a)"
+
+
+RESOLVE = 'failed to pull and unpack image "r.example.org/w:1": failed to resolve reference "r.example.org/w:1"'
+
+
+@pytest.mark.parametrize(
+    ("hopeless", "cause"),
+    [
+        (True, f"rpc error: code = NotFound desc = {RESOLVE}: r.example.org/w:1: not found"),
+        (True, f"rpc error: code = Unknown desc = {RESOLVE}: unexpected status from HEAD request: 401 Unauthorized"),
+        (True, "pull access denied, repository does not exist or may require authorization"),
+        (True, "failed to authorize: failed to fetch anonymous token: 403 Forbidden"),
+        (False, f"{RESOLVE}: dial tcp 10.0.0.9:443: connect: connection refused"),
+        (False, f"{RESOLVE}: dial tcp: lookup r.example.org: network is unreachable"),
+        (False, "429 Too Many Requests: toomanyrequests: You have reached your unauthenticated pull rate limit"),
+        (False, 'failed to pull image "not found/invalid:1": i/o timeout'),
+    ],
+)
+def test_only_an_image_that_will_never_come_ends_the_start(hopeless: bool, cause: str) -> None:
+    for reason, message in (("ErrImagePull", cause), ("ImagePullBackOff", f'Back-off pulling image "w": {cause}')):
+        assert is_hopeless(pod(state={"waiting": {"reason": reason, "message": message}})) == hopeless
+    older = pod(state={"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "w"'}})
+    assert is_hopeless(older, (), [event("Failed", f'Failed to pull image "w": {cause}')]) == hopeless
+    assert not is_hopeless(pod(), (), [event("Failed", cause)]), "an earlier try; the image has come since"
+
+
+def test_a_config_map_that_is_missing_ends_the_start() -> None:
+    missing = event("FailedMount", 'MountVolume.SetUp failed for volume "volume-0" : configmap "settings" not found')
+    assert is_hopeless(pod(), (), [missing])
+    assert not is_hopeless(pod(), (), [{**missing, "involvedObject": {"uid": "u-1"}}])
+    assert not is_hopeless(pod(), (), [{**missing, "message": 'secret "wb-a" not found'}]), "ours comes a moment later"

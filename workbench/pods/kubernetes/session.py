@@ -238,7 +238,7 @@ class Session:
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
         claims = [volume.claim for volume in self._objects.claims]
         for index, look in enumerate(looks):
-            if look.gone or (look.seen and status.is_hopeless(look.seen, claims)):
+            if look.gone or (look.seen and status.is_hopeless(look.seen, claims, self._warnings())):
                 return index, look.gone or status.why(look.seen or {}, self._warnings()) or "it ended"
         return None
 

@@ -16,10 +16,18 @@ from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
 from workbench.pods.pod import Phase
 
 _HOPELESS = {
-    *("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"),
+    *("ErrImageNeverPull", "InvalidImageName", "ImageInspectError"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),
 }
 """Reasons for waiting that no waiting mends: an image or a Secret that is not there, a command that cannot start."""
+_PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_NO_IMAGE = re.compile(
+    r"not found|NotFound|manifest unknown|does not exist|unauthorized|authentication required|authorization failed"
+    r"|access denied|is denied|Forbidden|invalid",
+    re.IGNORECASE,
+)
+"""Causes of a failed pull that no waiting mends. A registry that is away, slow or busy (429) may answer the next try."""
+_NO_CONFIG_MAP = re.compile(r'configmap "[^"]+" not found')
 
 _PULLS = ("Pulling", "Pulled", "Failed", "BackOff")
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
@@ -69,18 +77,37 @@ def is_going(pod: Mapping[str, Any]) -> bool:
     return bool(_metadata(pod).get("deletionTimestamp")) and phase_of(pod).is_terminal
 
 
-def is_hopeless(pod: Mapping[str, Any], made: Collection[str] = ()) -> bool:
+def is_hopeless(pod: Mapping[str, Any], made: Collection[str] = (), events: Iterable[Mapping[str, Any]] = ()) -> bool:
     """Whether waiting will not help: it ended, is being deleted, or lacks something, but for claims being made."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
         return True
     if any(_waiting(container).get("reason") in _HOPELESS for container in _containers(pod)):
         return True
+    own = [event for event in events if _uid_of(event) == _metadata(pod).get("uid")]
+    if _has_failed_pull(pod) and any(_NO_IMAGE.search(words) for words in _pull_words(pod, own)):
+        return True
+    if any(e.get("reason") == "FailedMount" and _NO_CONFIG_MAP.search(str(e.get("message", ""))) for e in own):
+        return True
     missing = _NO_CLAIM.findall(str(_condition(pod, "PodScheduled").get("message", "")))
     return not set(missing) <= set(made)
 
 
+def _has_failed_pull(pod: Mapping[str, Any]) -> bool:
+    return any(_waiting(container).get("reason") in _PULL_FAILED for container in _containers(pod))
+
+
+def _pull_words(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return why a pull failed: from the container's state, and from the Event, where older kubelets leave it alone."""
+    texts = [str(_waiting(container).get("message", "")) for container in _containers(pod)]
+    texts += [str(event.get("message", "")) for event in events if event.get("reason") == "Failed"]
+    image_names = re.compile(r'image "[^"]*"')  # a name may hold such words itself
+    return [image_names.sub("image", text) for text in texts]
+
+
 def is_pulling(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the node pulls the pod's image: that was begun, and has neither ended nor failed."""
+    """Whether the node pulls the pod's image: that was begun and has not ended, or it failed and is tried again."""
+    if phase_of(pod) is Phase.PENDING and _has_failed_pull(pod):
+        return True
     if phase_of(pod) is not Phase.PENDING or any(_waiting(container) for container in _containers(pod)):
         return False
     pulls = [e for e in events if _uid_of(e) == _metadata(pod).get("uid") and e.get("reason") in _PULLS]
@@ -143,7 +170,9 @@ class Waits:
         if index not in self._begun:
             return why(pod, events)
         told_s = (now - self._begun[index]) // LOOK_S * LOOK_S
-        return f"pulling {pod['spec']['containers'][0]['image']}" + (f" for {duration(told_s)}" if told_s else "")
+        words = f"pulling {pod['spec']['containers'][0]['image']}" + (f" for {duration(told_s)}" if told_s else "")
+        trouble = why(pod, events) if _has_failed_pull(pod) else ""
+        return f"{words}; {trouble}" if trouble else words
 
 
 def listed(waits: Mapping[int, str]) -> str:
