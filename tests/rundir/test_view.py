@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import sys
 import time
@@ -16,7 +17,7 @@ from workbench.client.run import Run
 from workbench.display.kit.line import progress_text
 from workbench.display.run.facts import RunFacts
 from workbench.rundir.catalog.store import record_of
-from workbench.rundir.events import read_events
+from workbench.rundir.events import Event, read_events
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
@@ -74,6 +75,38 @@ def test_it_agrees_with_the_run(written: WrittenRun) -> None:
             view.refresh()
     view.refresh()
     assert view.progress == Run.load(written.paths.root).progress
+
+
+def test_progress_reads_only_what_is_new(written: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int | None] = []
+    take = RunTotals.take
+
+    def noted(self: RunTotals, event: Event) -> object:
+        taken.append(event.whole("step"))
+        return take(self, event)
+
+    monkeypatch.setattr(RunTotals, "take", noted)
+    written.state("running", "training")
+    run = Run.load(written.paths.root)
+    assert run.progress.step is None
+    for step in (1, 2, 3):
+        written.step(step)
+        assert run.progress.step == step
+    assert taken == [1, 2, 3]
+    copied = pickle.loads(pickle.dumps(run))
+    assert copied == run and copied.progress == run.progress
+
+
+def test_progress_of_another_file_begins_anew(written: WrittenRun) -> None:
+    written.state("running", "training")
+    run = Run.load(written.paths.root)
+    for step in (1, 2, 3):
+        written.step(step)
+    assert run.progress.step == 3
+    written.paths.events.unlink()
+    assert run.progress.step == 3, "what was read before stands"
+    written.step(7)
+    assert run.progress == Run.load(written.paths.root).progress
 
 
 def test_memory_is_summed_over_the_ranks_of_a_pod_once_all_have_told(written: WrittenRun) -> None:

@@ -34,7 +34,7 @@ from workbench.rundir.status import (
     state_of,
     state_or_problem,
 )
-from workbench.rundir.totals import Progress, RunTotals
+from workbench.rundir.totals import Progress, TotalsTail
 
 if TYPE_CHECKING:
     from workbench.results.kubeflow.manifest import Manifest
@@ -63,8 +63,11 @@ class Run(ShownLive, TrainedModel):
     _home: tuple[Path, str] = field(init=False, repr=False, compare=False)
     """The cluster, and the id by which its keeper knows the run also when its own directory is gone."""
 
+    _totals: TotalsTail = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         self._home = known_cluster_of(self.paths), id_of(self.paths)
+        self._totals = TotalsTail(self.paths.events)
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
@@ -144,7 +147,7 @@ class Run(ShownLive, TrainedModel):
     @property
     def progress(self) -> Progress:
         """How far it is: step, loss, speed, time left."""
-        return RunTotals.of(self.events()).progress(self.state, self.message)
+        return self._totals.read().progress(self.state, self.message)
 
     def events(self) -> Events:
         """Return all events so far, in the order in which the keeper read them; to iterate over, or as a DataFrame."""

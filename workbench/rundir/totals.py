@@ -1,16 +1,22 @@
-"""`RunTotals`: what the events of a run come to, taken in one by one: the one place that knows the kinds. Pure."""
+"""`RunTotals`: what the events of a run come to, taken in one by one: the one place that knows the kinds.
+
+It is pure. `TotalsTail` reads the events from a file as they come.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 from workbench.base.json_values import number, numbers_of, whole
 from workbench.jobs.model import Family
-from workbench.rundir.events import Event, EventKind
+from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
@@ -237,6 +243,35 @@ class RunTotals:
                 return None
             sent, pods = sent + size / steps, pods + 1 / ranks
         return sent / pods if pods and len(self._traffic) == len(self._devices) else None
+
+
+class TotalsTail:
+    """The totals of an `events.jsonl`, of which each look reads only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+        self._file, self._size = (0, 0), 0
+        self._begin()
+
+    def read(self) -> RunTotals:
+        """Return the totals of all events so far; any thread may call it."""
+        with self._lock, suppress(OSError):  # not there yet, or gone: what was read before stands
+            found = self._path.stat()
+            # Another file of that name, or one that was cut: what was read before is not in it.
+            if (found.st_dev, found.st_ino) != self._file or found.st_size < self._size:
+                self._begin()
+            self._file, self._size = (found.st_dev, found.st_ino), found.st_size
+            for event in self._tail.read():
+                self._totals.take(event)
+        return self._totals
+
+    def _begin(self) -> None:
+        self._tail, self._totals = EventTail(self._path), RunTotals()
+
+    def __reduce__(self) -> tuple[type[TotalsTail], tuple[Path]]:
+        """Let a copy in another process read for itself."""
+        return TotalsTail, (self._path,)
 
 
 def _doing(event: Event) -> str:

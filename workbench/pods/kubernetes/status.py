@@ -26,7 +26,7 @@ _NO_IMAGE = re.compile(
     r"|access denied|is denied|Forbidden|invalid",
     re.IGNORECASE,
 )
-"""Causes of a failed pull that no waiting mends. A registry that is away, slow or busy (429) may answer the next try."""
+"""Causes of a failed pull that no waiting mends. A registry that is away, slow or busy (429) may answer later."""
 _NO_CONFIG_MAP = re.compile(r'configmap "[^"]+" not found')
 
 _PULLS = ("Pulling", "Pulled", "Failed", "BackOff")
