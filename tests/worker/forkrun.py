@@ -2,10 +2,10 @@
 
 It reads requests, one a line: {"plans": files, "env"}; and answers each with the exit code of the fork that did it. A
 plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share a pod (1), "path", a folder that
-the ranks import from first, "compiles", where DeepSpeed's ops for a disk are used, and "shallow", a model's folder and
-the folder for a copy of it with one layer; each run's folder holds a job.json.
-Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
-needs.
+the ranks import from first, "watched", the options of watchedcalls.py, "compiles", where DeepSpeed's ops for a disk
+are used, and "shallow", a model's folder and the folder for a copy of it with one layer; each run's folder holds a
+job.json. Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the
+trainer needs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from oneunit import compile_as_one_unit
 from safetensors.numpy import load_file, save_file
+from watchedcalls import watch
 
 from workbench.worker.imports import LATE_MODULES, MODULES, import_for_forks
 
@@ -66,7 +67,7 @@ def run_plans(plans: list[list[dict]]) -> None:
             copy_one_layer(*map(Path, run["shallow"]))
         if "path" in run:
             sys.path.insert(0, run["path"])
-        codes = run_one(Path(run["folder"]), run["world_size"], run.get("on_pod", 1))
+        codes = run_one(Path(run["folder"]), run["world_size"], run.get("on_pod", 1), run.get("watched"))
         if "path" in run:
             sys.path.remove(run["path"])
         (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
@@ -96,9 +97,9 @@ def copy_one_layer(source: Path, target: Path) -> None:
     )
 
 
-def run_one(folder: Path, world_size: int, on_pod: int) -> dict[int, int]:
+def run_one(folder: Path, world_size: int, on_pod: int, watched: dict | None) -> dict[int, int]:
     port = free_port()
-    pids = {fork_rank(folder, rank, world_size, on_pod, port): rank for rank in range(world_size)}
+    pids = {fork_rank(folder, rank, world_size, on_pod, port, watched): rank for rank in range(world_size)}
     codes: dict[int, int] = {}
     deadline = time.monotonic() + LIMIT_S
     while len(codes) < world_size:
@@ -115,7 +116,7 @@ def run_one(folder: Path, world_size: int, on_pod: int) -> dict[int, int]:
     return codes
 
 
-def fork_rank(folder: Path, rank: int, world_size: int, on_pod: int, port: int) -> int:
+def fork_rank(folder: Path, rank: int, world_size: int, on_pod: int, port: int, watched: dict | None) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -139,6 +140,8 @@ def fork_rank(folder: Path, rank: int, world_size: int, on_pod: int, port: int) 
         )
         from workbench.worker.train.main import main as train
 
+        if watched is not None:
+            watch(own, watched)
         train()
         code = 0
     except BaseException:

@@ -12,7 +12,8 @@ pytest.importorskip("transformers")
 import torch  # transformers first: without it there is nothing to test
 
 from workbench.base.errors import RunError
-from workbench.worker.train.callbacks import EventCallback, StopCallback
+from workbench.rundir.events import parse_event
+from workbench.worker.train.callbacks import EventCallback, StopFile
 from workbench.worker.train.measure.meter import StepMeter
 
 
@@ -91,27 +92,40 @@ def test_with_a_scaled_loss_a_gradient_that_overflows_is_left_out_and_a_loss_sti
 ) -> None:
     callback = EventCallback(StepMeter(causal=False), samples=8, scales_loss=True)
     state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
+    callback.on_step_end(None, state, None)
     callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": float("inf")})
     assert '"grad_norm": null' in "".join(capfd.readouterr())
     with pytest.raises(RunError, match="loss is nan at step 7"):
         callback.on_log(None, state, None, logs={"loss": float("nan"), "grad_norm": 1.0})
 
 
-def test_training_stops_after_the_step_in_which_a_file_appeared(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    callback = StopCallback(tmp_path / "stop")
-    control = SimpleNamespace(should_training_stop=False, should_log=False)
-    callback.on_step_end(None, SimpleNamespace(global_step=7), control)
-    assert (control.should_training_stop, control.should_log, callback.stopped) == (False, False, False)
-    (tmp_path / "stop").touch()
-    callback.on_step_end(None, SimpleNamespace(global_step=8), control)
-    assert (control.should_training_stop, control.should_log, callback.stopped) == (True, True, True)
+def test_a_run_is_stopped_once_its_file_is_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stop = StopFile(tmp_path / "stop")
+    assert (stop.is_there(), stop.stopped) == (False, False)
+    stop.path.touch()
+    assert (stop.is_there(), stop.stopped) == (True, False)
+    control = SimpleNamespace(should_training_stop=False, should_save=False)
+    stop.obey(control, step=8)
+    assert (control.should_training_stop, control.should_save, stop.stopped) == (True, True, True)
     assert '"step":8' in "".join(capfd.readouterr()).replace(" ", "")
 
 
-def test_a_run_that_came_to_its_last_step_was_not_stopped(tmp_path: Path) -> None:
-    (tmp_path / "stop").touch()
-    callback = StopCallback(tmp_path / "stop")
-    callback.on_step_end(None, SimpleNamespace(global_step=9), SimpleNamespace(should_training_stop=True))
-    assert not callback.stopped
+def test_a_step_that_is_logged_late_has_the_time_rate_and_figures_of_its_own_end(
+    passes: Callable[[float], None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter((50.0, 60.0))
+    monkeypatch.setattr("workbench.worker.train.callbacks.now_s", lambda: next(ends))
+    callback = EventCallback(StepMeter(causal=False), samples=8)
+    callback.clock.resume()
+    for step, took_s in ((2, 4.0), (3, 1.0)):
+        scheduler = SimpleNamespace(get_last_lr=lambda step=step: [step / 10])
+        callback.on_step_begin(None, None, None, lr_scheduler=scheduler)
+        passes(took_s)
+        callback.on_step_end(None, SimpleNamespace(global_step=step), None)
+    for step in (2, 3):
+        callback.on_log(None, SimpleNamespace(global_step=step, max_steps=9, epoch=0.1), None, logs={"loss": 1.0})
+    told = [event for line in capfd.readouterr().out.splitlines() if (event := parse_event(line))]
+    assert [event.time_s for event in told] == [50.0, 60.0]
+    assert [event.data["samples_per_s"] for event in told] == [2.0, 8.0]
+    assert [event.data["train_samples_per_s"] for event in told] == [2.0, 3.2]
+    assert [event.data["learning_rate"] for event in told] == [0.2, 0.3]

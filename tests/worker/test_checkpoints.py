@@ -19,7 +19,6 @@ from smalldisk import small_disk
 from workbench.base.errors import RunError
 from workbench.rundir.checkpoints import problem_of, write_manifest
 from workbench.worker.checkpoint.tensor_tree import TENSORS, read_tree, write_tree
-from workbench.worker.train.callbacks import StopCallback
 from workbench.worker.train.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
@@ -190,7 +189,7 @@ def test_a_pickle_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_rank_refuses_what_arrived_damaged_or_is_another_s(tmp_path: Path) -> None:
     made = part(tmp_path, {"step": 4})
-    options = {"every": None, "resumes": True, "stop": StopCallback(tmp_path / "stop")}
+    options = {"every": None, "resumes": True}
     assert Checkpoints(tmp_path, **options).first_step == 4  # type: ignore[arg-type]
     content = bytearray((made / TENSORS).read_bytes())
     (made / TENSORS).write_bytes(bytes([content[0] ^ 1, *content[1:]]))

@@ -277,7 +277,10 @@ class Run(ShownLive, TrainedModel):
         self._ask_to_end("cancel")
 
     def stop(self) -> None:
-        """Ask the run to end as stopped after the step in progress, with a checkpoint and the model as it is then.
+        """Ask the run to end as stopped within two steps, with a checkpoint and the model as it is then.
+
+        Ranks look for the request when a step begins, and end after that step; under `local-sgd` they look when they
+        synchronise.
 
         In a script, a Trainer of transformers ends after a step, and the script goes on behind it; ranks without one
         get SIGTERM where they have a handler for it, else SIGINT (KeyboardInterrupt in Python). Either has

@@ -114,8 +114,13 @@ def format_event(kind: str, *, rank: int | None, **data: object) -> str:
 
 def emit(kind: str, **data: object) -> None:
     """Print an event from inside a rank, in one write so that other output cannot cut it."""
+    emit_event(Event(time_s=now_s(), rank=int(os.environ.get("RANK", "0")), kind=kind, data=data))
+
+
+def emit_event(event: Event) -> None:
+    """Print an event that may have happened before now."""
     sys.stdout.flush()
-    line = format_event(kind, rank=int(os.environ.get("RANK", "0")), **data)
+    line = MARK + event.to_json()
     # A leading newline ends whatever progress bar stands half drawn on the line.
     os.write(1, f"\n{line}\n".encode())
 

@@ -179,7 +179,8 @@ class PodRunPaths:
     resume = _Below("resume")
     """The checkpoint that this run goes on from: rank-R for each rank of the pod."""
     stop = _Below("stop")
-    """An empty file whose presence asks the trainer to stop after the step in progress; rank 0's pod has it."""
+    """An empty file on rank 0's pod whose presence asks the trainer to stop: within two steps, or under `local-sgd` at
+    the next synchronisation."""
 
     @classmethod
     def of(cls, pod_root: str, run_id: str) -> PodRunPaths:

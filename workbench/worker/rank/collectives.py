@@ -49,6 +49,12 @@ def sums(values: Sequence[float]) -> list[float]:
     return [float(value) for value in total.tolist()]
 
 
+def add_up(values: torch.Tensor) -> None:
+    """Add a tensor up over all ranks, in its place and without reading it; every rank must call it."""
+    if connected():
+        dist.all_reduce(values)
+
+
 def broadcast_bytes(data: bytes | None) -> bytes:
     """Send rank 0's bytes to every rank; the others pass None."""
     if not connected():

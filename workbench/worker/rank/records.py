@@ -8,10 +8,15 @@ import socket
 import traceback
 from pathlib import Path
 
+from workbench.base.errors import RunError
 from workbench.worker.agent import machine
 from workbench.worker.agent.ranks.records import only_lost_its_peer, write_record
 
 _GIB = 1024**3
+
+
+class EndedWithAnother(RunError):
+    """This rank ended because another one failed: an echo, never the cause."""
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
@@ -25,7 +30,7 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
             "kind": type(error).__name__,
             "message": message,
             "traceback": "".join(traceback.format_exception(error)),
-            "echo": only_lost_its_peer(message),
+            "echo": isinstance(error, EndedWithAnother) or only_lost_its_peer(message),
         },
     )
 

@@ -21,7 +21,7 @@ from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import phase
 from workbench.worker.standalone import DecayTrainer
-from workbench.worker.train.callbacks import StopCallback, emit_memory
+from workbench.worker.train.callbacks import emit_memory
 from workbench.worker.train.evaluation import note
 from workbench.worker.train.settings import Assignment
 
@@ -31,13 +31,10 @@ _KEPT = 2
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
 
-    def __init__(
-        self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback, most: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, every: int | None, resumes: bool, most: int | None = None) -> None:
         self.folder = folder / "checkpoints"
         self.every = every
         self.most = most or _KEPT
-        self.stop = stop
         self.sent = _sent(folder / "resume") if resumes else []
         """Where the part of this rank was sent to, or those of all ranks of another number; of no use once read."""
         self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
@@ -60,9 +57,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             emit("resumed", step=state.global_step)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the Trainer to save after this step, when one is due, or when somebody stops the run here."""
-        due = self.every is not None and state.global_step % self.every == 0
-        control.should_save = due or self.stop.stopped
+        """Ask the Trainer to save after this step, when one is due; a run that is stopped saves by `StopFile.obey`."""
+        control.should_save = self.every is not None and state.global_step % self.every == 0
         if self.tree is not None and state.global_step == self.first_step + 1:
             emit("first_step")
             emit_memory(state.global_step)
@@ -144,11 +140,11 @@ class ResumableTrainer(DecayTrainer):
     checkpoints: Checkpoints
     """Its checkpoints; `keep_checkpoints` makes them before it trains."""
 
-    def keep_checkpoints(self, work: Assignment, stop: StopCallback) -> None:
+    def keep_checkpoints(self, work: Assignment) -> None:
         """Save, and go on from what was sent, as `Checkpoints` says."""
         job = work.job
         resumes, most = job.resume is not None, job.save_total_limit
-        self.checkpoints = Checkpoints(work.folder, every=job.save_steps, resumes=resumes, stop=stop, most=most)
+        self.checkpoints = Checkpoints(work.folder, every=job.save_steps, resumes=resumes, most=most)
         self.add_callback(self.checkpoints)
 
     def _save_checkpoint(self, _model: Any, _trial: Any) -> None:

@@ -43,6 +43,11 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
         self._outer.zero_grad()
         self._put(self._anchors)
 
+    @property
+    def apart(self) -> bool:
+        """Whether the ranks' weights may differ."""
+        return self._apart
+
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Leave one model, also where training was stopped between two synchronisations."""
         self.settle()

@@ -34,7 +34,7 @@ from workbench.worker.rank import records as report
 from workbench.worker.rank.phases import phase
 from workbench.worker.train.audit import PackingCheck, TechniqueCheck
 from workbench.worker.train.best import BestModel
-from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory
+from workbench.worker.train.callbacks import EventCallback, StopFile, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
 from workbench.worker.train.measure.meter import StepMeter
 from workbench.worker.train.measure.profile import StepProfiler, StepTrace, step_to_profile, steps_to_trace
@@ -69,10 +69,9 @@ def _run(work: Assignment) -> None:
         note(f"device_map: {pipeline.described(loaded.model)}")
     recompute(loaded.model, work.job.checkpoint_layers)
     encoder = Encoder(loaded, work.job)
-    stop = StopCallback(work.stop)
-    trainer = _trainer(work, arguments, loaded, encoder, rows)
-    trainer.add_callback(stop)
-    trainer.keep_checkpoints(work, stop)
+    stop = StopFile(work.stop)
+    trainer = _trainer(work, arguments, loaded, encoder, rows, stop)
+    trainer.keep_checkpoints(work)
     trainer.write_model = lambda: _save(work, loaded)
     used = {"pod": pod_name(), "threads": torch.get_num_threads(), "cores": report.cores(), "backend": ranks.backend()}
     emit("device", name=report.device(), **used)
@@ -107,7 +106,9 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
     )
 
 
-def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
+def _trainer(
+    work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows, stop: StopFile
+) -> FineTuner:
     job, apart = work.job, work.technique is Technique.LOCAL_SGD
     if work.technique is Technique.FSDP:
         sharding.shard_model(loaded.model, job, gpus=work.gpus)
@@ -122,6 +123,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         clock=clock,
         evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
         best=BestModel(job),
+        stop=stop,
         causal=encoder.causal,
         model=loaded.model,
         args=arguments,

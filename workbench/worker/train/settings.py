@@ -99,7 +99,7 @@ class Assignment:
 
     @property
     def stop(self) -> Path:
-        """An empty file whose presence asks to stop after the step in progress."""
+        """An empty file whose presence asks to stop when ranks next look for it."""
         return self.folder / "stop"
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PrinterCallback, TrainerCallback
 
-from workbench.base.errors import RunError
 from workbench.base.words import number
 from workbench.jobs.adapters import LocalSgd
 from workbench.jobs.evaluation import LOSS
@@ -27,16 +25,22 @@ from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted, phase
 from workbench.worker.standalone import token_loss
 from workbench.worker.train.best import BestModel
-from workbench.worker.train.callbacks import emit_memory
+from workbench.worker.train.callbacks import StopFile, emit_memory
 from workbench.worker.train.checkpoints import ResumableTrainer
 from workbench.worker.train.evaluation import Evaluator, note
 from workbench.worker.train.local_sgd import ParameterAveraging
-from workbench.worker.train.measure.meter import StepMeter
+from workbench.worker.train.losses import EndedStep, HostCopy, StepLosses
+from workbench.worker.train.measure.meter import StepMeter, Stopwatch
 from workbench.worker.train.measure.profile import StepProfiler
+
+_SAID_EVERY_S = 1.0
 
 
 class FineTuner(ResumableTrainer):
     """Train, evaluate and profile alike under every technique."""
+
+    _globalstep_last_logged: int
+    """The Trainer's own."""
 
     def __init__(
         self,
@@ -46,14 +50,13 @@ class FineTuner(ResumableTrainer):
         clock: StepMeter,
         evaluator: Evaluator,
         best: BestModel,
+        stop: StopFile,
         causal: bool = False,
         **options: Any,
     ) -> None:
         self.causal = causal
         self.sharded = isinstance(options.get("model"), FSDPModule)
         super().__init__(train_dataset=rows, eval_dataset=eval_rows, compute_loss_func=self._smoothed_loss, **options)
-        # Which labels the Trainer counts: those that have logits before them, as `aligned` pairs them.
-        self._loss_shifts_labels = causal
         if self.sharded:
             # accelerate would refuse the shards, or wrap them in DDP; they are where and what they should be.
             self.accelerator.prepare_model = lambda model, **_: model
@@ -62,12 +65,17 @@ class FineTuner(ResumableTrainer):
         self.profiler: StepProfiler | None = None
         self.averaging: ParameterAveraging | None = None
         """What brings the ranks together where they train apart."""
-        self.evaluator, self.best = evaluator, best
+        self.evaluator, self.best, self.stop = evaluator, best, stop
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
         """Of every evaluation of this process, by step."""
         self.write_model: Callable[[], None] = lambda: None
         """Save the model as it is now; every rank calls it."""
+        self._losses = StepLosses(device=self.args.device, apart=False, asked_to_stop=stop.is_there)
+        self._kept_step = 0  # the last one whose loss was taken in
+        self._loss_sum = 0.0  # of the steps that were read, and not logged
+        self._told_s = time.monotonic()  # when this rank last said how far it is
+        self._counts = False  # whether it has said so between two synchronisations
         self._written: int | None = None
         self._unmeasured: int | None = None  # the step whose evaluation failed
 
@@ -83,6 +91,7 @@ class FineTuner(ResumableTrainer):
         """Have each rank train by itself, and average their weights; to be called after callbacks that take time."""
         # Without DDP around the model, and else as accelerate prepares it.
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self._losses = StepLosses(device=self.args.device, apart=True, asked_to_stop=self.stop.is_there)
         self.averaging = ParameterAveraging(self.model, options)
         self.tell_first(self.averaging)
 
@@ -97,20 +106,90 @@ class FineTuner(ResumableTrainer):
         return ranks.world_size() > 1 and (self.sharded or zero3)
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
-        """Do a forward and a backward pass; stop at the first loss that is no number."""
+        """Do a forward and a backward pass. The loss stays on the device: `_maybe_log_save_evaluate` has it read."""
         profiler = self._profiler_now()
         self.clock.see(inputs, profiled=profiler is not None)
-        began = time.perf_counter()
+        stopwatch = Stopwatch(self.args.device).begin()
         with profiler.micro_batch_of(getattr(self, "deepspeed", None)) if profiler else nullcontext():
             loss = super().training_step(model, inputs, num_items_in_batch)
-        lost = loss.item()  # which waits for the GPU
-        self.clock.computed(time.perf_counter() - began)
-        if not math.isfinite(lost):
-            raise RunError(
-                f"loss is {lost} on rank {ranks.rank()} at step {self.state.global_step + 1}; "
-                "try a lower learning rate, or precision fp32"
-            )
+        self.clock.computed(stopwatch.end())
         return loss
+
+    def _get_num_items_in_batch(self, batch_samples: Sequence[Mapping[str, torch.Tensor]], device: Any) -> Any:
+        """Count the tokens of the step that begins; the same sum over the ranks carries the last step's loss."""
+        if not batch_samples:
+            return None
+        labels = [batch["labels"] for batch in batch_samples]
+        if self.causal:
+            # Labels that have logits before them, as `aligned` pairs them.
+            labels = [each[..., 1:] for each in labels]
+        return self._losses.count(sum(int(each.ne(IGNORED).sum()) for each in labels)).to(device)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if self.is_deepspeed_enabled:
+            # Here and in accelerate, the Trainer would wait for the norm that the engine has left on its device.
+            return self.deepspeed.get_global_grad_norm()
+        return super()._get_grad_norm(model, grad_norm)
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any) -> None:
+        """Log the steps whose losses have come; let ranks meet only where they have to."""
+        control = self.control
+        self._keep(tr_loss, grad_norm, due=control.should_log)
+        read = self._losses.read()
+        # All ranks have read the same wish to stop, so all stop after this step.
+        stops = self._losses.stop and not control.should_training_stop
+        apart = self.averaging is not None and self.averaging.apart
+        synchronised = self.averaging is not None and not apart
+        ends = control.should_training_stop or control.should_evaluate or control.should_save
+        if stops or synchronised or ends:
+            read += self._losses.meet()
+            # Ranks that train apart learn only here that one of them was asked.
+            stops = self._losses.stop and not control.should_training_stop
+        if stops and read:
+            read[-1][0].due = True
+        for step, loss in read:
+            self._log_step(step, loss)
+        if stops:
+            self.stop.obey(control, step=self.state.global_step)
+        self._say_how_far(apart=apart and not read)
+        control.should_log = False  # it is done
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **options)
+
+    def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
+        step = self.state.global_step
+        if step == self._kept_step:  # the Trainer asks once more after each epoch
+            return
+        norm = HostCopy(torch.as_tensor(grad_norm)) if grad_norm is not None else None
+        self._losses.keep(EndedStep(step=step, epoch=self.state.epoch, loss=loss.clone(), grad_norm=norm, due=due))
+        self._kept_step = step
+        loss.zero_()  # the Trainer adds the next step's to it
+
+    def _log_step(self, ended: EndedStep, loss: float) -> None:
+        """Log a step that ended before now, with the state that was then."""
+        self._loss_sum += loss
+        self._total_loss_scalar += loss
+        if not ended.due:
+            return
+        logs = {"loss": self._loss_sum / (ended.step - self._globalstep_last_logged)}
+        if ended.grad_norm is not None:
+            (logs["grad_norm"],) = ended.grad_norm.read()
+        self._loss_sum, self._globalstep_last_logged = 0.0, ended.step
+        now = self.state.global_step, self.state.epoch
+        self.state.global_step, self.state.epoch = ended.step, ended.epoch
+        try:
+            self.log(logs)
+        finally:
+            self.state.global_step, self.state.epoch = now
+
+    def _say_how_far(self, *, apart: bool) -> None:
+        """Say once a second how far a rank is that trains apart: its losses are logged when ranks meet."""
+        if not apart:
+            if self._counts:
+                phase("training")
+            self._told_s, self._counts = time.monotonic(), False
+        elif ranks.rank() == 0 and time.monotonic() - self._told_s >= _SAID_EVERY_S:
+            phase("training", done=self.state.global_step, total=self.state.max_steps)
+            self._told_s, self._counts = time.monotonic(), True
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         if "position_ids" in inputs:
@@ -121,6 +200,8 @@ class FineTuner(ResumableTrainer):
             return super().compute_loss(model, inputs, *args, **options)
 
     def _clip_grad_norm(self, model: Any) -> Any:
+        if self.is_deepspeed_enabled:
+            return None  # the engine clips in its own step
         if self.sharded:
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.unscale_(self.optimizer.optimizer)

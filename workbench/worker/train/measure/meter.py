@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,37 @@ def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Te
     return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
 
 
+class Stopwatch:
+    """Seconds of the work between `begin` and `end`; those of a GPU by its own clock, so that the host never waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: Sequence[torch.cuda.Event] = ()
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._events = begin, end
+        self._began = self._took = 0.0
+
+    def begin(self) -> Self:
+        if self._events:
+            self._events[0].record()
+        self._began = time.perf_counter()
+        return self
+
+    def end(self) -> Self:
+        if self._events:
+            self._events[1].record()
+        self._took = time.perf_counter() - self._began
+        return self
+
+    def __float__(self) -> float:
+        """Return the seconds, once a GPU has done the work."""
+        if not self._events:
+            return self._took
+        begin, end = self._events
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+
+
 class _Step(NamedTuple):
     took_s: float
     tokens: int
@@ -33,27 +64,37 @@ class _Step(NamedTuple):
     """For a token in forward and backward passes."""
 
 
+class _Ended(NamedTuple):
+    """A step whose times are read one step later: a GPU may still be at it."""
+
+    took_s: float
+    tokens: Sequence[int]
+    computing: Sequence[SupportsFloat]
+    """Of each micro-batch, its forward and backward pass."""
+
+
 class StepMeter:
     """Time the training steps and count what goes through them; evaluations and checkpoints are left out of it all."""
 
     def __init__(self, *, causal: bool, period: int = 1) -> None:
         """Start with nothing measured, on every rank; in each `period`-th step ranks meet that train apart."""
-        self.runtime_s = 0.0
+        self.runtime_s = self.samples = 0.0
+        """Seconds of all steps so far, and samples in them."""
         self.profiled_tokens: int | None = None
         """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
         self._causal, self._period = causal, period
         self._since: float | None = None
-        self._steps, self._samples = 0, 0.0
-        self._logged = (0.0, 0.0)
+        self._steps = 0
         # Of the step in progress.
         self._useful: Any = 0
         self._tokens: list[int] = []
-        self._took_s: list[float] = []
+        self._computing: list[SupportsFloat] = []
         # Of all steps but profiled ones.
         self._fair_s = self._fair_samples = 0.0
         self._fair_useful: Any = 0
         self._fair_padded = 0
         self._warm: list[_Step] = []
+        self._ended: _Ended | None = None
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
         self._peers = _everyone() if ranks.connected() else frozenset()
@@ -69,24 +110,22 @@ class StepMeter:
         if profiled:
             self.profiled_tokens = padded
 
-    def computed(self, seconds: float) -> None:
-        """Count the time of a micro-batch's forward and backward pass that have just ended."""
-        self._took_s.append(seconds)
+    def computed(self, seconds: SupportsFloat) -> None:
+        """Count the time of a micro-batch's forward and backward pass; it is read when the next step has ended."""
+        self._computing.append(seconds)
 
     def step(self, samples: float, *, profiled: bool) -> None:
         step_s = self._lap_s()
-        self._samples += samples
+        self.samples += samples
         if not profiled:
             self._fair_s += step_s
             self._fair_samples += samples
             self._fair_useful = self._fair_useful + self._useful
             self._fair_padded += sum(self._tokens)
-            if self._steps and self._took_s:  # the first one warms up
-                # The last one of several may have the optimizer step in it, and what is sent for it.
-                took_s = self._took_s[:-1] or self._took_s
-                computing_s = sum(took_s) / sum(self._tokens[: len(took_s)])
-                self._warm.append(_Step(step_s, sum(self._tokens), len(self._tokens), computing_s))
-        self._steps, self._useful, self._tokens, self._took_s = self._steps + 1, 0, [], []
+            self._read_ended()
+            if self._steps and self._computing:  # the first one warms up
+                self._ended = _Ended(step_s, self._tokens, self._computing)
+        self._steps, self._useful, self._tokens, self._computing = self._steps + 1, 0, [], []
         self._traffic.step()
 
     def resume(self) -> None:
@@ -99,22 +138,17 @@ class StepMeter:
         self._since = None
         self._traffic.pause()
 
-    def since_last_log(self) -> float:
-        """Return the samples a second since this was last asked."""
-        seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
-        self._logged = (self.runtime_s, self._samples)
-        return samples / seconds if seconds > 0 else 0.0
-
     @property
     def samples_per_s(self) -> float:
         """The throughput of the steps so far, profiled ones left out where there are others."""
         if self._fair_s > 0:
             return self._fair_samples / self._fair_s
-        return self._samples / self.runtime_s if self.runtime_s > 0 else 0.0
+        return self.samples / self.runtime_s if self.runtime_s > 0 else 0.0
 
     def totals(self) -> dict[str, float | int | None]:
         """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
         self._traffic.tell(self._unseen)
+        self._read_ended()
         own = [float(self._fair_useful), float(self._fair_padded), self._micro_batch_s()]
         useful, padded, computing_s = ranks.sums(own)
         return {
@@ -124,6 +158,16 @@ class StepMeter:
             "padded_tokens_per_s": round(padded / self._fair_s, 3) if self._fair_s > 0 else None,
             "profiled_tokens": self.profiled_tokens,
         }
+
+    def _read_ended(self) -> None:
+        if self._ended is None:
+            return
+        step, self._ended = self._ended, None
+        # The last micro-batch of several may have the optimizer step in it, and what is sent for it.
+        took_s = [float(seconds) for seconds in step.computing]
+        took_s = took_s[:-1] or took_s
+        computing_s = sum(took_s) / sum(step.tokens[: len(took_s)])
+        self._warm.append(_Step(step.took_s, sum(step.tokens), len(step.tokens), computing_s))
 
     def _lap_s(self) -> float:
         """Return the seconds since the clock was last looked at, which count; none while it pauses."""

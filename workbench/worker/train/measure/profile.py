@@ -156,9 +156,17 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
             self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
             self._profiler.start()
 
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End after the last of them, or where training ends before."""
-        if self._profiler is None or not (state.global_step == self.steps[-1] or control.should_training_stop):
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """End after the last of them."""
+        if state.global_step == self.steps[-1]:
+            self._write(state.global_step)
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """End where training was stopped before the last of them."""
+        self._write(state.global_step)
+
+    def _write(self, last: int) -> None:
+        if self._profiler is None:
             return
         profiler, self._profiler = self._profiler, None
         profiler.stop()
@@ -175,7 +183,7 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
             }
             for row in rows
         ]
-        write_json(self.out / TRACE_OPERATORS, {"steps": [self.steps.start, state.global_step], "operators": operators})
+        write_json(self.out / TRACE_OPERATORS, {"steps": [self.steps.start, last], "operators": operators})
 
 
 def _own_us(row: Any) -> float:

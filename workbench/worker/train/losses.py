@@ -1,0 +1,159 @@
+"""Read the loss of a step one step later, so that no rank waits for its device or for other ranks to learn it.
+
+A loss stays on the device when its step ends. The next step begins with one sum over the ranks, of the tokens in it;
+the loss of the step before and the wish to stop travel in the same tensor. The host reads that tensor once the next
+step has been launched. Ranks that train apart read their own losses alike, and add them up only where they meet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workbench.base.errors import RunError
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank.records import EndedWithAnother
+
+_TOKENS, _STOP, _FIRST_LOSS = range(3)
+"""Places in the tensor that ranks add up; each rank's loss has a place of its own after these."""
+
+_CAUSE_FIRST_S = 1.0
+"""Time that the rank of a bad loss has to write its error before other ranks end."""
+
+
+class HostCopy:
+    """The values of a tensor as they are now; reading them waits for no later work of a GPU."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._ready: torch.cuda.Event | None = None
+        if not values.is_cuda:
+            self._values = values.detach().clone()
+            return
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._values.copy_(values.detach(), non_blocking=True)
+        self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._ready.record()
+
+    def read(self) -> list[float]:
+        if self._ready is not None:
+            self._ready.synchronize()
+        return [float(value) for value in self._values.reshape(-1).tolist()]
+
+
+@dataclass(kw_only=True, slots=True)
+class EndedStep:
+    """An optimizer step whose loss has not been read yet."""
+
+    step: int
+    epoch: float | None
+    loss: torch.Tensor
+    """Sum over the micro-batches of this rank, on the device."""
+    grad_norm: HostCopy | None
+    due: bool
+    """Whether its figures are to be logged."""
+
+
+ReadStep = tuple[EndedStep, float]
+"""A step, and the mean of its loss over the ranks."""
+
+
+class StepLosses:
+    """The losses of the last steps, on their way from the device and from the other ranks."""
+
+    def __init__(self, *, device: torch.device, apart: bool, asked_to_stop: Callable[[], bool]) -> None:
+        """Take where the losses lie, whether ranks train apart, and what says that this rank is asked to stop."""
+        self.stop = False
+        """Whether a rank was asked to stop; all ranks learn it after the same step."""
+        self._device, self._apart, self._asked_to_stop = device, apart, asked_to_stop
+        self._ended: EndedStep | None = None
+        # Sent to the other ranks, or copied to the host where ranks train apart.
+        self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
+        # Read on this rank, while ranks train apart.
+        self._own: list[ReadStep] = []
+
+    def count(self, tokens: int) -> torch.Tensor:
+        """Return the tokens of the step that begins, of all ranks unless they train apart; every rank must call it."""
+        if self._apart:
+            return torch.tensor(tokens, device=self._device)
+        return self._add_up(tokens)[_TOKENS].to(torch.int64)
+
+    def keep(self, ended: EndedStep) -> None:
+        """Take in the step that has just ended."""
+        if self._apart:
+            self._sent.append((ended, HostCopy(ended.loss)))
+        else:
+            self._ended = ended
+
+    def read(self) -> list[ReadStep]:
+        """Return the steps whose losses have come from all ranks, oldest first: up to the step before the last."""
+        if self._apart:
+            # The copy of the last step is left alone: it would make the host wait for that step.
+            self._read_own(but=1)
+            return []
+        return self._read_sums()
+
+    def meet(self) -> list[ReadStep]:
+        """Return all steps that have not been returned yet; every rank must call it."""
+        if self._apart:
+            self._read_own(but=0)
+            return self._sum_of_own()
+        if self._ended is not None:
+            self._add_up(0)
+        return self._read_sums()
+
+    def _add_up(self, tokens: int) -> torch.Tensor:
+        values = torch.zeros(_FIRST_LOSS + ranks.world_size(), dtype=torch.float64)
+        values[_TOKENS], values[_STOP] = tokens, self._asked_to_stop()
+        values = values.to(self._device)
+        if self._ended is not None:
+            values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
+        ranks.add_up(values)
+        self._sent.append((self._ended, HostCopy(values)))
+        self._ended = None
+        return values
+
+    def _read_sums(self) -> list[ReadStep]:
+        done: list[ReadStep] = []
+        while self._sent:
+            ended, copy = self._sent.popleft()
+            values = copy.read()
+            self.stop = self.stop or values[_STOP] > 0
+            if ended is not None:
+                losses = values[_FIRST_LOSS:]
+                _check(losses, ended.step)
+                done.append((ended, sum(losses) / len(losses)))
+        return done
+
+    def _read_own(self, *, but: int) -> None:
+        while len(self._sent) > but:
+            ended, copy = self._sent.popleft()
+            assert ended is not None
+            (loss,) = copy.read()
+            if not math.isfinite(loss):
+                raise _not_finite(loss, ranks.rank(), ended.step)
+            self._own.append((ended, loss))
+
+    def _sum_of_own(self) -> list[ReadStep]:
+        stop, *sums = ranks.sums([float(self._asked_to_stop()), *(loss for _, loss in self._own)])
+        self.stop = self.stop or stop > 0
+        steps, self._own = [ended for ended, _ in self._own], []
+        return [(ended, total / ranks.world_size()) for ended, total in zip(steps, sums, strict=True)]
+
+
+def _check(losses: Sequence[float], step: int) -> None:
+    """End the run at a loss that is not finite; the error of that rank is the cause, those of others an echo."""
+    bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+    if ranks.rank() in bad:
+        raise _not_finite(losses[ranks.rank()], ranks.rank(), step)
+    if bad:
+        time.sleep(_CAUSE_FIRST_S)
+        raise EndedWithAnother(f"loss is {losses[bad[0]]} on rank {bad[0]} at step {step}; this rank ends with it")
+
+
+def _not_finite(loss: float, rank: int, step: int) -> RunError:
+    return RunError(f"loss is {loss} on rank {rank} at step {step}; try a lower learning rate, or precision fp32")
