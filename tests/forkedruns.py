@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from measured import MEASURED
 
+from workbench.jobs.choices import ROW_ORDER
 from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.deepspeed.not_done import own_keys
@@ -83,7 +84,7 @@ class Plan:
             patch(config)
         files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
         raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
-        raw["metric_inputs"] = sent or {}
+        raw |= {"metric_inputs": sent or {}, "order": ROW_ORDER}
         raw["json_keys"] = list(own_keys(spec.deepspeed)) if isinstance(spec.deepspeed, Mapping) else []
         (folder / "job.json").write_text(json.dumps(raw))
         self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})

@@ -12,6 +12,7 @@ from workbench import Run, RunIndex, history
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.cli import main
+from workbench.jobs.choices import ROW_ORDER
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.make.prepare import prepare_run
@@ -82,6 +83,7 @@ def test_its_spec_starts_the_same_run_again(tmp_path: Path) -> None:
     now, then = json.loads(prepared.paths.job.read_text()), read_json(BEFORE / "run" / "inputs" / "job.json")
     assert {name: now["job"][name] for name in then["job"]} == then["job"]  # type: ignore[attr-defined]
     assert now["deepspeed"] == then["deepspeed"]
+    assert now["order"] == ROW_ORDER
 
 
 def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
@@ -107,3 +109,4 @@ def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
     chosen = read_json(prepared.paths.job)["resume"]
     note = "max_steps is 8 and was 4: the learning rate follows the schedule of the new length"
     assert chosen == {"step": 4, "parts": {"0": str(part)}, "pods": {}, "notes": [note]}
+    assert read_json(prepared.paths.job)["order"] == 1, "rows come in the order of the run that is gone on with"

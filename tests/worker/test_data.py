@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,14 +10,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
+from workbench.jobs.choices import ROW_ORDER  # noqa: E402
 from workbench.worker.data.rows import load  # noqa: E402
 from workbench.worker.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
 
 
 def samplers_of(
-    *, micro_batch: int, accumulation: int, world_size: int, rows: int = 50, lengths: torch.Tensor | None = None
+    *,
+    micro_batch: int,
+    accumulation: int,
+    world_size: int,
+    rows: int = 50,
+    lengths: torch.Tensor | None = None,
+    order: int = ROW_ORDER,
 ) -> list[GlobalBatchSampler]:
     how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size, "seed": 7}
+    how["order"] = order
     return [GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, **how) for rank in range(world_size)]
 
 
@@ -67,16 +76,13 @@ def test_a_run_that_goes_on_in_the_second_epoch_has_its_order(lengths: torch.Ten
 
 @pytest.mark.parametrize(
     ("micro_batch", "accumulation", "world_size", "least"),
-    [(32, 1, 1, 0.7), (8, 4, 1, 0.9), (8, 1, 3, 0.75), (8, 4, 3, 0.9)],
+    [(32, 1, 1, 0.7), (8, 4, 1, 0.9), (16, 1, 3, 0.7), (8, 4, 3, 0.9)],
 )
 def test_of_real_rows_most_tokens_count_ranks_have_as_many_and_what_is_learned_is_mixed(
     shared_data: Path, micro_batch: int, accumulation: int, world_size: int, least: float
 ) -> None:
-    texts = [json.loads(line) for line in (shared_data / "train.jsonl").read_text().splitlines()]
-    # Words and marks are about as many as an 8k vocabulary's tokens.
-    counts = [[len(re.findall(r"\w+|[^\w\s]", text)) for text in (r["question"], str(r["sql"]))] for r in texts]
-    lengths = torch.tensor(counts)
-    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size, "rows": len(texts)}
+    lengths = lengths_of(shared_data)
+    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size, "rows": len(lengths)}
     useful = padded = widest = 0
     for micro_batches in zip(*samplers_of(**how, lengths=lengths), strict=True):
         tokens = [int(lengths[rows].sum()) for rows in micro_batches]
@@ -86,6 +92,47 @@ def test_of_real_rows_most_tokens_count_ranks_have_as_many_and_what_is_learned_i
     assert padded / widest >= 0.95, "the step takes as long as the rank with most to do"
     within = torch.stack([lengths[rows, 1].float().std() for rows in global_batches(epochs=1, **how, lengths=lengths)])
     assert within.mean() / lengths[:, 1].float().std() >= 0.6, "steps whose targets are all alike teach less"
+
+
+@pytest.mark.parametrize(("micro_batch", "accumulation", "world_size"), [(8, 1, 1), (4, 2, 1), (8, 1, 3)])
+def test_small_global_batches_mix_lengths_and_still_leave_less_padding_than_a_random_order(
+    shared_data: Path, micro_batch: int, accumulation: int, world_size: int
+) -> None:
+    """Steps of few rows that are all alike cost evaluation loss: docs/techniques.md has the figures."""
+    lengths = lengths_of(shared_data)
+    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size, "rows": len(lengths)}
+    spread, padded = {}, {}
+    for name, options in {"mixed": {}, "alike": {"order": 1}, "random": {"lengths": None}}.items():
+        options = {**how, "lengths": lengths, **options}
+        steps = global_batches(epochs=1, **options)
+        spread[name] = torch.stack([lengths[rows].float().std(0) for rows in steps]).mean(0) / lengths.float().std(0)
+        dealt = [rows for own in samplers_of(**options) for rows in own]
+        padded[name] = sum(int(lengths[rows].amax(0).sum()) * len(rows) for rows in dealt)
+    read, learned = range(2)
+    assert spread["mixed"][read] >= 0.7 > 0.1 >= spread["alike"][read]
+    assert spread["mixed"][learned] >= 0.6
+    assert padded["alike"] < padded["mixed"] < 0.95 * padded["random"]
+
+
+def test_the_order_of_earlier_runs_and_of_large_global_batches_is_what_it_was() -> None:
+    how = {"accumulation": 1, "world_size": 1, "epochs": 1, "lengths": LENGTHS}
+    assert global_batches(micro_batch=4, order=1, **how)[:2] == [[6, 12, 20, 39], [5, 28, 37, 46]]
+    assert global_batches(micro_batch=4, **how)[:2] != [[6, 12, 20, 39], [5, 28, 37, 46]]
+    assert global_batches(micro_batch=32, order=1, **how) == global_batches(micro_batch=32, **how)
+
+
+def test_the_order_is_of_one_version_for_jobs_and_for_the_script_of_a_run_card() -> None:
+    standalone = pytest.importorskip("workbench.worker.standalone", reason="transformers or accelerate is missing")
+    assert standalone.DecayTrainer.order == ROW_ORDER
+    default = inspect.signature(GlobalBatchSampler).parameters["order"].default
+    assert default == ROW_ORDER
+
+
+def lengths_of(shared_data: Path) -> torch.Tensor:
+    texts = [json.loads(line) for line in (shared_data / "train.jsonl").read_text().splitlines()]
+    # Words and marks are about as many as an 8k vocabulary's tokens.
+    counts = [[len(re.findall(r"\w+|[^\w\s]", text)) for text in (r["question"], str(r["sql"]))] for r in texts]
+    return torch.tensor(counts)
 
 
 def test_a_dataset_smaller_than_a_global_batch_still_makes_a_step() -> None:

@@ -111,7 +111,12 @@ class Sampling(StrEnum):
 
     RANDOM = "random"
     GROUP_BY_LENGTH = "group_by_length"
-    """Steps that read rows of like length, in random order: little padding."""
+    """Steps that read rows of like length, in random order: little padding. Steps of fewer than 32 rows mix lengths;
+    only the longest rows of every eight steps are one step."""
+
+
+ROW_ORDER = 2
+"""Version of the order that `group_by_length` gives. 1, of earlier runs, did not mix lengths in small steps."""
 
 
 class Schedule(StrEnum):

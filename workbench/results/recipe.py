@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.files import open_record, read_bytes, read_json
-from workbench.base.json_values import items, part, parts, text
+from workbench.base.json_values import items, part, parts, text, whole
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
-from workbench.jobs.choices import Peft, Technique
+from workbench.jobs.choices import ROW_ORDER, Peft, Technique
 from workbench.jobs.model import Family
 from workbench.jobs.script import Script, references
 from workbench.rundir.make.evaluation import carried_metrics
@@ -81,6 +81,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
         return _with_workbench(result, paths, resolved, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
     carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
+    carried["order"] = whole(resolved.get("order")) or 1
     files = {**_program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
     differs: list[str] = []
     files |= _there(paths, paths.deepspeed)
@@ -125,6 +126,8 @@ def _with_workbench(
     if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
         files |= own
         job["deepspeed"] = "deepspeed.json"
+    if (whole(resolved.get("order")) or 1) != ROW_ORDER:
+        differs.append("steps of fewer than 32 rows mix lengths in this version, and did not in the run")
     sent = parts(part(resolved, "metric_inputs").get("metrics"))
     job["metrics"], metrics = carried_metrics([text(metric) for metric in items(job.get("metrics"))], sent)
     files |= metrics

@@ -13,6 +13,9 @@ IGNORED = -100  # torch's cross entropy leaves labels of this value out
 _STEPS = 8
 """Global batches whose rows are dealt out together."""
 
+_SMALL = 32
+"""Rows of a global batch below which its steps mix lengths: few rows that are all alike teach less."""
+
 _PARTS = 4
 """Lengths of what is learned in a global batch: fewer leave less padding, and steps that are less alike."""
 
@@ -30,10 +33,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
         world_size: int,
         seed: int,
         lengths: torch.Tensor | None = None,
+        order: int = 2,
     ) -> None:
+        """Take the version of the order too: 1 does not tell small global batches from large ones."""
         self.rows, self.micro_batch, self.rank, self.world_size, self.seed = rows, micro_batch, rank, world_size, seed
         self.epoch, self.lengths, self.global_batch = 0, lengths, micro_batch * accumulation * world_size
         self.micro_batches = -(-rows // self.global_batch) * accumulation
+        self.mixes = order > 1 and self.global_batch < _SMALL
 
     def __len__(self) -> int:
         return self.micro_batches
@@ -47,13 +53,26 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.lengths is None:
             yield from order.view(-1, self.world_size, self.micro_batch)[:, self.rank].tolist()
             return
-        order, size = _sorted(order, self.lengths[:, 0]), _STEPS * self.global_batch
-        blocks = (_sorted(order[n : n + size], self.lengths[:, 1]) for n in range(0, len(order), size))
-        steps = torch.cat([self._dealt(block) for block in blocks])
+        dealt = self._mixed(order, self.lengths, generator) if self.mixes else self._alike(order, self.lengths)
+        steps = torch.cat(list(dealt))
         for step in torch.randperm(len(steps), generator=generator):
             for rows in _sorted(steps[step], self.lengths[:, 1]).view(-1, at_once):
                 order = self.lengths[rows].sum(1).argsort(stable=True)
                 yield rows[order][self.rank :: self.world_size].tolist()
+
+    def _mixed(self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        """Yield steps of shuffled rows; of every few steps one has the longest, which would lengthen the others."""
+        for n in range(0, len(order), _STEPS * self.global_batch):
+            rows = _sorted(order[n : n + _STEPS * self.global_batch], lengths.sum(1))
+            rest, longest = rows[: -self.global_batch], rows[-self.global_batch :]
+            rest = rest[torch.randperm(len(rest), generator=generator)]
+            yield torch.cat([rest, longest]).view(-1, self.global_batch)
+
+    def _alike(self, order: torch.Tensor, lengths: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the steps of each block of the rows of the whole epoch, sorted by what is read."""
+        order, size = _sorted(order, lengths[:, 0]), _STEPS * self.global_batch
+        for n in range(0, len(order), size):
+            yield self._dealt(_sorted(order[n : n + size], lengths[:, 1]))
 
     def _dealt(self, block: torch.Tensor) -> torch.Tensor:
         """Give each step of a block, whose rows are alike in what is read, rows of every length of what is learned.

@@ -67,6 +67,9 @@ def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = Non
 class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
     """The Hugging Face Trainer, whose decay leaves biases and norms out also where DeepSpeed makes the optimizer."""
 
+    order = 2
+    """Version of the order of rows."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # The Trainer says it to the model alone; T5's decoder has a configuration of its own.
@@ -90,6 +93,7 @@ class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
             rows=len(rows), micro_batch=args.per_device_train_batch_size, seed=args.seed,
             accumulation=args.gradient_accumulation_steps, rank=args.process_index, world_size=args.world_size,
             lengths=self.row_lengths() if args.train_sampling_strategy == "group_by_length" else None,
+            order=self.order,
         )  # fmt: skip
         pinned = args.device.type == "cuda"
         return DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator, pin_memory=pinned)
@@ -243,6 +247,7 @@ def main() -> None:
         eval_dataset=_rows(folder / "eval.jsonl", tokenizer, job),
         data_collator=lambda rows: pad(rows, tokenizer.pad_token_id, model.config.decoder_start_token_id),
     )
+    trainer.order = recipe.get("order", 1)
     arguments.eval_on_start = bool(trainer.eval_dataset)
     if job.get("communication") == "bf16":
         trainer.send_in_bf16()

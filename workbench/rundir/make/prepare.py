@@ -19,7 +19,7 @@ from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
 from workbench.base.package import file_digest
 from workbench.jobs.checked_rows import checked_rows
-from workbench.jobs.choices import Launcher
+from workbench.jobs.choices import ROW_ORDER, Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.deepspeed.files import load
@@ -30,7 +30,7 @@ from workbench.jobs.script import Script
 from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.function import with_metric_files
-from workbench.rundir.make.resume import AskPods, resume_checkpoint
+from workbench.rundir.make.resume import AskPods, resume_checkpoint, row_order
 from workbench.rundir.make.script import check_args, check_outputs, left_out, script_files, zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
@@ -153,6 +153,7 @@ def _prepare_finetune(
         "deepspeed": deepspeed,
         "json_keys": [] if job.deepspeed is None else list(own_keys(load(job)[0])),
         "ranks": world_size,
+        "order": ROW_ORDER if job.resume is None else row_order(Path(job.resume)),
         "metric_inputs": metric_inputs(job, data),
     }
     if job.resume is not None:

@@ -136,6 +136,11 @@ def write_resumption(
     return 0 if checkpoint is None else checkpoint.step, batch if batch != rows else None
 
 
+def row_order(root: Path) -> int:
+    """Return the version of the order of rows of a run; those of earlier versions did not write it."""
+    return whole(read_json(RunPaths(root).job, within=root).get("order")) or 1
+
+
 def bound_to_ranks(job: FineTune, config: Json) -> str:
     """Return why the checkpoints of a job are of use only to as many ranks; empty where any number can go on."""
     why = {

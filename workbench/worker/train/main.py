@@ -130,6 +130,7 @@ def _trainer(
         processing_class=loaded.tokenizer,
         data_collator=encoder.collator,
     )
+    trainer.order = work.order
     # The profiler counts calls of torch's functions, which compiled code does not make.
     asked = 0 if job.torch_compile else job.profile_step
     last = _steps(work, len(train))

@@ -53,6 +53,8 @@ class Assignment:
     """Keys of the user's own DeepSpeed JSON, as `section.key`; empty where the job's configuration is a shipped one."""
     metric_inputs: Mapping[str, object] = field(default_factory=dict)
     """What was sent for the job's metrics: the user's function, tables."""
+    order: int = 1
+    """Version of the order of rows; that of the run whose checkpoint it goes on from."""
     resumed_step: int = 0
     """The step of the checkpoint that it goes on from; 0 from the beginning."""
 
@@ -90,6 +92,7 @@ class Assignment:
             rank=rank,
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
             metric_inputs=raw.get("metric_inputs") or {},
+            order=int(raw.get("order", 1)),
             resumed_step=int((raw.get("resume") or {}).get("step", 0)),
         )
 
