@@ -16,6 +16,7 @@ from workbench.base.child import HELPER, child_environment
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.jobs.choices import Technique
+from workbench.planner.gpus import KINDS
 from workbench.planner.plan import predict
 from workbench.planner.shapes import KNOWN, model_config
 from workbench.planner.table import Fit, PlanRow, PlanTable
@@ -173,6 +174,14 @@ def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
     assert offload.stages["training"].tensors > 16 * 69e9
     assert packed.gpu.parameters == pytest.approx(69e9 * (0.5 / 8 + 1 / 64) + 4 * 0.5e9 / 8, rel=0.05)
     assert packed.stages["loading"].parameters > 8 * 0.5 * 69e9  # each rank packs the whole model
+
+
+def test_gpus_have_the_memory_that_torch_reports() -> None:
+    """Memory as sold: some per cent of it are not for use, and "fits with a tenth to spare" would be wrong."""
+    sold = {"T4": 16, "V100 16 GB": 16, "V100 32 GB": 32, "L4": 24, "A10G": 24, "RTX 4090": 24, "A100 40 GB": 40}
+    sold |= {"L40S": 48, "A100 80 GB": 80, "H100": 80, "H200": 141, "B200": 180}
+    assert {kind: memory for kind, (memory, _) in KINDS.items() if memory >= sold[kind]} == {}
+    assert (KINDS["T4"][0], KINDS["L4"][0], KINDS["A10G"][0], KINDS["L40S"][0]) == (14.6, 22, 22, 44.4)
 
 
 @pytest.mark.slow

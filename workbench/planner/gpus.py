@@ -17,27 +17,31 @@ from workbench.planner.table import Fit, PlanRow
 from workbench.planner.tracing import Trace
 
 KINDS: Mapping[str, tuple[float, bool]] = {
-    "T4": (16, False),
-    "V100 16 GB": (16, False),
-    "V100 32 GB": (32, False),
-    "L4": (24, True),
-    "A10G": (24, True),
-    "RTX 4090": (24, True),
-    "A100 40 GB": (40, True),
-    "L40S": (48, True),
-    "A100 80 GB": (80, True),
-    "H100": (80, True),
-    "H200": (141, True),
-    "B200": (180, True),
+    "T4": (14.6, False),
+    "V100 16 GB": (15.7, False),
+    "V100 32 GB": (31.7, False),
+    "L4": (22, True),
+    "A10G": (22, True),
+    "RTX 4090": (23.6, True),
+    "A100 40 GB": (39.4, True),
+    "L40S": (44.4, True),
+    "A100 80 GB": (79.1, True),
+    "H100": (79, True),
+    "H200": (139, True),
+    "B200": (178, True),
 }
-"""Kinds of GPUs as sold: GB of memory, of which some per cent are not for use, and whether bf16 is in the hardware."""
+"""Kinds of GPUs: GiB of memory, and whether bf16 is in the hardware.
+
+The memory is the total that torch.cuda.mem_get_info returns, rounded down: "total capacity" in torch's errors. It is
+less than the number that a GPU is sold by. That of the B200 was not seen, and is an estimate.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRow:
     kind: str
     memory_gib: float
-    """Memory of one, as sold."""
+    """Memory of one as torch reports it, in GiB."""
     precision: str
     gpus: int | None = None
     """How many on each pod; None where as many as were asked about are too few."""
@@ -89,7 +93,7 @@ def gpus_for(
         most_pods: The most pods.
         memory_gib: Memory of one pod in GiB. None leaves it out of the verdict.
         techniques: Which may be taken. Default: all; with much memory in the pods `zero3-offload` takes fewest GPUs.
-        kinds: GB of one GPU, and whether it has bf16, by name. Default: `KINDS`, common ones as sold.
+        kinds: GiB of one GPU, and whether it has bf16, by name. Default: `KINDS`, common ones.
         lengths: Tokens of a row's source and target. Default: the longest that the job allows.
 
     Raises:

@@ -30,7 +30,7 @@ def plan_doc(table: PlanTable) -> Doc:
 
 def gpus_doc(table: GpuTable) -> Doc:
     """State what to take of every kind of GPU."""
-    titles = ("GPU", "GB", "take", "technique", "precision", "needed of each GiB", "pod's own memory GiB")
+    titles = ("GPU", "GiB", "take", "technique", "precision", "needed of each GiB", "pod's own memory GiB")
     rows = []
     for row in table.rows:
         plan = row.plan
