@@ -64,6 +64,8 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "entry": entry,
         # Also of torch's and MKL's own pools: 3 pods of one core each must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),
+        "restart": context.restart,
+        "max_restarts": job.restarts,
         # Pods of one machine may have the same cores; a host is one pod's alone.
         "binding": "" if spec.gpus else _BINDING.get(str(context.spec.cluster.backend.get("kind")), "cpuset"),
     }

@@ -20,6 +20,7 @@ from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
 from workbench.worker.agent.clients.client import place_from
 from workbench.worker.agent.machine import free_port
+from workbench.worker.agent.ranks.request import torchrun_variables
 from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
 from workbench.worker.unattended.rendezvous import FileRendezvous
@@ -96,7 +97,16 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     folder = work / f"rank-{place.rank}"
     script = spec.job if isinstance(spec.job, Script) else None
     path = Path(script.path) if script else None
+    # torchrun has set its own; a rank that mpirun or plain Python started gets the same ones.
+    elastic = torchrun_variables(
+        run=out.name,
+        rank=place.rank,
+        world_size=place.world_size,
+        node=place.rank // place.per_node,
+        nodes=-(-place.world_size // place.per_node),
+    )
     env = {
+        **{name: os.environ.get(name, value) for name, value in elastic.items()},
         "OMP_NUM_THREADS": str(max(1, int(pods.cpus // pods.slots))),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),

@@ -68,6 +68,10 @@ class RunRequest:
     threads: int = 1
     binding: str = ""
     """Whether each rank gets cores of its own: `always`, `cpuset` where the pod has one, or empty for never."""
+    restart: int = 0
+    """Number of restarts of the run so far."""
+    max_restarts: int = 0
+    """Number of restarts that the job allows."""
 
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:
@@ -87,6 +91,8 @@ class RunRequest:
             cwd=None if cwd is None else str(cwd),
             threads=max(1, whole_in(raw, "threads", 1)),
             binding=str(raw.get("binding") or ""),
+            restart=whole_in(raw, "restart", 0),
+            max_restarts=whole_in(raw, "max_restarts", 0),
         )
 
     def on(self, pod: str) -> tuple[RankPlace, ...]:
@@ -101,12 +107,46 @@ def check_run_id(value: object) -> str:
     return name
 
 
+def torchrun_variables(
+    *, run: str, rank: int, world_size: int, node: int, nodes: int, restart: int = 0, max_restarts: int = 0
+) -> dict[str, str]:
+    """Return what torchrun sets besides the place of a rank; Lightning and others look for these variables.
+
+    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 hosts the store itself. With True every rank would wait for a store
+    that an agent of torchrun hosts. NODE_RANK is not torchrun's: Composer and Lightning read it.
+    """
+    return {
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "NODE_RANK": str(node),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
 def rank_environment(
     request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
     folder = root / "runs" / request.run
+    pods = list(dict.fromkeys(each.pod for each in sorted(request.ranks, key=lambda each: each.rank)))
+    elastic = torchrun_variables(
+        run=request.run,
+        rank=place.rank,
+        world_size=request.world_size,
+        node=pods.index(place.pod),
+        nodes=len(pods),
+        restart=request.restart,
+        max_restarts=request.max_restarts,
+    )
     return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # torchrun's default; the pod's own value wins there too
         **base,
+        **elastic,
         "OMP_NUM_THREADS": str(request.threads),
         "PYTHONUNBUFFERED": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",  # the collectives that torch's flight recorder keeps
