@@ -13,6 +13,7 @@ import pytest
 
 from workbench.base import entries
 from workbench.rundir.events import MARK
+from workbench.worker.rank import trainer_events
 from workbench.worker.rank.trainer_events import _figure, stop_callback
 
 ROOT = Path(__file__).parent.parent.parent
@@ -119,3 +120,33 @@ def test_a_trainer_that_cannot_ask_the_others_leaves_it_to_the_signal(
     callback.on_train_begin()
     callback.on_step_end(None, SimpleNamespace(global_step=1), SimpleNamespace())
     assert not (tmp_path / "trainer-listens").exists()
+
+
+def test_steps_that_are_not_logged_are_reported_once_a_second_and_the_last_one_always(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(trainer_events.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORKBENCH_RUN", "r")
+    monkeypatch.delenv("WORKBENCH_RANK_DIR", raising=False)
+    trainer = SimpleNamespace(TrainerCallback=object, DEFAULT_CALLBACKS=[])
+    trainer_events._add(trainer)
+    callback = trainer.DEFAULT_CALLBACKS[-1]()
+    args = SimpleNamespace(train_batch_size=6, gradient_accumulation_steps=1, world_size=1)
+    state = SimpleNamespace(global_step=0, max_steps=12, epoch=0.0)
+    callback.on_train_begin(args, state, SimpleNamespace())
+    for step in range(1, 13):
+        now[0] += 0.3
+        state.global_step = step
+        callback.on_step_end(args, state, SimpleNamespace(should_log=step == 6, should_training_stop=False))
+        if step == 6:
+            callback.on_log(args, state, SimpleNamespace(), logs={"loss": 2.0})
+    callback.on_train_end(args, state, SimpleNamespace())
+    lines = capfd.readouterr().out.splitlines()
+    events = [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
+    assert [(event["step"], event.get("loss")) for event in events] == [
+        (1, None), (5, None), (6, 2.0), (10, None), (12, None)
+    ]  # fmt: skip
+    assert {event["max_steps"] for event in events} == {12}
+    assert {event["train_samples_per_s"] for event in events} == {20.0}

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
 _MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = ("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters")
+_KEPT_FIGURES = ("max_steps", "epoch", "loss", "samples_per_s", "train_samples_per_s")
 _END_FIELDS = (
     *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
     *("eval_step", "metrics"),
@@ -115,7 +116,7 @@ class RunTotals:
         rank = event.rank
         match event.kind:
             case EventKind.STEP:
-                self.last_step = event
+                self.last_step = _with_figures(event, self.last_step)
                 self._first_step = self._first_step or event
             case EventKind.EVAL:
                 self.eval_loss, self._eval_step = event.number("eval_loss"), event.whole("step")
@@ -272,6 +273,20 @@ class TotalsTail:
     def __reduce__(self) -> tuple[type[TotalsTail], tuple[Path]]:
         """Let a copy in another process read for itself."""
         return TotalsTail, (self._path,)
+
+
+def _with_figures(event: Event, last: Event | None) -> Event:
+    """Return a step event; one that tells only how far the run is keeps the figures of the last that had a loss.
+
+    Example:
+        >>> first = Event(time_s=1.0, rank=0, kind="step", data={"step": 500, "loss": 2.5})
+        >>> dict(_with_figures(Event(time_s=2.0, rank=0, kind="step", data={"step": 510}), first).data)
+        {'loss': 2.5, 'step': 510}
+    """
+    if last is None or "loss" in event.data:
+        return event
+    kept = {name: last.data[name] for name in _KEPT_FIGURES if name in last.data}
+    return replace(event, data={**kept, **event.data})
 
 
 def _doing(event: Event) -> str:

@@ -24,6 +24,7 @@ _OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total")
 _OF_EVAL = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev"))
 _SHOWN = {"loss": "loss", "lr": "learning_rate", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
 _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
+_PROGRESS_S = 1.0  # between two reports of a step that the Trainer does not log: its default is every 500th
 _told: list[bool] = []
 _trainers: list[Any] = []
 """Trainers that have begun: what they write for TensorBoard they have reported already."""
@@ -118,11 +119,36 @@ def _add(module: Any) -> None:
         def __init__(self) -> None:
             self._since = (0, time.monotonic())
             self._trained = (0, 0.0)
+            self._reported_at = 0.0
+            self._reported_step = -1
 
         @_quiet
         def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             _trainers.append(self)
             self._since = (state.global_step, time.monotonic())
+            self._reported_at, self._reported_step = 0.0, -1
+
+        @_quiet
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            # A step that is logged is reported by `on_log`, with its loss.
+            is_last = control.should_training_stop or state.global_step >= state.max_steps
+            if not control.should_log and (is_last or time.monotonic() - self._reported_at >= _PROGRESS_S):
+                self._report(args, state)
+
+        @_quiet
+        def on_train_end(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+            # Training may also have been ended by an evaluation, after the step's own turn.
+            if self._reported_step != state.global_step:
+                self._report(args, state)
+
+        def _report(self, args: Any, state: Any) -> None:
+            """Report the step without figures of its own, and the rate of all steps so far."""
+            self._reported_at, self._reported_step = time.monotonic(), state.global_step
+            steps = self._trained[0] + state.global_step - self._since[0]
+            seconds = self._trained[1] + time.monotonic() - self._since[1]
+            rate = {"train_samples_per_s": self._rate(args, steps, seconds)} if steps else {}
+            epoch = round(state.epoch or 0.0, 4)
+            emit("step", step=state.global_step, max_steps=state.max_steps, epoch=epoch, **rate)
 
         @_quiet
         def on_evaluate(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -144,6 +170,7 @@ def _add(module: Any) -> None:
                     **mean,
                 )
             elif "loss" in logs:
+                self._reported_at, self._reported_step = time.monotonic(), state.global_step
                 before, at = self._since
                 self._since = (state.global_step, time.monotonic())
                 steps, seconds = state.global_step - before, self._since[1] - at
