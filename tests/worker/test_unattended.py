@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,63 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
 
 def _refuse() -> Mapping[str, object]:
     raise ConfigError("mine")
+
+
+class StatusServer(HTTPServer):
+    """Kubeflow Trainer's server for the status of TrainJobs, as far as transformers' KubeflowCallback speaks to it."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, dict[str, Any]]] = []
+        """The Authorization header and the body of each request."""
+        super().__init__(("127.0.0.1", 0), StatusHandler)
+
+
+class StatusHandler(BaseHTTPRequestHandler):
+    server: StatusServer
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.posted.append((self.headers["Authorization"], json.loads(body)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Path) -> None:
+    data = {"kind": "wikisql-mini", "train_rows": 32, "eval_rows": 4}
+    job = FineTune(
+        technique="ddp", dataset=data, max_steps=3, predict_rows=0, profile_step=0, per_device_train_batch_size=4
+    )
+    manifest = run_of(tmp_path, job, count=2).manifest("trainjob", image="x")
+    config, claim = mounted(manifest, tmp_path)
+    trainjob: Any = manifest.objects[-1]
+    command = [sys.executable, *trainjob["spec"]["trainer"]["command"][1:]]
+    token = tmp_path / "token"
+    token.write_text("a-token\n")
+    with StatusServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        # The runtime gives torchrun its place by PET_ variables; the controller adds those of the status server.
+        env = {
+            "PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo",
+            "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{server.server_port}/status",
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token),
+        }  # fmt: skip
+        process = start(command, config, claim, env)
+        said, _ = process.communicate(timeout=400)
+        server.shutdown()
+    assert process.returncode == 0, said[-3000:]
+    assert {header for header, _ in server.posted} == {"Bearer a-token"}
+    told = [body["trainerStatus"] for _, body in server.posted]
+    # One rank alone reports the beginning and the end; what comes between is sent at most every 5 s.
+    assert [each["progressPercentage"] for each in (told[0], told[-1])] == [0, 100]
+    assert sum(each["progressPercentage"] == 100 for each in told) == 1
+    metrics = {each["name"]: float(each["value"]) for each in told[-1]["metrics"]}
+    result = RunResult.load(claim / manifest.name)
+    assert metrics["train_loss"] == pytest.approx(result.train_loss)
+    assert metrics["loss"] > 0
 
 
 @pytest.mark.long

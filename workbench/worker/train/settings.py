@@ -145,7 +145,8 @@ def training_arguments(work: Assignment) -> Any:
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(work.folder / "trainer"),
         run_name=work.folder.name,
-        # One rank speaks for all, as with the project's own metrics.
+        # One rank speaks for all, as with the project's own metrics. Where KUBEFLOW_TRAINER_SERVER_URL is set,
+        # transformers adds its KubeflowCallback to these by itself; rank 0's alone sends something.
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         # Ranks that train apart take the mean over their own tokens.
         average_tokens_across_devices=work.technique is not Technique.LOCAL_SGD,
