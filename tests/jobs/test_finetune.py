@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.instead import ELSEWHERE, LORA, OTHERWISE
 from workbench.jobs.refusals import check_at_submit
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
@@ -77,12 +79,65 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"max_memory": {"gpu": 1}}, "it must be an object of GPU numbers and GiB, such as {0: 20, 1: '20GiB'}"),
         ({"training": {"neftune_noise_alfa": 5}}, "'neftune_noise_alfa' is not known: did you mean 'neftune_noise_alp"),
         ({"training": {"output_dir": "x"}}, "training 'output_dir' is not for a job to set: what a run writes"),
+        ({"num_train_epochs": 3}, "job option 'num_train_epochs' is not known: use epochs$"),
+        ({"bf16": True}, "job option 'bf16' is not known: use precision='bf16'$"),
+        ({"fp16": True}, "use precision='fp16'$"),
+        ({"batch_size": 8}, "use per_device_train_batch_size, the rows of one rank in one forward pass"),
+        ({"per_device_batch_size": 8}, "use per_device_train_batch_size"),
+        ({"output_dir": "out"}, r"what a run writes is in its run directory; submit\(job, path=…\) chooses it$"),
+        ({"logging_dir": "out"}, "TensorBoard has the metrics of every run"),
+        ({"trust_remote_code": True}, "a model's own Python code is never run"),
+        ({"resume_from_checkpoint": "x"}, "use resume with the run directory to continue from$"),
+        ({"save_strategy": "no"}, "use save_steps and `checkpoints`"),
+        ({"lr": 1e-3}, "use learning_rate$"),
+        ({"max_length": 512}, "use max_source_length for what is asked and max_target_length for the answer"),
+        ({"max_seq_length": 512}, "use max_source_length"),
+        ({"lora_r": 8}, "adapters are chosen by peft='lora', with lora={'r': …"),
+        ({"revision": "v2"}, r"a model has no revision.*snapshot_download\(…, revision=…\)"),
+        ({"neftune_noise_alpha": 5}, "give it as training={'neftune_noise_alpha': …}$"),
+        ({"training": {"lr": 1e-3}}, "training 'lr' is no argument of transformers: use learning_rate$"),
+        ({"report_to": ["tensorboard"]}, "TensorBoard has the metrics of every run; leave it out$"),
+        ({"report_to": "none"}, "job report_to 'none' is not offered: leave it out: no tracker is the default$"),
+        ({"report_to": ["trackio"]}, "wandb and mlflow are offered; TensorBoard has the metrics anyway, and a Script"),
+        (
+            {"peft": "lora", "lora": {"modules_to_save": ["lm_head"]}},
+            "'modules_to_save' is not known: a run trains adap",
+        ),
+        ({"peft": "lora", "lora": {"lora_alpha": 4}}, "lora option 'lora_alpha' is not known: use alpha$"),
+        ({"peft": "dora"}, "job peft 'dora' is not offered: use 'lora' with lora={'use_dora': True}$"),
+        ({"attn_implementation": "flash_attention_3"}, "is not offered: use 'sdpa', or 'flash_attention_2' where the"),
+        ({"attn_implementation": "kernels-community/flash-attn"}, "is not offered: use 'sdpa', or 'flash_attention_2'"),
+        ({"precision": "bfloat16"}, "job precision 'bfloat16' is not offered: use 'bf16'$"),
+        ({"technique": "dpo"}, "FineTune learns from given answers; a Script with TRL can do it$"),
+        (
+            {"model": "s3://bucket/m"},
+            "model 's3://bucket/m' is an address, and no pod fetches a model from there: down",
+        ),
+        (
+            {"model": "https://huggingface.co/me/m"},
+            "model 'https://huggingface.co/me/m' is an address; give the hub id",
+        ),
         ({"training": {"seed": 1}}, "training 'seed' is an option of the job itself: give seed=… beside"),
     ],
 )
 def test_a_refusal_says_what_is_allowed(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FineTune(**options)  # type: ignore[arg-type]
+
+
+def test_a_hint_is_never_for_an_option_that_there_is() -> None:
+    assert not {*OTHERWISE, *ELSEWHERE} & set(FineTune.model_fields)
+    assert not set(OTHERWISE) & set(ELSEWHERE)
+    assert not set(LORA) & set(Lora.model_fields)
+
+
+def test_every_option_that_a_hint_names_exists() -> None:
+    hints = {*OTHERWISE.values(), *ELSEWHERE.values()}
+    named = {name for hint in hints for name in re.findall(r"^use (\w+)(?:$|=| with | for |,| and | or )", hint)}
+    assert len(named) > 20
+    # These hints begin with a word that is no option.
+    assert named - set(FineTune.model_fields) <= {"activation_checkpointing_kwargs", "technique"}
+    assert {name for hint in LORA.values() for name in re.findall(r"^use (\w+)$", hint)} <= set(Lora.model_fields)
 
 
 def test_a_script_needs_its_path_and_a_list_of_strings() -> None:

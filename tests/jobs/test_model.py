@@ -34,3 +34,33 @@ def test_what_is_neither_folder_nor_hub_id_is_refused_with_what_is_allowed(model
         ConfigError, match="allowed: 'tiny-t5', 'tiny-llama', a folder made by save_pretrained, or a hub id"
     ):
         model_kind(model)
+
+
+def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        model_kind("google/flan-t5-small@refs/pr/3")
+    assert str(refused.value) == (
+        "model 'google/flan-t5-small@refs/pr/3' names a revision, and a model has none: the hub's newest is taken. "
+        "Give 'google/flan-t5-small', or download that revision and give its folder, as in "
+        "huggingface_hub.snapshot_download('google/flan-t5-small', revision='refs/pr/3')"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine@v2").mkdir()
+    (tmp_path / "mine@v2" / "config.json").write_text("{}")
+    assert model_kind("mine@v2") is ModelKind.FOLDER
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ("s3://bucket/m", "download it to this machine and give its folder"),
+        ("gs://bucket/m", "download it to this machine and give its folder"),
+        ("hf://google/flan-t5-small", "give the hub id 'google/flan-t5-small'"),
+        ("https://huggingface.co/google/flan-t5-small/tree/main", "give the hub id 'google/flan-t5-small'"),
+    ],
+)
+def test_an_address_is_refused_with_what_to_give(model: str, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        model_kind(model)

@@ -15,7 +15,8 @@ from transformers import Seq2SeqTrainingArguments
 
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
-from workbench.jobs.training import ALLOWED, OTHERWISE
+from workbench.jobs.instead import OTHERWISE
+from workbench.jobs.training import ALLOWED
 from workbench.worker.standalone import token_loss, training_options
 
 OPTIONS = {

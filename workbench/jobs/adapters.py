@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text, Unit
 from workbench.jobs.choices import Shard
+from workbench.jobs.instead import LORA
 
 ALL_LINEAR = "all-linear"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GM]i?B)")
@@ -73,6 +74,11 @@ class Lora(Record):
     resume_from: PathText | None = None
     """A folder of adapters to go on training; they keep the options they were made with. The same as the folder as the
     job's `model`."""
+
+    @classmethod
+    def _hint(cls, name: str, value: object = None) -> str:
+        """Return what to use instead of an option of peft's LoraConfig."""
+        return LORA.get(name, "") if value is None else ""
 
 
 class Fsdp(Record):

@@ -36,8 +36,10 @@ from workbench.jobs.choices import (
 )
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.evaluation import METRICS, Metric, check_metrics, metric_function, metric_text, own_metrics
+from workbench.jobs.instead import value_hint
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
+from workbench.jobs.training import option_hint
 
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
 TRACKERS = ("wandb", "mlflow")
@@ -264,6 +266,11 @@ class FineTune(Record):
     def _check(self) -> Self:
         check_together(self)
         return self
+
+    @classmethod
+    def _hint(cls, name: str, value: object = None) -> str:
+        """Return what to use instead of an option or a value of transformers, TRL or peft."""
+        return option_hint(name) if value is None else value_hint(name, value)
 
     @property
     def word(self) -> str:

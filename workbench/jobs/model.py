@@ -16,6 +16,11 @@ ADAPTERS = "adapter_config.json"
 """What a folder holds that peft has saved."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_AT_REVISION = re.compile(rf"(?P<id>{_HUB_ID.pattern})@(?P<revision>\S+)")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}\S+", re.IGNORECASE)
+_AT_HUB = re.compile(
+    rf"(?:hf:/{{1,2}}|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)({_HUB_ID.pattern})", re.IGNORECASE
+)
 
 
 class ModelKind(StrEnum):
@@ -58,6 +63,24 @@ def family_by_name(model: str) -> Family | None:
     return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None
 
 
+def check_address(model: str) -> None:
+    """Refuse a model that is named by an address; looks at the text alone.
+
+    Example:
+        >>> check_address("https://hf.co/me/mine")
+        Traceback (most recent call last):
+        workbench.base.errors.ConfigError: model 'https://hf.co/me/mine' is an address; give the hub id 'me/mine'
+    """
+    if not _ADDRESS.fullmatch(model):
+        return
+    if at_hub := _AT_HUB.match(model):
+        raise ConfigError(f"model {shortened(model)} is an address; give the hub id {at_hub[1]!r}")
+    raise ConfigError(
+        f"model {shortened(model)} is an address, and no pod fetches a model from there: download it to this machine "
+        "and give its folder, or give a hub id"
+    )
+
+
 def model_kind(model: str) -> ModelKind:
     if model in (TINY_T5, TINY_LLAMA):
         return ModelKind.BUILTIN
@@ -68,6 +91,13 @@ def model_kind(model: str) -> ModelKind:
         return ModelKind.FOLDER
     if _HUB_ID.fullmatch(model) and not is_there(folder):
         return ModelKind.HUB
+    check_address(model)
+    if at := _AT_REVISION.fullmatch(model):
+        raise ConfigError(
+            f"model {shortened(model)} names a revision, and a model has none: the hub's newest is taken. Give "
+            f"{at['id']!r}, or download that revision and give its folder, as in "
+            f"huggingface_hub.snapshot_download({at['id']!r}, revision={at['revision']!r})"
+        )
     raise ConfigError(
         f"model {shortened(model)} is neither a folder on this machine nor a hub id; "
         f"allowed: '{TINY_T5}', '{TINY_LLAMA}', a folder made by save_pretrained, or a hub id such as 't5-small' or "

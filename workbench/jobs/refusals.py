@@ -10,7 +10,7 @@ from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Shard, Technique
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.evaluation import check_evaluation
-from workbench.jobs.model import TINY_LLAMA, Family, family_by_name, has_chat_template, model_family
+from workbench.jobs.model import TINY_LLAMA, Family, check_address, family_by_name, has_chat_template, model_family
 from workbench.jobs.training import check_training
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _SCHEDULE_NEEDS = {
 
 def check_together(job: FineTune) -> None:
     """Refuse options that contradict one another, before anything starts."""
+    check_address(job.model)
     _check_technique(job)
     _check_peft(job)
     _check_optimizer(job)

@@ -119,6 +119,11 @@ class Record(BaseModel):
         return type(self)(**{**given, **changes})
 
     @classmethod
+    def _hint(cls, name: str, value: object = None) -> str:  # noqa: ARG003  # for classes that know more
+        """Return what to use instead of an unknown option, or of a value that is refused; empty where none is known."""
+        return ""
+
+    @classmethod
     def _fields(cls) -> Mapping[str, FieldInfo]:
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
@@ -133,11 +138,15 @@ class Record(BaseModel):
                 return own
         name = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
+            if hint := cls._hint(name):
+                return ConfigError(f"{label}option {name!r} is not known: {hint}")
             return one_of(f"{label}option", name, cls._fields())
         option = _option(name, cls._fields()[name])
         if problem["type"] == "missing":
             what = f"{cls.label} of kind {cls.kind!r}" if cls.kind else cls.label or cls.__name__
             return ConfigError(f"{what} needs the option {name!r}: {option.meaning}")
+        if hint := cls._hint(name, options[name]):
+            return ConfigError(f"{label}{name} {shortened(options[name])} is not offered: {hint}")
         if option.choices:
             return one_of(f"{label}{name}", options[name], option.choices)
         value = f"is {_shown(options[name])}" if cls._fields()[name].repr else "cannot be used"
