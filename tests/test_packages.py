@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import zipfile
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import Cluster, ConfigError, FineTune, LocalPods, PodError, PodSpec
+from workbench import Cluster, ConfigError, FineTune, LocalPods, PodError, PodSpec, PodTimeout
 
 pytestmark = pytest.mark.slow
 TRACKER = Path(__file__).parent / "samples" / "trackers" / "mlflow.py"
@@ -98,6 +99,19 @@ def test_what_cannot_be_installed_is_told_before_any_rank_starts(wheels: Path, t
     with pytest.raises(PodError, match=rf"wb_greedy wants numpy 0\.0\.1, and the pod has {own} of its own"):
         Cluster(LocalPods(), offline(wheels, "wb_greedy"), path=tmp_path / "b", warm=False).start()
     assert version("numpy") != "0.0.1"
+
+
+def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request, and never answers
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        env = {"PIP_INDEX_URL": index, "PIP_DEFAULT_TIMEOUT": "300", "PIP_CONFIG_FILE": os.devnull, "no_proxy": "*"}
+        cluster = Cluster(
+            LocalPods(), PodSpec(cpus=1, pip=["wb-above"], env=env), path=tmp_path / "c", warm=False, start_timeout_s=25
+        )
+        with pytest.raises(
+            PodTimeout, match=r"pip did not finish in 25 s on pod-0 \(wb-above\); raise start_timeout_s"
+        ):
+            cluster.start()
 
 
 @pytest.mark.parametrize("pip", [["--index-url=http://x"], [""], ["a\nb"], "evaluate", [3]])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base import entries
 from workbench.base.clock import now_s
-from workbench.base.errors import PodError, RemoteError, WorkbenchError
+from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
 from workbench.base.redact import mask_secrets
 from workbench.base.wire import from_line, to_line
@@ -267,9 +267,14 @@ class AgentLink(PodFiles):
         request = {"folder": self.packages_folder(spec.pip), "requirements": list(spec.pip), "env": dict(spec.env)}
         path = str(PurePosixPath(self.pod.root) / "packages.json")  # not in argv: an index may have a password
         self.write(json.dumps(request).encode(), path)
+        began = time.monotonic()
         try:
             self.run(self.agent("packages", path), timeout_s)
         except RemoteError as error:
+            if time.monotonic() - began >= timeout_s:
+                asked = mask_secrets(", ".join(spec.pip))
+                message = f"pip did not finish in {timeout_s:g} s on {self.pod.name} ({asked}); raise start_timeout_s"
+                raise PodTimeout(message) from error
             why = mask_secrets(error.stderr.strip() or str(error))  # the address of an index may have a password
             raise PodError(f"pip could not install {', '.join(spec.pip)} on {self.pod.name}:\n{why}") from error
 
