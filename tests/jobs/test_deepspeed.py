@@ -117,6 +117,16 @@ def test_what_is_no_json_object_is_refused_with_its_place(tmp_path: Path, text: 
         resolve(own(str(path)), gpus=0)
 
 
+def test_a_configuration_is_read_by_its_path_too(tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    path.write_text('{"zero_optimization": {"stage": 2}}')
+    assert load(str(path)) == load(path) == ({"zero_optimization": {"stage": 2}}, str(path))
+    with pytest.raises(ConfigError, match=r"deepspeed file '.*gone\.json' cannot be read: No such file"):
+        load(tmp_path / "gone.json")
+    with pytest.raises(ConfigError, match="is read of a FineTune job or of a path, and was asked of a dict"):
+        load({"zero_optimization": {}})  # type: ignore[arg-type]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.json.*No such file"):
         resolve(own(str(tmp_path / "nowhere.json")), gpus=0)

@@ -64,6 +64,34 @@ def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_a
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
+STAGE_3 = """
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+
+args = TrainingArguments("out", max_steps=2, report_to=[], use_cpu=True, save_strategy="no", deepspeed="zero.json")
+model = LlamaForCausalLM.from_pretrained("tiny")
+rows = [{"input_ids": [n % 60] * 8, "labels": [n % 60] * 8} for n in range(32)]
+Trainer(model=model, args=args, train_dataset=rows).train()
+"""
+
+
+def test_a_trainer_script_with_zero_3_runs_on_cpus_once_deepspeed_knows_the_ranks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path / "three"
+    folder.mkdir()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).save_pretrained(folder / "tiny")
+    own = {**ZERO, "zero_optimization": {"stage": 3}, "train_batch_size": "auto"}
+    (folder / "zero.json").write_text(json.dumps(own))
+    (folder / "plain.py").write_text(STAGE_3)
+    (folder / "opened.py").write_text(f"import deepspeed\ndeepspeed.init_distributed('gloo')\n{STAGE_3}")
+    plain = cluster.submit(Script(folder / "plain.py")).wait(400, progress=False)
+    assert plain.error is not None and "16 != 8 * 1 * 1" in plain.error.message, "docs/scripts.md says how it fails"
+    cluster.submit(Script(folder / "opened.py")).wait(400, progress=False).raise_for_status()
+
+
 def tiny_t5(folder: Path) -> None:
     """Save a T5 of some thousand weights, with a tokenizer of twenty words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors

@@ -16,17 +16,37 @@ from workbench.base.json_values import parse_json
 from workbench.jobs.finetune import FineTune
 
 
-def load(job: FineTune) -> tuple[dict[str, Any], str]:
-    """Read a job's own JSON, or the file of that name that is shipped; return it, and what to call it in messages."""
-    name = f"{job.technique}.json"
-    match job.deepspeed:
-        case Mapping() as given:
-            return copy.deepcopy(dict(given)), "deepspeed"
+def load(job: FineTune | str | Path) -> tuple[dict[str, Any], str]:
+    """Read a DeepSpeed JSON; return it, and what to call it in messages.
+
+    Args:
+        job: A job, whose own JSON is read, or else the file that is shipped for its technique; or the path of a file.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not a JSON object.
+    """
+    if isinstance(job, str | Path):
+        return _load_file(job)
+    if not isinstance(job, FineTune):
+        raise ConfigError(
+            f"a DeepSpeed configuration is read of a FineTune job or of a path, and was asked of a {type(job).__name__}"
+        )
+    if isinstance(job.deepspeed, Mapping):
+        return copy.deepcopy(dict(job.deepspeed)), "deepspeed"
     if job.deepspeed is not None:
-        path = user_path(job.deepspeed)
-        if is_there(path) or path.parent.name != "dsconfig" or path.parent.parent != Path():
-            return _parse(_read(path), str(path)), str(path)
-        name = path.name
+        return _load_file(job.deepspeed)
+    return _load_shipped(f"{job.technique}.json")
+
+
+def _load_file(given: str | Path) -> tuple[dict[str, Any], str]:
+    path = user_path(given)
+    # `dsconfig/zero1.json` names the file that is shipped where the caller's folder has none.
+    if is_there(path) or path.parent.name != "dsconfig" or path.parent.parent != Path():
+        return _parse(_read(path), str(path)), str(path)
+    return _load_shipped(path.name)
+
+
+def _load_shipped(name: str) -> tuple[dict[str, Any], str]:
     return _parse(_shipped(name).read_text(encoding="utf-8"), f"dsconfig/{name}"), f"dsconfig/{name}"
 
 
