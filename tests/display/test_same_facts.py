@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from writtenrun import T0, WrittenRun
 
+from workbench.base.files import write_json
+from workbench.client.result import RunResult
 from workbench.display.cluster import ClusterView, cluster_doc
 from workbench.display.failure import fault_card
 from workbench.display.kit.doc import to_html, to_text
@@ -58,7 +60,8 @@ def stated(facts: RunFacts) -> list[str]:
 
 def filled(written: WrittenRun) -> None:
     written.state("running", "training", hint="no step for 31 s")
-    written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, parameters=1_033_984)
+    rows = {"not_read": ["label", EVIL], "empty_answers": 7}
+    written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, parameters=1_033_984, **rows)
     written.event("eval", step=0, eval_loss=9.5)
     for step in range(1, 31):
         written.step(step)
@@ -113,6 +116,35 @@ def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatc
     if view.hint:
         assert view.hint in text
         assert view.hint in page.text
+
+
+@pytest.mark.parametrize("fill", [filled, succeeded, failed, lost])
+def test_the_panel_names_columns_that_are_not_read_and_counts_empty_answers(written: WrittenRun, fill: object) -> None:
+    fill(written)  # type: ignore[operator]
+    head = dict(RunFacts(RunView(written.paths.root)).head)
+    assert head["columns not read"] == f"label, {EVIL}"
+    assert head["rows with an empty answer"] == "7"
+
+
+def test_before_the_ranks_report_the_panel_states_what_was_found_at_submit(written: WrittenRun) -> None:
+    queued(written)
+    assert "columns not read" not in dict(RunFacts(RunView(written.paths.root)).head)
+    written.paths.inputs.mkdir(exist_ok=True)
+    write_json(written.paths.job, {"not_read": ["images"], "empty_answers": 2})
+    head = dict(RunFacts(RunView(written.paths.root)).head)
+    assert (head["columns not read"], head["rows with an empty answer"]) == ("images", "2")
+
+
+def test_a_result_states_the_same_of_its_rows_in_text_and_html(written: WrittenRun) -> None:
+    succeeded(written)
+    written.end(not_read=["label", EVIL], empty_answers=7)
+    result = RunResult.load(written.paths.root)
+    text, page = folded(str(result)), Seen(result._repr_html_())
+    for fact in ("columns not read", folded(f"label, {EVIL}"), "rows with an empty answer"):
+        assert fact in text
+        assert fact in page.text
+    assert (result.not_read, result.empty_answers) == (("label", EVIL), 7)
+    assert "img" not in page.tags
 
 
 def test_a_fault_card() -> None:

@@ -93,6 +93,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
         preview(FineTune(dataset=write(tmp_path / "rows.jsonl", {"source": "a", "target": "b"}, {"a": 1})))
 
 
+@pytest.mark.slow
+def test_columns_that_are_not_read_and_empty_answers_are_named(tmp_path: Path) -> None:
+    rows = [{"source": f"a {n}", "target": "" if n < 3 else "b", "label": n, "url": "…"} for n in range(20)]
+    seen = preview(FineTune(dataset=write(tmp_path / "rows.jsonl", *rows)), rows=1)
+    assert (seen.not_read, seen.empty_answers) == (["label", "url"], 3)
+    assert "label, url" in str(seen) and "label, url" in seen._repr_html_()
+
+
 def test_text_and_html_state_the_same() -> None:
     seen = RowPreview(
         job=FineTune(max_source_length=10),
@@ -102,10 +110,15 @@ def test_text_and_html_state_the_same() -> None:
         eval_rows=5,
         duplicates=7,
         overlap=3,
+        not_read=["label", *(f"c{n}" for n in range(30))],
+        empty_answers=11,
         is_all=False,
     )
     text, html = str(seen), seen._repr_html_()
     for part in (
+        "columns not read",
+        "c18 and 11 more",
+        "11 among the first rows",
         "1,234, the first of the hub",
         "7 among the first rows",
         "max_source_length=10 cuts 1 of them (50.0 %)",

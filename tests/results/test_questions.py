@@ -173,3 +173,10 @@ def test_a_chat_without_a_template_is_refused_at_the_call(paths: RunPaths, job: 
     paths.job.write_text(json.dumps({"job": job}))
     with pytest.raises(ConfigError, match=words):
         chat(cast(Run, SimpleNamespace(id="run", paths=paths)))
+
+
+def test_a_row_that_asks_about_an_image_is_refused(paths: RunPaths) -> None:
+    asked = {"prompt": "What is this?", "image": "a.png"}
+    with pytest.raises(ConfigError, match=r"rows\[0\]: the column 'image' holds images, sound or video"):
+        questions_of(paths, [asked])
+    assert questions_of(paths, [{**asked, "image": None}]) == [Question(source="What is this?")]

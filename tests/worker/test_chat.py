@@ -190,6 +190,23 @@ def _marked(its: Any, ids: list[int], marks: list[bool]) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_of_weight_0_is_read_and_not_learned(family: str) -> None:
+    turns = CHAT if family in NO_SYSTEM else [SYSTEM, *CHAT]
+    unlearned = [{**turn, "weight": 0} if turn["content"] == "Hello." else turn for turn in turns]
+    # By hand: the same rows without the marks of the first answer; a row of that answer alone is no row.
+    first, *others = BY_HAND[family]
+    expected = [first.replace("«", "", 1).replace("»", "", 1), *others]
+    made = [row.removeprefix(" ") for row in marked(Chat(tokenizer(family)), family, unlearned)]
+    assert made == [row for row in expected if "«" in row]
+
+
+def test_a_template_that_marks_several_answers_as_one_is_refused_with_turns_of_weight_0() -> None:
+    whole = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
+    with template_of("smollm2", whole) as its, pytest.raises(ConfigError, match=r"marks 1 answers .* the row has 2"):
+        Chat(its).learned([CHAT[0], {**CHAT[1], "weight": 0}, *CHAT[2:]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_learned_is_what_was_marked_by_hand(family: str) -> None:
     turns = CHAT if family in NO_SYSTEM else [SYSTEM, *CHAT]
     chat = Chat(tokenizer(family))

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
 from workbench.jobs.choices import ROW_ORDER  # noqa: E402
-from workbench.worker.data.rows import load  # noqa: E402
+from workbench.worker.data.rows import Rows, load  # noqa: E402
 from workbench.worker.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
 
 
@@ -221,3 +221,26 @@ def test_a_hub_dataset_is_loaded_by_datasets_and_its_rows_are_made_examples(
     rows = load(None, None, options)
     assert [e.target for e in (*rows.train, *rows.eval)] == ["SELECT COUNT Round FROM table WHERE Circuit = Assen"] * 2
     assert rows.train[0].source == "translate to SQL: How many rounds at Assen?"
+
+
+@pytest.mark.slow
+def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "repository"
+    folder.mkdir()
+
+    def loaded(empty: int, **options: object) -> Rows:
+        rows = [{"prompt": "a", "completion": "" if n < empty else "b", "label": True, "id": n} for n in range(8)]
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return load(None, None, {"name": str(folder), "eval_share": 0.25, **options})
+
+    with pytest.raises(ConfigError, match="split train, row 0: the column 'label' is true or false beside an answer"):
+        loaded(0)
+    rows = loaded(3, ignore=["label"])
+    assert (len(rows.train), len(rows.eval), rows.empty_answers) == (6, 2, 3)
+    assert rows.not_read == ["label", "id"]
+    with pytest.raises(ConfigError, match="4 of 8 rows have an empty answer"):
+        loaded(4, ignore=["label"])

@@ -75,6 +75,13 @@ def no_template(model: str) -> str:
     return f"the model {model!r} has no chat template; give one as chat_template=, or take a model that has its own"
 
 
+def unlearned_turns(row: Example) -> str:
+    """Return the words for a row with turns of weight 0 under `loss_on="all"`; empty for any other row."""
+    if all(turn.get("weight") != 0 for turn in row.messages):
+        return ""
+    return "has a turn of weight 0, and loss_on is 'all', which learns every turn; use loss_on='answer'"
+
+
 def row_refusal(job: FineTune) -> Refusal:
     """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
     family, has_template = model_family(job.model), bool(job.chat_template) or has_chat_template(job.model)
@@ -86,6 +93,8 @@ def row_refusal(job: FineTune) -> Refusal:
             return f"is {kind}, and the model answers a source: use {causal}, or rows with a source"
         if row.messages and job.prompt not in (None, "chat"):
             return f"is a row of messages, and prompt is {job.prompt!r}; drop it, or use 'chat'"
+        if job.loss_on == LossOn.ALL and (why := unlearned_turns(row)):
+            return why
         return f"is a row of messages, and {no_template(job.model)}" if row.messages and has_template is False else ""
 
     return refusal

@@ -14,6 +14,7 @@ from workbench.base.child import replies
 from workbench.base.errors import ConfigError, WorkbenchError, suggests
 from workbench.base.shown import Shown
 from workbench.jobs.checked_rows import checked_rows
+from workbench.jobs.data.meant import Written
 from workbench.jobs.data.sources.convert import chosen
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.data.sources.hub import Hub
@@ -52,6 +53,10 @@ class RowPreview(Shown):
     """Training rows that are the same as one before them."""
     overlap: int
     """Evaluation rows that are training rows too."""
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads."""
+    empty_answers: int = 0
+    """Rows whose answer is empty."""
     is_all: bool = True
     """Whether all rows were counted; of a hub dataset the first ones are."""
 
@@ -79,23 +84,25 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         folder = Path(scratch)
         if isinstance(dataset, Hub):
             dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))
-            counts = dataset.write(folder, refusal=refusal)
+            written = dataset.write(folder, refusal=refusal)
         else:
-            prepared = prepare(dataset, folder, refusal=refusal)
-            counts = (prepared.train_rows, prepared.eval_rows)
+            made = prepare(dataset, folder, refusal=refusal)
+            written = Written(made.train_rows, made.eval_rows, made.not_read, made.empty_answers or 0)
         train = set(_digests(folder / "train.jsonl"))
         overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
-        answer = _ask(job, folder, counts[0], rows)
+        answer = _ask(job, folder, written.train, rows)
     return RowPreview(
         job=job,
         rows=[[(str(text), bool(learned)) for text, learned in row] for row in answer["shown"]],
         lengths=[
             Length(int(read), int(own), bool(cut), bool(own_cut)) for read, own, cut, own_cut in answer["lengths"]
         ],
-        train_rows=counts[0],
-        eval_rows=counts[1],
-        duplicates=counts[0] - len(train),
+        train_rows=written.train,
+        eval_rows=written.eval,
+        duplicates=written.train - len(train),
         overlap=overlap,
+        not_read=written.not_read,
+        empty_answers=written.empty_answers,
         is_all=not isinstance(dataset, Hub),
     )
 

@@ -18,7 +18,7 @@ from workbench.pods.pod import Pod
 from workbench.rundir.events import MARK, Event, parse_event, read_events
 from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, ResultRecord, RunFault
+from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted_rows
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
@@ -169,6 +169,7 @@ class Journal:
         message += left_out
         raw = {
             **spec.job.facts,
+            **submitted_rows(self._paths),
             "versions": dict(pods[0].versions) if pods else {},
             **figures,
             "duration_s": round(max(0.0, ended_s - started_s), 3),

@@ -24,6 +24,12 @@ from workbench.rundir.status import result_file
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 
+def submitted_rows(paths: RunPaths) -> Mapping[str, object]:
+    """Return what was found of a run's rows when it was submitted: `not_read` and `empty_answers`, where known."""
+    raw = read_json(paths.job, within=paths.root)
+    return {name: raw[name] for name in ("not_read", "empty_answers") if raw.get(name) is not None}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSlots(TolerantRecord):
     address: str
@@ -155,6 +161,10 @@ class ResultRecord(Measurements):
     """How ranks started."""
     precision: str = ""
     """Number format of the arithmetic."""
+    not_read: tuple[str, ...] = ()
+    """Columns of the rows that were there and that no row's form reads."""
+    empty_answers: Whole | None = None
+    """Rows whose answer is empty, to train or to evaluate on; None where nobody counted them."""
     learning_rate: Number | None = None
     """Highest learning rate of the schedule."""
     model: str = ""

@@ -24,7 +24,10 @@ from workbench.rundir.state import RunState
 logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
 _MOST_NATS = 700  # e to it is near the largest number there is
-_START_FIELDS = ("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters")
+_START_FIELDS = (
+    *("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters"),
+    *("not_read", "empty_answers"),
+)
 _KEPT_FIGURES = ("max_steps", "epoch", "loss", "samples_per_s", "train_samples_per_s")
 _END_FIELDS = (
     *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),

@@ -15,7 +15,7 @@ from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
 from workbench.rundir.output.tail import LogTail
-from workbench.rundir.result import HostSlots, ResultRecord
+from workbench.rundir.result import HostSlots, ResultRecord, submitted_rows
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -66,6 +66,8 @@ class RunView:
         with suppress(WorkbenchError):
             self.spec = RunSpec.load(self.paths.spec, of_run=True)
         """What was asked; None where `spec.json` is missing or not for this version."""
+        self.submitted_rows = submitted_rows(self.paths)
+        """What was found of its rows when it was submitted; the ranks report it again."""
         self.refresh()
 
     def refresh(self) -> bool:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.base.table import facts, text_table
-from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, scaled, size
+from workbench.base.words import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    gib,
+    number,
+    percent,
+    plain,
+    scaled,
+    short_list,
+    size,
+)
 from workbench.client.result import RunResult
 from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
@@ -45,6 +57,8 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("launcher", result.launcher),
         ("optimizer steps", count(result.steps)),
         ("global batch size", count(result.global_batch_size)),
+        ("columns not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
+        ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
         ("whole run", duration(result.duration_s)),
         ("time to first step", duration(result.time_to_first_step_s)),
         ("training loop", duration(result.train_runtime_s)),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.table import Grid, Marked, facts
-from workbench.base.words import count, percent
+from workbench.base.words import count, percent, plain, short_list
 from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.planner.reading import RowPreview
 
 _BARS = 8  # ranges of lengths, about
+_NAMES = 20  # of columns
 _WIDTH = 24  # letters of the longest bar
 
 
@@ -20,6 +21,8 @@ def rows_doc(preview: RowPreview) -> Doc:
         ("rows to evaluate on", count(preview.eval_rows)),
         ("training rows that repeat an earlier one", count(preview.duplicates) + first),
         ("evaluation rows that are training rows too", count(preview.overlap) + first),
+        ("rows with an empty answer", count(preview.empty_answers) + first),
+        ("columns not read", plain(short_list(preview.not_read, _NAMES)) if preview.not_read else "none"),
     ]
     marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
     rows = Grid(columns=("row", "as the model reads it; what it learns is marked"), rows=marked, right={"row"})

@@ -6,8 +6,20 @@ from pathlib import Path
 
 from workbench.base import json_values
 from workbench.base.files import read_json
-from workbench.base.json_values import text, whole
-from workbench.base.words import UNKNOWN, count, counted, duration, gib, middle_cut, number, percent, plain, scaled
+from workbench.base.json_values import items, text, whole
+from workbench.base.words import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    gib,
+    middle_cut,
+    number,
+    percent,
+    plain,
+    scaled,
+    short_list,
+)
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
 from workbench.jobs.choices import Peft
@@ -20,6 +32,7 @@ from workbench.rundir.view import RunView
 
 _NAMED_PODS = 8
 _ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
+_NAMED_COLUMNS = 20
 _STAGES = (
     *("sending", "starting ranks", "joining the other ranks", "loading data", "loading model", "evaluating"),
     "training",
@@ -88,9 +101,18 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
     elif (rows := whole(view.start.get("global_batch_size"))) is not None:
         pairs.append(("global batch size", count(rows)))
+    not_read, empty = _of_rows(view)
+    pairs.append(("columns not read", short_list(not_read, _NAMED_COLUMNS) if not_read else ""))
+    pairs.append(("rows with an empty answer", count(empty) if empty else ""))
     if view.elapsed_s is not None:
         pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
     return [(name, plain(text)) for name, text in pairs if text]
+
+
+def _of_rows(view: RunView) -> tuple[list[str], int]:
+    """Return the columns that are not read and the number of empty answers; before the ranks report, as submitted."""
+    known = view.start if "not_read" in view.start else view.submitted_rows
+    return [text(name) for name in items(known.get("not_read"))], whole(known.get("empty_answers")) or 0
 
 
 def _chosen(view: RunView) -> str:

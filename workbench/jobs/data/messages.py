@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NotRequired, TypedDict
 
+from workbench.base import json_values
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import Json, parse_json
+from workbench.base.json_values import Json, parse_json, parts
 from workbench.jobs.data.lines import Fields, no_constant, short
 
 
@@ -20,6 +21,8 @@ class Message(TypedDict):
     name: NotRequired[str]
     """Of a tool's turn, the function that returned."""
     tool_call_id: NotRequired[str]
+    weight: NotRequired[int]
+    """0 in an assistant's turn that is read and not learned; absent in all others."""
 
 
 Shape = tuple[object, ...]
@@ -39,6 +42,10 @@ _ROLES = {
     "function": "tool",
 }
 _SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
+_TURN = {
+    *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id", "weight", "train")
+}
+"""The keys of a turn that are read."""
 # Who may speak after whom.
 _AFTER = {"": ("user",), "user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
 
@@ -78,9 +85,21 @@ def chat_key(row: Fields) -> str:
     return next((key for key in CHAT_KEYS if row.data.get(key) is not None), "")
 
 
+def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
+    """Yield the keys of a chat row's turns that hold something and are not read, as `messages.thoughts`."""
+    for key in CHAT_KEYS:
+        for turn in parts(row.get(key)):
+            yield from (f"{key}.{name}" for name, value in turn.items() if name not in _TURN and value)
+
+
+def is_learned(turn: Message) -> bool:
+    """Whether a turn is one of the assistant's that the model is to learn."""
+    return turn["role"] == "assistant" and turn.get("weight") != 0
+
+
 def answered(turns: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the turns up to the assistant's last one: what follows teaches nothing."""
-    last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
+    """Return the turns up to the last one that is learned: what follows teaches nothing."""
+    last = max((number for number, turn in enumerate(turns) if is_learned(turn)), default=-1)
     return tuple(turns[: last + 1])
 
 
@@ -126,6 +145,8 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if not content and not calls and role in ("user", "assistant"):
         turn.fail(value, f"is empty, and the turn is the {role}'s; fill it, or leave the row out")
     made: Message = {"role": role, "content": content}
+    if not _weight(turn, role):
+        made["weight"] = 0
     if calls:
         made["tool_calls"] = calls
     if role == "tool" and turn.data.get("name"):
@@ -133,6 +154,20 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if role == "tool" and turn.data.get("tool_call_id"):
         made["tool_call_id"] = turn.text("tool_call_id")
     return place, made
+
+
+def _weight(turn: Fields, role: str) -> int:
+    """Return 0 for an assistant's turn that is not to be learned, else 1."""
+    if turn.data.get("train") is False:
+        turn.fail("train", 'is false; write "weight": 0 for a turn that is read and not learned')
+    weight = turn.data.get("weight")
+    if weight is None:
+        return 1
+    if json_values.number(weight) not in (0, 1):
+        turn.fail("weight", f"is {short(weight)}; it must be 0 (not learned) or 1 (learned)")
+    if weight and role != "assistant":
+        turn.fail("weight", f"is 1 in a turn of {role!r}; only turns of the assistant are learned")
+    return int(bool(weight)) if role == "assistant" else 1
 
 
 def _calls(turn: Fields) -> Iterator[Json]:

@@ -130,6 +130,32 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
     return Example(source=PREFIX + question, target=format_query(query), table_id=table_id)
 
 
+def columns_read(data: Mapping[str, object]) -> Sequence[str]:
+    """Return the columns that the form of a row reads; those of a row of no form are none.
+
+    Example:
+        >>> columns_read({"instruction": "Sort.", "output": "1 2", "text": "Below is …"})
+        ('instruction', 'output', 'input')
+    """
+    if _chat_of(data):
+        # A prepared row of a chat repeats the last question and answer.
+        prepared = ("source", "target") if {"source", "target", "table_id"} <= data.keys() else ()
+        return (*CHAT_KEYS, TOOLS, "table_id", *prepared)
+    if "sql" in data:
+        return ("question", "sql", "table" if "table" in data else "table_id")
+    if (form := _form_in(data)) is not None:
+        beside = "table_id" if form.asks == "source" else ""
+        return tuple(filter(None, (form.asks, form.answers, form.given, beside)))
+    return (_ALONE,) if _ALONE in data else ()
+
+
+def has_answer(columns: Iterable[str]) -> bool:
+    """Whether columns make a row that is answered: a chat, or a question with its answer."""
+    names = set(columns)
+    form = _form_of(names)
+    return bool(names & {*CHAT_KEYS}) or (form is not None and form is not _SQL)
+
+
 def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str, object]:
     """Return a row's fields, taken from the columns that were named for them."""
     row = Fields(data, where)
@@ -177,11 +203,7 @@ def _chat(row: Fields, turns: Sequence[Message]) -> Example:
 
 
 def _written(row: Fields) -> Example:
-    # A table's row has every column of the table: those that are empty in it do not count, unless nothing else fits.
-    filled = {key for key, value in row.data.items() if value is not None}
-    if (form := _form_of(filled)) is None and _ALONE not in filled:
-        form = _form_of(row.data)
-    if form is not None:
+    if (form := _form_in(row.data)) is not None:
         return _of_form(row, form)
     if _ALONE in row.data:
         return Example(source="", target=row.prose(_ALONE))
@@ -200,6 +222,18 @@ def _of_form(row: Fields, form: _Form) -> Example:
     # An answer may be empty, as some are in published sets; a text to learn from may not.
     target = row.prose(form.answers, needed=not (source or given))
     return Example(source=source, target=target, table_id=table_id, input=given)
+
+
+def _chat_of(data: Mapping[str, object]) -> bool:
+    return any(data.get(key) is not None for key in CHAT_KEYS)
+
+
+def _form_in(data: Mapping[str, object]) -> _Form | None:
+    """Return the form of two keys that a row has; None for a row of plain text, and for one of no form."""
+    # A table's row has every column of the table: those that are empty in it do not count, unless nothing else fits.
+    filled = {key for key, value in data.items() if value is not None}
+    form = _form_of(filled)
+    return _form_of(data) if form is None and _ALONE not in filled else form
 
 
 def _form_of(keys: Iterable[str]) -> _Form | None:

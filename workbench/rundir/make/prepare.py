@@ -148,6 +148,8 @@ def _prepare_finetune(
         "train": data.train.name if data.train else None,
         "eval": data.eval.name if data.eval else None,
         "hub": data.hub,
+        "not_read": list(data.not_read),
+        "empty_answers": data.empty_answers,
         "family": model_family(job.model),
         "chosen": chosen,
         "deepspeed": deepspeed,

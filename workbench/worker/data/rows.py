@@ -20,6 +20,7 @@ from workbench.jobs.data.rows import Example
 from workbench.worker.data.stream import open_hub
 
 if TYPE_CHECKING:
+    from workbench.jobs.data.meant import RowTally
     from workbench.jobs.data.sources.hub import Hub
 
 Row = Mapping[str, Sequence[int]]
@@ -32,6 +33,10 @@ class Rows:
     """The rows to learn from; never empty."""
     eval: Sequence[Example]
     """The rows to judge by; may be empty."""
+    not_read: Sequence[str] = ()
+    """Of a hub dataset, the columns that no row's form reads."""
+    empty_answers: int | None = None
+    """Of a hub dataset, the rows whose answer is empty; None for files, whose rows were counted before."""
 
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
@@ -98,17 +103,21 @@ def _example(raw: Mapping[str, object]) -> Example:
 
 def _from_hub(hub: Hub) -> Rows:
     """Load the rows of a dataset hub with `datasets`, which from version 4 on runs no code of a dataset."""
-    train = _split_of(hub, hub.train_split, hub.split.most)
+    from workbench.jobs.data.meant import RowTally, written
+
+    learned, judged = RowTally(hub.ignore), RowTally(hub.ignore)
+    train = _split_of(hub, hub.train_split, learned, hub.split.most)
     if hub.eval_share is None:
-        return Rows(train=train, eval=_split_of(hub, hub.eval_split))
-    held = list(hub.split.held_out(len(train), hub.name))
-    return Rows(
-        train=[example for example, out in zip(train, held, strict=True) if not out],
-        eval=[example for example, out in zip(train, held, strict=True) if out],
-    )
+        evaluation = _split_of(hub, hub.eval_split, judged)
+    else:
+        held = list(hub.split.held_out(len(train), hub.name))
+        evaluation = [example for example, out in zip(train, held, strict=True) if out]
+        train = [example for example, out in zip(train, held, strict=True) if not out]
+    made = written((len(train), len(evaluation)), learned, judged, hub.name)
+    return Rows(train=train, eval=evaluation, not_read=made.not_read, empty_answers=made.empty_answers)
 
 
-def _split_of(hub: Hub, split: str, most: int | None = None) -> list[Example]:
+def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) -> list[Example]:
     try:
         loaded = open_hub(hub.to_dict(), split)
     except ValueError as error:  # `datasets` names the splits that there are
@@ -116,4 +125,4 @@ def _split_of(hub: Hub, split: str, most: int | None = None) -> list[Example]:
             f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
         ) from error
     loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
-    return [hub.row(raw, split, number) for number, raw in enumerate(loaded)]
+    return [hub.row(raw, split, number, tally=tally) for number, raw in enumerate(loaded)]

@@ -44,13 +44,15 @@ def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = Fal
 
 def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
     columns: Sequence[str] = request.get("columns") or ()
+    telling: Sequence[str] = request.get("telling") or ()
     if "parquet" in request:
-        yield from _parquet(request["parquet"], columns)
+        yield from _parquet(request["parquet"], columns, telling)
     elif "saved" in request:
         from datasets import load_from_disk
 
         saved = load_from_disk(request["saved"])
-        yield from saved.select_columns(_wanted(columns, saved.column_names))
+        yield saved.column_names
+        yield from saved.select_columns(_wanted(columns, saved.column_names, telling))
     elif "split" in request:
         # What is only a part of a split cannot be streamed.
         yield from open_hub(request["hub"], request["split"], streaming=request["split"].isidentifier())
@@ -71,18 +73,23 @@ def _check_reachable(name: str) -> None:
         socket.create_connection((str(address.hostname), port), _CONNECT_S).close()
 
 
-def _parquet(path: str, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Iterator[Any]:
+    """Yield the names of all columns, then the rows."""
     from pyarrow.parquet import ParquetFile
 
     # Nothing is mapped or fetched ahead: either keeps the whole file in memory.
     with ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
-        for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, file.schema_arrow.names)):
+        names = file.schema_arrow.names
+        yield names
+        for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, names, telling)):
             yield from batch.to_pylist()
 
 
-def _wanted(columns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return all where one of those that are wanted is not there: who asks then names what there is."""
-    return list(columns if columns and {*columns} <= {*names} else names)
+def _wanted(columns: Sequence[str], names: Sequence[str], telling: Sequence[str]) -> list[str]:
+    """Return the wanted columns and those with a telling name; all where one of those wanted is not there."""
+    if not columns or not {*columns} <= {*names}:
+        return list(names)  # the one who asked then names what there is
+    return [name for name in names if name in columns or name.casefold() in telling]
 
 
 def _line(row: Any) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.messages import Message
+from workbench.jobs.data.messages import Message, is_learned
 from workbench.worker.model.template import Template, Tools
 
 Learned = tuple[list[int], list[bool]]
@@ -67,14 +68,15 @@ class Chat:
         return text.removeprefix(self._opening).strip() if self._opening else text
 
     def learned(self, turns: Sequence[Message], tools: Tools = ()) -> list[Learned]:
-        """Make rows of turns, in which the assistant's turns with their ends are marked.
+        """Make rows of turns, in which the assistant's turns with their ends are marked, but for those of weight 0.
 
         One row holds all turns, unless the template writes an answer otherwise once others follow it, as Qwen3's does
         with thoughts: then every answer has a row of its own, with what the model would read when it is asked.
         """
+        learned = [is_learned(turn) for turn in turns]
         turns = self._template.written(turns, tools)
         if self._template.marks_itself:
-            return [self._marked(turns, tools)]
+            return [self._marked(turns, tools, learned)]
         rows: list[Learned] = []
         for number, turn in enumerate(turns):
             if turn["role"] != "assistant":
@@ -84,9 +86,9 @@ class Chat:
             if begin < len(before) or ids[: len(before)] != before:
                 rows.append((before, marks))
                 before, marks = [], []
-            marks = [*marks, *[False] * (begin - len(before)), *[True] * (len(ids) - begin)]
+            marks = [*marks, *[False] * (begin - len(before)), *[learned[number]] * (len(ids) - begin)]
             rows.append((ids, marks))
-        return rows
+        return [(ids, marks) for ids, marks in rows if any(marks)]
 
     def _answered(self, turns: Sequence[Message], tools: Tools) -> tuple[list[int], int]:
         """Return the tokens up to the end of the last turn, and where that turn begins."""
@@ -109,7 +111,7 @@ class Chat:
         added = self._tokenizer.added_tokens_decoder
         return last if last in self._tokenizer.all_special_ids or (last in added and added[last].special) else None
 
-    def _marked(self, turns: Sequence[Message], tools: Tools) -> Learned:
+    def _marked(self, turns: Sequence[Message], tools: Tools, learned: Sequence[bool]) -> Learned:
         options = {"return_dict": True, "return_assistant_tokens_mask": True, "tools": list(tools) or None}
         made = Template.refusing(turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options))
         ids, marks = list(made["input_ids"]), [bool(mark) for mark in made["assistant_masks"]]
@@ -117,6 +119,9 @@ class Chat:
             raise ConfigError("the chat template marks no token of an answer between its generation tags; mend it")
         for n, token in enumerate(ids[1:], 1):
             marks[n] = marks[n] or (marks[n - 1] and token in self._ends)
+        answers = [kept for turn, kept in zip(turns, learned, strict=True) if turn["role"] == "assistant"]
+        if not all(answers):
+            marks = _of_learned(marks, answers)
         last = max(n for n, mark in enumerate(marks) if mark)
         # Some mark what follows the end of a turn, too, as TRL's do.
         run = next((n for n in range(last, 0, -1) if not marks[n]), 0)
@@ -126,3 +131,24 @@ class Chat:
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
+    """Take the marks from answers that are not learned: each answer is one run of marked tokens.
+
+    Example:
+        >>> _of_learned([False, True, True, False, True], [False, True])
+        [False, False, False, False, True]
+    """
+    starts = {n for n, (before, mark) in enumerate(pairwise([False, *marks])) if mark and not before}
+    if len(starts) != len(answers):
+        raise ConfigError(
+            f"the chat template marks {len(starts)} answers between its generation tags, and the row has "
+            f"{len(answers)}, of which some have the weight 0; give a template without these tags as chat_template="
+        )
+    made, answer = list(marks), -1
+    for n, mark in enumerate(marks):
+        if n in starts:
+            answer += 1
+        made[n] = mark and answers[answer]
+    return made

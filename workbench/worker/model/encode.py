@@ -13,7 +13,7 @@ from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
-from workbench.jobs.refusals import check_family, no_template
+from workbench.jobs.refusals import check_family, no_template, unlearned_turns
 from workbench.worker.data.rows import Row
 from workbench.worker.model.chat import Chat
 from workbench.worker.model.load import Loaded
@@ -107,6 +107,8 @@ class Encoder:
         begin = len(ids) - next((n for n, mark in enumerate(reversed(marks)) if not mark), len(ids))
         rows[-1] = (ids[: begin + self.job.max_target_length], marks[: begin + self.job.max_target_length])
         everything = self.job.loss_on == LossOn.ALL
+        if everything and (why := unlearned_turns(example)):
+            raise ConfigError(why)
         return [
             _row(ids, [token if mark or everything else IGNORED for token, mark in zip(ids, marks, strict=True)])
             for ids, marks in rows

@@ -54,6 +54,7 @@ class Template:
 
     def written(self, turns: Sequence[Message], tools: Tools = ()) -> list[Message]:
         """Return turns with their calls in the form that the template takes; refuse what it would leave out of them."""
+        turns = [_unweighted(turn) for turn in turns]
         if (shape := shape_of(turns, tools)) not in self._forms:
             self._forms[shape] = self._form(turns, tools)
         return [_in_form(turn, self._forms[shape]) for turn in turns]
@@ -115,6 +116,15 @@ def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], lis
             turn = {**turn, "tool_calls": [renamed(call, "the assistant's tool_calls") for call in turn["tool_calls"]]}
         marked.append(turn)
     return words, marked, [renamed(tool, "the row's tools") for tool in tools]
+
+
+def _unweighted(turn: Message) -> Message:
+    """Return a turn without its weight, which is ours to know and no word of a template's."""
+    if "weight" not in turn:
+        return turn
+    made = turn.copy()
+    del made["weight"]
+    return made
 
 
 def _in_form(turn: Message, form: _Form) -> Message:

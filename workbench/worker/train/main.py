@@ -181,6 +181,8 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
         epochs=job.epochs,
         train_rows=len(rows.train),
         eval_rows=len(rows.eval),
+        not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
+        empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
         technique=str(job.technique),
         precision=str(job.precision),
         communication=job.communication,

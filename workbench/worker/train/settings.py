@@ -57,6 +57,10 @@ class Assignment:
     """Version of the order of rows; that of the run whose checkpoint it goes on from."""
     resumed_step: int = 0
     """The step of the checkpoint that it goes on from; 0 from the beginning."""
+    not_read: tuple[str, ...] = ()
+    """Columns of the rows that no row's form reads, where the rows are files."""
+    empty_answers: int = 0
+    """Rows of the files whose answer is empty."""
 
     @classmethod
     def read(cls) -> Assignment:
@@ -94,6 +98,8 @@ class Assignment:
             metric_inputs=raw.get("metric_inputs") or {},
             order=int(raw.get("order", 1)),
             resumed_step=int((raw.get("resume") or {}).get("step", 0)),
+            not_read=tuple(raw.get("not_read") or ()),
+            empty_answers=int(raw.get("empty_answers") or 0),
         )
 
     @property

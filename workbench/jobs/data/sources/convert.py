@@ -15,6 +15,7 @@ from random import Random
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
+from workbench.jobs.data.meant import TELLING, RowTally, Written, written
 from workbench.jobs.data.rows import Example, Refusal, any_row, renamed, row_from, table_from
 from workbench.jobs.data.sources.read import read_rows
 from workbench.jobs.data.tables import SqlTable
@@ -82,26 +83,29 @@ def write_files(
     tables: Sequence[Path] = (),
     kept: Sequence[Path] | None = None,
     columns: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
     split: Split | None = None,
     refusal: Refusal = any_row,
-) -> tuple[int, int]:
+) -> Written:
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
     headers = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
 
-    def lines(paths: Sequence[Path]) -> Iterator[str]:
+    def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
         for path in paths:
             line = None
-            for where, data in read_rows(path, columns or {}):
-                line = read_row(data, where, columns, headers, refusal=refusal).to_json()
+            for where, data in read_rows(path, columns or {}, telling=TELLING.difference(ignore)):
+                line = read_row(data, where, columns, headers, refusal=refusal, tally=tally).to_json()
                 yield line
             if line is None:
                 raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
 
     name = ", ".join(str(path) for path in train[:3])
-    counts = write_parts(folder, lines(train), lines(evaluation) if evaluation else None, split or Split(), name)
+    learned, judged = RowTally(ignore), RowTally(ignore)
+    own = lines(evaluation, judged) if evaluation else None
+    counts = write_parts(folder, lines(train, learned), own, split or Split(), name)
     if kept := tables if kept is None else kept:
         write_lines(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
-    return counts
+    return written(counts, learned, judged, name)
 
 
 def read_row(
@@ -111,10 +115,14 @@ def read_row(
     tables: Mapping[str, SqlTable] | None = None,
     *,
     refusal: Refusal = any_row,
+    tally: RowTally,
 ) -> Example:
+    """Make the trainer's row of a row, and count it."""
+    tally.check(data, columns or {}, where)
     row = row_from(renamed(data, columns, where) if columns else data, where, tables)
     if why := refusal(row):
         raise ConfigError(f"{where} {why}")
+    tally.take(data, columns or {}, row)
     return row
 
 

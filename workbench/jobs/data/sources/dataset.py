@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, nested, read_kind
+from workbench.jobs.data.meant import Written
 from workbench.jobs.data.rows import Refusal, any_row
 from workbench.jobs.data.sources.archive import unpack
 from workbench.jobs.data.sources.convert import mix_files, write_files, write_lines
@@ -43,14 +44,14 @@ class Mini(Record):
             raise ConfigError(f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are")
         return self
 
-    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
-        """Write its files; return the rows to train and to evaluate on."""
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
+        """Write its files; return what was written."""
         rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
         # Evaluation first: it then stays the same whatever number of rows is trained on.
         evaluated = write_lines(folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows)))
         trained = write_lines(folder / "train.jsonl", (row.to_json() for row in rows))
         write_lines(folder / "tables.jsonl", (table.to_json() for table in mini_tables()))
-        return trained, evaluated
+        return Written(trained, evaluated)
 
 
 class Release(Record):
@@ -66,8 +67,8 @@ class Release(Record):
         if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
             raise ConfigError(f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}")
 
-    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
-        """Unpack and convert it; return the rows to train and to evaluate on."""
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
+        """Unpack and convert it; return what was written."""
         archive, names = user_path(self.path), ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
         files = unpack(archive, folder / "unpacked", names)
         for name in names:
@@ -115,24 +116,25 @@ class Mix(Record):
         for part in self.parts:
             dataset_from(part.dataset)
 
-    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:
-        """Write each part, and deal their rows; return those to train and to evaluate on."""
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+        """Write each part, and deal their rows; return what was written."""
         folders = [folder / f"part-{number}" for number in range(len(self.parts))]
-        counts = []
+        made = []
         for part, its in zip(self.parts, folders, strict=True):
             its.mkdir()
-            counts.append(dataset_from(part.dataset).write(its, refusal=refusal))
-        trained = [train for train, _ in counts]
+            made.append(dataset_from(part.dataset).write(its, refusal=refusal))
+        trained = [each.train for each in made]
         weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
         rows = min(train / weight for train, weight in zip(trained, weights, strict=True))
         takes = [min(train, max(1, round(rows * weight))) for train, weight in zip(trained, weights, strict=True)]
         mixed = mix_files(folder / "train.jsonl", [its / "train.jsonl" for its in folders], trained, takes, self.seed)
-        judged = [evaluation for _, evaluation in counts]
+        judged = [each.eval for each in made]
         held_out = mix_files(folder / "eval.jsonl", [its / "eval.jsonl" for its in folders], judged, judged, self.seed)
         for file in filter(Path.is_file, (its / "tables.jsonl" for its in folders)):
             with file.open("rb") as read, (folder / "tables.jsonl").open("ab") as to:
                 shutil.copyfileobj(read, to)
-        return mixed, held_out
+        not_read = dict.fromkeys(name for each in made for name in each.not_read)
+        return Written(mixed, held_out, [*not_read], sum(each.empty_answers for each in made))
 
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
@@ -155,6 +157,10 @@ class Prepared:
     """Lines of `train`; 0 for a hub dataset, whose size is not known here."""
     eval_rows: int
     hub: Mapping[str, object] | None
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads; of a hub dataset those of its first rows, where it could be asked."""
+    empty_answers: int | None = None
+    """Rows whose answer is empty; None for a hub dataset, whose rows are not known here."""
 
 
 def dataset_from(value: str | Mapping[str, object]) -> Dataset:
@@ -188,13 +194,14 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
 def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
     """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there."""
     if isinstance(dataset, Hub):
-        dataset.check_rows(refusal=refusal)
-        return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=dataset.model_dump())
+        not_read = dataset.check_rows(refusal=refusal)
+        hub = dataset.model_dump()
+        return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=hub, not_read=not_read)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
-        trained, evaluated = dataset.write(made, refusal=refusal)
+        rows = dataset.write(made, refusal=refusal)
         (folder / "tables.jsonl").unlink(missing_ok=True)
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():
@@ -204,9 +211,11 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
         train=folder / "train.jsonl",
         eval=folder / "eval.jsonl",
         tables=tables if tables.exists() else None,
-        train_rows=trained,
-        eval_rows=evaluated,
+        train_rows=rows.train,
+        eval_rows=rows.eval,
         hub=None,
+        not_read=rows.not_read,
+        empty_answers=rows.empty_answers,
     )
 
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Record, Size, Text
+from workbench.jobs.data.meant import Written
 from workbench.jobs.data.rows import Refusal, check_columns
 from workbench.jobs.data.sources.convert import Split, write_files
 from workbench.jobs.data.sources.read import FORMATS, is_saved
@@ -24,9 +25,16 @@ _GLOB = re.compile(r"[*?\[]")
 
 Paths = Annotated[Text | Sequence[Text], Allowed("text (a path or a glob), or a list of them")]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Ignored = Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of names of columns")]
 Columns = Annotated[
     Mapping[str, Text], AfterValidator(check_columns), Allowed("an object of a row's fields and columns")
 ]
+
+
+def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Refuse a column that is both read and left out."""
+    if both := [name for name in ignore if name in columns.values()]:
+        raise ConfigError(f"dataset ignore leaves out {both[0]!r}, and columns reads it: drop it from one of them")
 
 
 class RowFiles(Record):
@@ -50,11 +58,15 @@ class RowFiles(Record):
     columns: Columns = Field(default_factory=dict)
     """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`. Default none: the
     columns have the names of one of the forms."""
+    ignore: Ignored = ()
+    """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
+    Default none."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.eval is not None and self.eval_share is not None:
             raise ConfigError("dataset eval_share holds rows out of train, and eval names others: leave one out")
+        check_ignored(self.ignore, self.columns)
         return self
 
     def check(self) -> None:
@@ -70,8 +82,8 @@ class RowFiles(Record):
             case several:
                 return [file for path in several for file in _matching(option, path)]
 
-    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:
-        """Convert the files; return the rows to train and to evaluate on."""
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+        """Convert the files; return what was written."""
         share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
         return write_files(
             folder,
@@ -79,6 +91,7 @@ class RowFiles(Record):
             evaluation=self.paths("eval"),
             tables=self.paths("tables"),
             columns=self.columns,
+            ignore=self.ignore,
             split=Split(share=share, limit=self.limit, seed=self.seed),
             refusal=refusal,
         )

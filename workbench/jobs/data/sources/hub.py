@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Size, Text
+from workbench.jobs.data.meant import RowTally, Written, written
 from workbench.jobs.data.rows import Example, Refusal, any_row
 from workbench.jobs.data.sources.convert import Split, read_row, write_parts
-from workbench.jobs.data.sources.files import Columns, Share
+from workbench.jobs.data.sources.files import Columns, Ignored, Share, check_ignored
 from workbench.jobs.data.sources.read import child_rows
 
 _REMOTE_S, _LOCAL_S = 30.0, 300.0
@@ -44,6 +45,14 @@ class Hub(Record):
     """The first so many rows to train on. Default None: all."""
     columns: Columns = Field(default_factory=dict)
     """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
+    ignore: Ignored = ()
+    """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
+    Default none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_ignored(self.ignore, self.columns)
+        return self
 
     @property
     def split(self) -> Split:
@@ -54,21 +63,26 @@ class Hub(Record):
         """The splits that are read, the one to train on first."""
         return [self.train_split] if self.eval_share is not None else [self.train_split, self.eval_split]
 
-    def check_rows(self, *, refusal: Refusal) -> None:
-        """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
+    def check_rows(self, *, refusal: Refusal) -> Sequence[str]:
+        """Refuse splits and columns that the hub has not; return the columns of its first rows that are not read.
+
+        Where the hub cannot be asked from here, the pods refuse them.
+        """
         local = is_folder(Path(self.name))
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not local:
-            return
+            return ()
         first = [split.partition("[")[0] for split in self.splits]
         try:
             answers = list(child_rows({"hub": self.to_dict(), "first": first}, "", _LOCAL_S if local else _REMOTE_S))
         except ConfigError:  # no network from here, or no right to read it: the pods may have both
-            return
+            return ()
         rows: Any
         rows, names = answers
+        tally = RowTally(self.ignore)
         for split in first:
             self.check_split(split, names)
-            self.row(rows[split], split, 0, refusal=refusal)
+            self.row(rows[split], split, 0, refusal=refusal, tally=tally)
+        return tally.not_read()
 
     def check_split(self, split: str, names: Any) -> None:
         """Refuse a split that is not among those there are."""
@@ -78,17 +92,19 @@ class Hub(Record):
                 "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
             )
 
-    def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row) -> Example:
+    def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row, tally: RowTally) -> Example:
         where = f"{self.name}, split {split}, row {number}"
-        return read_row(data, where, self.columns, refusal=refusal)
+        return read_row(data, where, self.columns, refusal=refusal, tally=tally)
 
-    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:
-        """Read its rows from here; return those to train and to evaluate on."""
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+        """Read its rows from here; return what was written."""
         options: Mapping[str, object] = self.to_dict()
+        learned, judged = RowTally(self.ignore), RowTally(self.ignore)
 
-        def lines(split: str) -> Iterator[str]:
+        def lines(split: str, tally: RowTally) -> Iterator[str]:
             rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
-            return (self.row(row, split, n, refusal=refusal).to_json() for n, row in enumerate(rows))
+            return (self.row(row, split, n, refusal=refusal, tally=tally).to_json() for n, row in enumerate(rows))
 
-        train, *evaluation = map(lines, self.splits)
-        return write_parts(folder, train, evaluation[0] if evaluation else None, self.split, self.name)
+        train, *evaluation = map(lines, self.splits, (learned, judged))
+        counts = write_parts(folder, train, evaluation[0] if evaluation else None, self.split, self.name)
+        return written(counts, learned, judged, self.name)

@@ -28,12 +28,20 @@ def is_saved(path: Path) -> bool:
     return is_folder(path) and (path / "state.json").is_file()
 
 
-def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, object]]:
-    """Read a file's rows; of one that is made of columns, only those that are named where any are."""
+def read_rows(path: Path, columns: Mapping[str, str], *, telling: Collection[str] = ()) -> Iterator[tuple[str, object]]:
+    """Read a file's rows; of one that is made of columns, only those that are named where any are.
+
+    Columns with a telling name are read in any case; all others have the value None in each row.
+    """
     if is_folder(path) or path.suffix.lower() == ".parquet":
-        request = {"saved" if is_folder(path) else "parquet": str(path), "columns": sorted({*columns.values()})}
-        for number, row in enumerate(child_rows(request, f"the dataset file {path}"), 1):
-            yield f"{path.name}, row {number}", row
+        wanted = {"columns": sorted({*columns.values()}), "telling": sorted(telling)}
+        request = {"saved" if is_folder(path) else "parquet": str(path), **wanted}
+        rows = child_rows(request, f"the dataset file {path}")
+        # The names of all columns come first: those that are not read have to be named.
+        names: Any = next(rows, ())
+        for number, row in enumerate(rows, 1):
+            assert isinstance(row, Mapping)
+            yield f"{path.name}, row {number}", {**dict.fromkeys(names), **row} if columns else row
         return
     if path.suffix.lower() not in (".json", ".csv", ".tsv"):
         yield from read_lines(path)
