@@ -104,6 +104,7 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
         ({"prompt": "a", "completion": "b", "system": "Be brief."}, ["system"]),
         ({"question": "a", "answer": "b", "context": "c"}, []),
         ({"source": "a", "target": "b", "table_id": "1-1"}, []),
+        ({"prompt": "a", "completion": "b", "tools": "[]"}, ["tools"]),
     ],
 )
 def test_columns_that_no_form_reads_are_named_once(
@@ -120,6 +121,11 @@ def test_a_column_that_some_rows_read_is_read(tmp_path: Path) -> None:
 def test_keys_of_turns_that_are_not_read_are_named(tmp_path: Path) -> None:
     turns = [CHAT[0], {**CHAT[1], "thoughts": "A greeting.", "refusal": None, "weight": 1}]
     assert prepared(write(tmp_path / "rows.jsonl", [{"messages": turns}] * 20)).not_read == ["messages.thoughts"]
+
+
+def test_a_prompt_and_a_completion_of_messages_read_their_tools(tmp_path: Path) -> None:
+    rows = [{"prompt": CHAT[:1], "completion": CHAT[1:], "tools": [], "id": 1}] * 20
+    assert prepared(write(tmp_path / "rows.jsonl", rows)).not_read == ["id"]
 
 
 def test_a_prepared_folder_has_no_column_that_is_not_read(tmp_path: Path) -> None:

@@ -79,6 +79,45 @@ def test_calls_of_every_published_form_are_one_row() -> None:
         row({"tool_calls": [sparse]}, {"name": "add"})
 
 
+def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
+    written = {"name": "add", "arguments": {"a": 1, "b": 1}}
+    schema = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
+
+    def row(call: object) -> Example:
+        # As LLaMA-Factory's own glaive_toolcall_en_demo.json has it: schemas and calls are JSON as text.
+        turns = [
+            {"from": "human", "value": "1+1?"},
+            {"from": "function_call", "value": json.dumps(call)},
+            {"from": "observation", "value": '{"sum": 2}'},
+            {"from": "gpt", "value": "It is 2."},
+        ]
+        return row_from({"conversations": turns, "tools": json.dumps([schema])}, "here")
+
+    made, call = row(written), {"type": "function", "function": written}
+    assert made.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert (made.messages[2]["role"], made.tools) == ("tool", ({"type": "function", "function": schema},))
+    assert row([written, written]).messages[1]["tool_calls"] == [call, call]
+    assert row_from(json.loads(made.to_json()), "here") == made
+    with pytest.raises(ConfigError, match=r"here: conversations\[1\]\.value\.arguments is \[1\]; it must be an object"):
+        row({"name": "add", "arguments": [1]})
+    broken = [{"from": "human", "value": "1+1?"}, {"from": "function_call", "value": "add(1, 1)"}]
+    with pytest.raises(ConfigError, match=r'conversations\[1\]\.value is "add\(1, 1\)", which is not JSON of a call'):
+        row_from({"conversations": broken}, "here")
+
+
+def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() -> None:
+    row = row_from({"prompt": HELLO[:4], "completion": HELLO[4:], "tools": None}, "here")
+    read = [*HELLO[:2], {**HELLO[2], "weight": 0}, *HELLO[3:]]
+    assert row == Example(source="1+1?", target="2", messages=tuple(read))  # type: ignore[arg-type]
+    assert row_from(json.loads(row.to_json()), "here") == row
+    with pytest.raises(ConfigError, match=r"here: prompt is a list; let both 'prompt' and 'completion' be lists"):
+        row_from({"prompt": HELLO[:4], "completion": "2"}, "here")
+    with pytest.raises(ConfigError, match=r"here: completion is a list; let both"):
+        row_from({"prompt": "1+1?", "completion": HELLO[4:]}, "here")
+    with pytest.raises(ConfigError, match=r"here: completion\[0\] is of 'user' and follows the turn of 'user'"):
+        row_from({"prompt": HELLO[:4], "completion": said("user: 2")}, "here")
+
+
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
@@ -91,7 +130,7 @@ def test_calls_of_every_published_form_are_one_row() -> None:
         (said("system: Be brief."), "messages has no turn of a user"),
         ([], "messages has no turn of a user"),
         (said("assistant: Hi", "user: Hello."), r"messages\[0\] is of 'assistant' and comes first; .* 'user'"),
-        (said("user: Hi", "user: You?", "assistant: Hi"), r"messages\[1\] is of 'user' and follows the turn of 'user'"),
+        (said("user: Hi", "user: You?", "assistant: Hi"), r"messages\[1\] is of 'user' .* Join the two turns into one"),
         (
             said("user: Hi", "assistant: Hi", "system: No."),
             r"messages\[2\] is of 'system' and stands after other",

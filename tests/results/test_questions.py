@@ -180,3 +180,10 @@ def test_a_row_that_asks_about_an_image_is_refused(paths: RunPaths) -> None:
     with pytest.raises(ConfigError, match=r"rows\[0\]: the column 'image' holds images, sound or video"):
         questions_of(paths, [asked])
     assert questions_of(paths, [{**asked, "image": None}]) == [Question(source="What is this?")]
+
+
+def test_a_prompt_of_messages_is_asked_as_a_chat(paths: RunPaths) -> None:
+    prompt, answer = [{"role": "user", "content": "1+1?"}], [{"role": "assistant", "content": "2"}]
+    asked = questions_of(paths, [{"prompt": prompt}, {"prompt": prompt, "completion": answer}])
+    assert [question.expected for question in asked] == [None, "2"]
+    assert all(question.messages == tuple(prompt) for question in asked)

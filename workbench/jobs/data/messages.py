@@ -41,7 +41,16 @@ _ROLES = {
     "developer": "system",  # OpenAI's newer word for it
     "function": "tool",
 }
-_SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
+_CALL = "function_call"
+"""ShareGPT's name of a turn of the assistant whose text is a call, or a list of calls, as JSON."""
+_SHAREGPT = {
+    _CALL: "assistant",
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+}
 _TURN = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id", "weight", "train")
 }
@@ -60,13 +69,22 @@ def turns_of(row: Fields) -> tuple[Message, ...]:
         {'role': 'assistant', 'content': 'Hello.'}
     """
     key = chat_key(row)
-    if not key:
+    return _ordered(row, key, _listed(row, key)) if key else ()
+
+
+def completed_turns(row: Fields) -> tuple[Message, ...]:
+    """Return the turns of a row whose `prompt` and `completion` are lists of them, as TRL has it; empty for others.
+
+    The completion is learned, and the prompt is read: its turns of the assistant have the weight 0.
+    """
+    asked, answer = row.data.get("prompt"), row.data.get("completion")
+    if not (isinstance(asked, list | tuple) and isinstance(answer, list | tuple)):
         return ()
-    turns = [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
-    # An empty system turn is how many published sets write that there is none.
-    kept = [(place, turn) for place, turn in turns if turn["content"] or turn["role"] != "system"]
-    _check_order(row, key, kept)
-    return tuple(turn for _, turn in kept)
+    prompt, completion = _listed(row, "prompt"), _listed(row, "completion")
+    for _, turn in prompt:
+        if turn["role"] == "assistant":
+            turn["weight"] = 0
+    return _ordered(row, "prompt", [*prompt, *completion])
 
 
 def tools_of(row: Fields) -> tuple[Json, ...]:
@@ -87,7 +105,7 @@ def chat_key(row: Fields) -> str:
 
 def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
     """Yield the keys of a chat row's turns that hold something and are not read, as `messages.thoughts`."""
-    for key in CHAT_KEYS:
+    for key in (*CHAT_KEYS, "prompt", "completion"):
         for turn in parts(row.get(key)):
             yield from (f"{key}.{name}" for name, value in turn.items() if name not in _TURN and value)
 
@@ -131,15 +149,30 @@ def last_of(turns: Sequence[Message], role: str) -> str:
     return next((turn["content"] for turn in reversed(turns) if turn["role"] == role), "")
 
 
+def _listed(row: Fields, key: str) -> list[tuple[str, Message]]:
+    """Return the turns in a list, each with its place in the row."""
+    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
+
+
+def _ordered(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
+    """Return turns that follow one another as they may."""
+    # An empty system turn is how many published sets write that there is none.
+    kept = [(place, turn) for place, turn in turns if turn["content"] or turn["role"] != "system"]
+    _check_order(row, key, kept)
+    return tuple(turn for _, turn in kept)
+
+
 def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     turn = Fields(raw, row.where, f"{place}.")
     key, value = ("role", "content") if "role" in turn.data else ("from", "value")
     named = turn.text(key)
-    roles = _ROLES if key == "role" else _ROLES | _SHAREGPT
+    roles = _ROLES | {_CALL: "assistant"} if key == "role" else _ROLES | _SHAREGPT
     if named not in roles:
         raise one_of(f"{row.where}: {place}.{key}", named, list(roles))
     role = roles[named]
     calls, content = list(_calls(turn)), _content(turn, value)
+    if named == _CALL:
+        calls, content = _written_calls(turn, value, content), ""
     if calls and role != "assistant":
         turn.fail("tool_calls", f"stands in a turn of {role!r}; only the assistant calls functions")
     if not content and not calls and role in ("user", "assistant"):
@@ -175,6 +208,16 @@ def _calls(turn: Fields) -> Iterator[Json]:
         yield _call(Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call."))
     for number, raw in enumerate(turn.items("tool_calls") if turn.data.get("tool_calls") else ()):
         yield _call(Fields(_filled(raw), turn.where, f"{turn.path}tool_calls[{number}]."))
+
+
+def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
+    """Return the calls that a turn of ShareGPT's `function_call` writes as JSON."""
+    try:
+        written = parse_json(content, parse_constant=no_constant)
+    except ValueError as error:
+        turn.fail(key, f'is {short(content)}, which is not JSON of a call, as {{"name": …, "arguments": …}}: {error}')
+    several = written if isinstance(written, list) else [written]
+    return [_call(Fields(_filled(raw), turn.where, f"{turn.path}{key}.")) for raw in several]
 
 
 def _call(call: Fields) -> Json:
@@ -239,4 +282,6 @@ def _check_order(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) ->
             problem = f"{follows}; there must stand one of {' or '.join(map(repr, _AFTER[before]))}"
             if role == "system":
                 problem = "stands after other turns; a system turn comes first, once"
+            elif role == before:
+                problem = f"{problem}. Join the two turns into one, or leave one of them out"
             raise ConfigError(f"{row.where}: {place} is of {role!r} and {problem}")

@@ -22,6 +22,7 @@ from workbench.jobs.data.messages import (
     Message,
     answered,
     chat_key,
+    completed_turns,
     last_of,
     tools_of,
     turns_of,
@@ -108,7 +109,7 @@ def any_row(_: Example) -> str:
 def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Example:
     """Make the trainer's row of a row in any known form."""
     row = Fields(data, where)
-    if turns := turns_of(row):
+    if turns := turns_of(row) or completed_turns(row):
         return _chat(row, turns)
     if "sql" not in row.data:
         return _written(row)
@@ -145,6 +146,8 @@ def columns_read(data: Mapping[str, object]) -> Sequence[str]:
         return ("question", "sql", "table" if "table" in data else "table_id")
     if (form := _form_in(data)) is not None:
         beside = "table_id" if form.asks == "source" else ""
+        if form.asks == "prompt" and isinstance(data["prompt"], list | tuple):
+            beside = TOOLS
         return tuple(filter(None, (form.asks, form.answers, form.given, beside)))
     return (_ALONE,) if _ALONE in data else ()
 
@@ -196,7 +199,7 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
 def _chat(row: Fields, turns: Sequence[Message]) -> Example:
     learned = answered(turns)
     if not learned:
-        row.fail(chat_key(row), "has no turn of the assistant to learn from")
+        row.fail(chat_key(row) or "completion", "has no turn of the assistant to learn from")
     table_id = row.text("table_id") if row.data.get("table_id") is not None else None
     source, target = last_of(learned, "user"), last_of(learned, "assistant")
     return Example(source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row))
@@ -218,6 +221,9 @@ def _of_form(row: Fields, form: _Form) -> Example:
     prepared = form.asks == "source"
     table_id = row.text("table_id") if prepared and row.data.get("table_id") is not None else None
     given = row.prose(form.given, needed=False) if form.given else ""
+    for key in (form.asks, form.answers):
+        if form.asks == "prompt" and isinstance(row.data[key], list | tuple):
+            row.fail(key, "is a list; let both 'prompt' and 'completion' be lists of messages, or both be text")
     source = row.prose(form.asks, needed=not prepared)
     # An answer may be empty, as some are in published sets; a text to learn from may not.
     target = row.prose(form.answers, needed=not (source or given))

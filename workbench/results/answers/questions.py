@@ -12,7 +12,7 @@ from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.meant import check_media
-from workbench.jobs.data.messages import Message, last_of, tools_of, turns_of
+from workbench.jobs.data.messages import TOOLS, Message, completed_turns, last_of, tools_of, turns_of
 from workbench.jobs.data.rows import ANSWERS, PREFIX, Example, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import SqlTable
@@ -164,7 +164,10 @@ def _question_of_turns(row: Fields, turns: Sequence[Message]) -> Question:
 
 def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     check_media(row, where)
-    if turns := turns_of(fields := Fields(row, where)):
+    if isinstance(row.get("prompt"), list | tuple) and row.get("completion") is None:
+        row = {"messages": row["prompt"], TOOLS: row.get(TOOLS)}
+    fields = Fields(row, where)
+    if turns := turns_of(fields) or completed_turns(fields):
         return _question_of_turns(fields, turns)
     asked = next((key for key in ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
