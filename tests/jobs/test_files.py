@@ -329,9 +329,11 @@ def test_a_hub_that_cannot_be_reached_from_here_is_left_to_the_pods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert prepare(dataset_from("wikisql"), tmp_path / "out").hub is not None
+    made = prepare(dataset_from("wikisql"), tmp_path / "out")
+    assert (made.hub is not None, made.unasked) == (True, "HF_HUB_OFFLINE is set")
     monkeypatch.setattr(entries, "ROW_STREAM", "no_such_module")
-    assert prepare(dataset_from({"kind": "hub", "name": str(tmp_path)}), tmp_path / "out").hub is not None
+    made = prepare(dataset_from({"kind": "hub", "name": str(tmp_path)}), tmp_path / "out")
+    assert made.hub is not None and "cannot be read: " in made.unasked and "no_such_module" in made.unasked
     with pytest.raises(ConfigError, match=r"the dataset file .*a\.parquet cannot be read: .*no_such"):
         list(read_rows(tmp_path / "a.parquet", {}))
 

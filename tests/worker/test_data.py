@@ -4,6 +4,8 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -244,3 +246,29 @@ def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_a
     assert rows.not_read == ["label", "id"]
     with pytest.raises(ConfigError, match="4 of 8 rows have an empty answer"):
         loaded(4, ignore=["label"])
+
+
+@pytest.mark.slow
+def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    from workbench.worker.train.main import load_rows
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"body": "a", "title": "b"}\n' * 4)
+    hub = {"name": str(folder), "eval_share": 0.25}
+
+    def refusal(unasked: str) -> str:
+        work = SimpleNamespace(train=None, evaluation=None, hub=hub, unasked=unasked)
+        with pytest.raises(
+            ConfigError, match="row 0: no known form of a row has the columns 'body', 'title'"
+        ) as raised:
+            load_rows(cast(Any, work))
+        return str(raised.value)
+
+    assert "given up" not in refusal("")
+    late = "not checked at submit, because the look at the hub was given up: it took more than 30 s"
+    assert late in refusal("it took more than 30 s")

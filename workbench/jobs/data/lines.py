@@ -11,21 +11,23 @@ from typing import NoReturn
 from workbench.base.errors import ConfigError
 from workbench.base.files import open_record
 from workbench.base.json_values import number, parse_json, whole
+from workbench.jobs.data.opened import open_rows
 from workbench.jobs.data.sql import Value
 
 MAX_LINE_BYTES = 16 * 2**20
+NOT_UTF8 = "; save it as UTF-8, or name its encoding, as in encoding='cp1252' of a dataset of kind 'files'"
 
 
-def read_lines(path: Path, run: Path | None = None) -> Iterator[tuple[str, object]]:
+def read_lines(path: Path, run: Path | None = None, *, encoding: str | None = None) -> Iterator[tuple[str, object]]:
     """Read a JSONL file, the user's own or a run's; CRLF, a byte order mark and blank lines are let pass."""
     number = 0
     try:
-        with path.open("rb") if run is None else open_record(path, within=run) as file:
+        with open_rows(path, encoding) if run is None else open_record(path, within=run) as file:
             while line := file.readline(MAX_LINE_BYTES):
                 number += 1
                 where = f"{path.name}, line {number}"
                 if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b""):
-                    yield from _read_line(line, where)
+                    yield from _read_line(line, where, of_run=run is not None)
     except OSError as error:
         raise ConfigError(f"the dataset file {path} cannot be read: {error.strerror or error}") from error
     if number == 0:
@@ -110,7 +112,7 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
+def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, object]]:
     if not line.strip():
         return
     if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -119,7 +121,8 @@ def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
     try:
         value = parse_json(line.decode(), parse_constant=no_constant)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}{cut}") from error
+        what = f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}"
+        raise ConfigError(what + cut + ("" if of_run else NOT_UTF8)) from error
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}{cut}") from error
     yield where, value

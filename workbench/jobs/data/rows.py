@@ -164,6 +164,17 @@ def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str
     row = Fields(data, where)
     for field, column in columns.items():
         if column not in row.data:
+            outer = column.partition(".")[0]
+            if isinstance(row.data.get(outer), Mapping | list | tuple):
+                raise ConfigError(
+                    f"{where}: the column for {field!r} is {column!r}, and {outer!r} is one column that holds others; "
+                    f"columns within a column are not read. Write {column!r} as a column of its own"
+                )
+            if "{" in column:
+                raise ConfigError(
+                    f"{where}: the column for {field!r} is {column!r}; columns takes names and no templates. Write the "
+                    "text as a column of its own, or give the job's prompt as a template"
+                )
             raise one_of(f"{where}: the column for {field!r},", column, row.data)
     return {field: row.data[column] for field, column in columns.items()}
 

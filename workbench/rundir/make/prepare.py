@@ -150,6 +150,7 @@ def _prepare_finetune(
         "hub": data.hub,
         "not_read": list(data.not_read),
         "empty_answers": data.empty_answers,
+        "unasked": data.unasked,
         "family": model_family(job.model),
         "chosen": chosen,
         "deepspeed": deepspeed,

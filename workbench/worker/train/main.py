@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import LocalSgd
@@ -62,7 +63,7 @@ def _run(work: Assignment) -> None:
     arguments = training_arguments(work)
     work.out.mkdir(parents=True, exist_ok=True)
     phase("loading data")
-    rows = data.load(work.train, work.evaluation, work.hub)
+    rows = load_rows(work)
     phase("loading model")
     loaded = adapters.attached(model.placed(_base(work.job, rows, work.gpus), work.job, gpus=work.gpus), work.job)
     if work.job.device_map:
@@ -87,6 +88,17 @@ def _run(work: Assignment) -> None:
         _end(work, trainer, step, predictions, rates)
     ranks.barrier()
     ranks.close()
+
+
+def load_rows(work: Assignment) -> Rows:
+    """Load the rows; a refusal says why it comes so late, where the hub was not asked when the run was submitted."""
+    try:
+        return data.load(work.train, work.evaluation, work.hub)
+    except ConfigError as error:
+        if not work.unasked:
+            raise
+        late = f"These rows were not checked at submit, because the look at the hub was given up: {work.unasked}"
+        raise ConfigError(f"{error}. {late}") from error
 
 
 def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:

@@ -61,6 +61,8 @@ class Assignment:
     """Columns of the rows that no row's form reads, where the rows are files."""
     empty_answers: int = 0
     """Rows of the files whose answer is empty."""
+    unasked: str = ""
+    """Why the columns of a hub dataset were not checked when the run was submitted; empty where they were."""
 
     @classmethod
     def read(cls) -> Assignment:
@@ -100,6 +102,7 @@ class Assignment:
             resumed_step=int((raw.get("resume") or {}).get("step", 0)),
             not_read=tuple(raw.get("not_read") or ()),
             empty_answers=int(raw.get("empty_answers") or 0),
+            unasked=str(raw.get("unasked") or ""),
         )
 
     @property

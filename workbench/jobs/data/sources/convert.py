@@ -65,13 +65,13 @@ def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
         yield taken
 
 
-def read_tables(path: Path, run: Path | None = None) -> Iterator[SqlTable]:
+def read_tables(path: Path, run: Path | None = None, *, encoding: str | None = None) -> Iterator[SqlTable]:
     """Read a tables file, one table at a time; of a run's directory, no link is followed in it.
 
     Raises:
         ConfigError: A line is broken; names it and the field.
     """
-    for where, data in read_lines(path, run):
+    for where, data in read_lines(path, run, encoding=encoding):
         yield table_from(data, where)
 
 
@@ -84,27 +84,32 @@ def write_files(
     kept: Sequence[Path] | None = None,
     columns: Mapping[str, str] | None = None,
     ignore: Sequence[str] = (),
+    encoding: str | None = None,
     split: Split | None = None,
     refusal: Refusal = any_row,
 ) -> Written:
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
-    headers = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
+    headers = {
+        table.id: replace(table, rows=()) for path in tables for table in read_tables(path, encoding=encoding)
+    } or None
 
     def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
         for path in paths:
             line = None
-            for where, data in read_rows(path, columns or {}, telling=TELLING.difference(ignore)):
+            for where, data in read_rows(path, columns or {}, telling=telling, encoding=encoding):
                 line = read_row(data, where, columns, headers, refusal=refusal, tally=tally).to_json()
                 yield line
             if line is None:
                 raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
 
     name = ", ".join(str(path) for path in train[:3])
+    telling = TELLING.difference(ignore)
     learned, judged = RowTally(ignore), RowTally(ignore)
     own = lines(evaluation, judged) if evaluation else None
     counts = write_parts(folder, lines(train, learned), own, split or Split(), name)
     if kept := tables if kept is None else kept:
-        write_lines(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
+        its = (table for path in kept for table in read_tables(path, encoding=encoding))
+        write_lines(folder / "tables.jsonl", (table.to_json() for table in its))
     return written(counts, learned, judged, name)
 
 

@@ -22,7 +22,7 @@ from workbench.jobs.data.sources.convert import mix_files, write_files, write_li
 from workbench.jobs.data.sources.files import RowFiles, files_of, is_rows
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
-from workbench.jobs.data.sources.read import FORMATS
+from workbench.jobs.data.sources.read import FORMATS, refuse_other
 
 
 class Mini(Record):
@@ -161,6 +161,8 @@ class Prepared:
     """Columns that no row's form reads; of a hub dataset those of its first rows, where it could be asked."""
     empty_answers: int | None = None
     """Rows whose answer is empty; None for a hub dataset, whose rows are not known here."""
+    unasked: str = ""
+    """Why the hub was not asked for its columns, so that the pods have to refuse them; empty where it was."""
 
 
 def dataset_from(value: str | Mapping[str, object]) -> Dataset:
@@ -194,9 +196,17 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
 def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
     """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there."""
     if isinstance(dataset, Hub):
-        not_read = dataset.check_rows(refusal=refusal)
-        hub = dataset.model_dump()
-        return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=hub, not_read=not_read)
+        first, hub = dataset.check_rows(refusal=refusal), dataset.model_dump()
+        return Prepared(
+            train=None,
+            eval=None,
+            tables=None,
+            train_rows=0,
+            eval_rows=0,
+            hub=hub,
+            not_read=first.not_read,
+            unasked=first.unasked,
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
@@ -226,6 +236,12 @@ def _from_path(path: Path, value: str) -> Dataset:
         return Release(path=str(path))
     if is_rows(path):
         return RowFiles(train=str(path))
+    if is_there(path) and path.is_file():
+        refuse_other(path)
+        raise ConfigError(
+            f"the name of the dataset file {path} does not say how its rows are written: let it end in "
+            f"{', '.join(FORMATS)}; or name it as 'train' of a dataset of kind 'files', which reads it as JSON Lines"
+        )
     places = [
         "a folder with train.jsonl",
         f"a file of rows ({', '.join(FORMATS)})",

@@ -8,23 +8,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
-from workbench.base.record import Allowed, Count, Record, Size, Text
+from workbench.base.record import Allowed, Count, Record, Text
 from workbench.jobs.data.meant import Written
+from workbench.jobs.data.opened import check_encoding
 from workbench.jobs.data.rows import Refusal, check_columns
 from workbench.jobs.data.sources.convert import Split, write_files
-from workbench.jobs.data.sources.read import FORMATS, is_saved
+from workbench.jobs.data.sources.read import ENDS, is_saved, refuse_other
 
 _DEFAULT_SHARE = 0.05
 _EVALUATION = ("eval", "dev", "validation")
 _GLOB = re.compile(r"[*?\[]")
 
 
+def _rows_not_share(value: object) -> object:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        raise ConfigError(
+            f"dataset limit is {value!r}; it is a number of rows, such as 1000. A hub dataset has shares of a split: "
+            f"train_split='train[:{value.strip()}]'"
+        )
+    return value
+
+
 Paths = Annotated[Text | Sequence[Text], Allowed("text (a path or a glob), or a list of them")]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Limit = Annotated[int, BeforeValidator(_rows_not_share), Field(ge=1)]
 Ignored = Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of names of columns")]
 Columns = Annotated[
     Mapping[str, Text], AfterValidator(check_columns), Allowed("an object of a row's fields and columns")
@@ -51,7 +62,7 @@ class RowFiles(Record):
     """The share of the rows to evaluate on, where `eval` is None. Default None: 0.05 then."""
     seed: Count = 0
     """Which rows make that share; the same seed holds out the same rows."""
-    limit: Size | None = None
+    limit: Limit | None = None
     """The first so many rows to train on. Default None: all."""
     tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = None
     """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
@@ -62,6 +73,9 @@ class RowFiles(Record):
     """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
     Default none."""
 
+    encoding: Annotated[Text, AfterValidator(check_encoding)] | None = None
+    """The encoding of text files, such as `cp1252`. Default None: UTF-8, or UTF-16 by its byte order mark."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.eval is not None and self.eval_share is not None:
@@ -71,7 +85,8 @@ class RowFiles(Record):
 
     def check(self) -> None:
         for option in ("train", "eval", "tables"):
-            self.paths(option)
+            for path in self.paths(option):
+                refuse_other(path, self.encoding)
 
     def paths(self, option: str) -> list[Path]:
         match getattr(self, option):
@@ -92,6 +107,7 @@ class RowFiles(Record):
             tables=self.paths("tables"),
             columns=self.columns,
             ignore=self.ignore,
+            encoding=self.encoding,
             split=Split(share=share, limit=self.limit, seed=self.seed),
             refusal=refusal,
         )
@@ -99,7 +115,7 @@ class RowFiles(Record):
 
 def is_rows(path: Path) -> bool:
     """Whether a path is, by its name, a file of rows, or is a saved dataset."""
-    return is_saved(path) or (is_there(path) and path.name.lower().endswith(FORMATS) and path.is_file())
+    return is_saved(path) or (is_there(path) and path.name.lower().endswith(ENDS) and path.is_file())
 
 
 def files_of(folder: Path) -> RowFiles | None:
@@ -118,11 +134,12 @@ def files_of(folder: Path) -> RowFiles | None:
 
 def _parts(folder: Path, part: str) -> list[Path]:
     """Find `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet` and its like."""
-    named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, FORMATS))})?", re.IGNORECASE)
+    named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
     paths = [path for path in folder.iterdir() if named.fullmatch(path.name) and is_rows(path)]
-    # The same rows may lie there in two formats.
-    first = next((end for end in (*FORMATS, "") if any(path.suffix.lower() == end for path in paths)), "")
-    return [path for path in paths if path.suffix.lower() == first]
+    # The same rows may lie there in two formats, or compressed beside the file itself.
+    ends = {path: next((end for end in ENDS if path.name.lower().endswith(end)), "") for path in paths}
+    first = next((end for end in (*ENDS, "") if end in ends.values()), "")
+    return [path for path in paths if ends[path] == first]
 
 
 def _matching(option: str, text: str) -> list[Path]:

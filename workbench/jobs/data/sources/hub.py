@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
-from workbench.base.record import Count, Record, Size, Text
+from workbench.base.record import Count, Record, Text
 from workbench.jobs.data.meant import RowTally, Written, written
 from workbench.jobs.data.rows import Example, Refusal, any_row
 from workbench.jobs.data.sources.convert import Split, read_row, write_parts
-from workbench.jobs.data.sources.files import Columns, Ignored, Share, check_ignored
+from workbench.jobs.data.sources.files import Columns, Ignored, Limit, Share, check_ignored
 from workbench.jobs.data.sources.read import child_rows
 
 _REMOTE_S, _LOCAL_S = 30.0, 300.0
+
+
+class FirstRows(NamedTuple):
+    """What a look at the first rows of a hub dataset found."""
+
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads."""
+    unasked: str = ""
+    """Why the look was given up; empty where it was not."""
 
 
 class Hub(Record):
@@ -41,7 +50,7 @@ class Hub(Record):
     """The share of the training split to evaluate on instead. Default None: `eval_split` is evaluated on."""
     seed: Count = 0
     """Which rows make that share; the same seed holds out the same rows."""
-    limit: Size | None = None
+    limit: Limit | None = None
     """The first so many rows to train on. Default None: all."""
     columns: Columns = Field(default_factory=dict)
     """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
@@ -63,26 +72,24 @@ class Hub(Record):
         """The splits that are read, the one to train on first."""
         return [self.train_split] if self.eval_share is not None else [self.train_split, self.eval_split]
 
-    def check_rows(self, *, refusal: Refusal) -> Sequence[str]:
-        """Refuse splits and columns that the hub has not; return the columns of its first rows that are not read.
-
-        Where the hub cannot be asked from here, the pods refuse them.
-        """
+    def check_rows(self, *, refusal: Refusal) -> FirstRows:
+        """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
         local = is_folder(Path(self.name))
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not local:
-            return ()
+            return FirstRows(unasked="HF_HUB_OFFLINE is set")
         first = [split.partition("[")[0] for split in self.splits]
         try:
-            answers = list(child_rows({"hub": self.to_dict(), "first": first}, "", _LOCAL_S if local else _REMOTE_S))
-        except ConfigError:  # no network from here, or no right to read it: the pods may have both
-            return ()
+            request, limit_s = {"hub": self.to_dict(), "first": first}, _LOCAL_S if local else _REMOTE_S
+            answers = list(child_rows(request, f"the hub dataset {self.name}", limit_s))
+        except ConfigError as error:  # no network from here, or no right to read it: the pods may have both
+            return FirstRows(unasked=str(error))
         rows: Any
         rows, names = answers
         tally = RowTally(self.ignore)
         for split in first:
             self.check_split(split, names)
             self.row(rows[split], split, 0, refusal=refusal, tally=tally)
-        return tally.not_read()
+        return FirstRows(not_read=tally.not_read())
 
     def check_split(self, split: str, names: Any) -> None:
         """Refuse a split that is not among those there are."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Collection, Iterator, Mapping
+from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -13,11 +15,23 @@ from workbench.base.child import replies
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.json_values import parse_json
-from workbench.jobs.data.lines import MAX_LINE_BYTES, no_constant, read_lines
+from workbench.jobs.data.lines import MAX_LINE_BYTES, NOT_UTF8, no_constant, read_lines
+from workbench.jobs.data.opened import PACKED, open_rows
 from workbench.jobs.data.rows import NESTED
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""Ends of names of files that hold rows; whatever ends otherwise is read as JSON Lines."""
+"""Ends of names of files that hold rows; a file with another end is read as JSON Lines."""
+ENDS = tuple(f"{end}{packed}" for end in FORMATS for packed in ("", *PACKED) if end != ".parquet" or not packed)
+"""The same, with the ends of compressed files."""
+# Formats that people have their rows in, and that are not read; what to do instead.
+_OTHERS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "is a spreadsheet, which is not read: save it as CSV (UTF-8)"),
+    **dict.fromkeys((".zip", ".zst", ".7z", ".tgz"), "is an archive that is not read: unpack it, or pack it as .gz"),
+    **dict.fromkeys((".arrow", ".feather", ".orc"), "is a table that is not read: save it as Parquet"),
+    **dict.fromkeys((".pkl", ".pickle"), "is a pickle, which may run code and is not read: save it as Parquet or JSON"),
+}
+_PLAIN = 'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
+_DELIMITERS = (",", ";", "\t", "|")
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
 _LOOK = 4096  # letters in which a file's first one that is no blank is looked for
@@ -28,7 +42,31 @@ def is_saved(path: Path) -> bool:
     return is_folder(path) and (path / "state.json").is_file()
 
 
-def read_rows(path: Path, columns: Mapping[str, str], *, telling: Collection[str] = ()) -> Iterator[tuple[str, object]]:
+def format_of(path: Path) -> str:
+    """Return the end of a name that says how rows are written, without that of its compression.
+
+    Example:
+        >>> format_of(Path("rows.CSV.gz")), format_of(Path("rows.gz")), format_of(Path("rows"))
+        ('.csv', '', '')
+    """
+    name = path.name.lower()
+    packed = next((end for end in PACKED if name.endswith(end)), "")
+    return Path(name.removesuffix(packed)).suffix
+
+
+def refuse_other(path: Path, encoding: str | None = None) -> None:
+    """Refuse a file of a known format that is not read, with what to do instead; and an encoding of what is no text."""
+    if why := _OTHERS.get(format_of(path)):
+        raise ConfigError(f"the dataset file {path} {why}")
+    if encoding is not None and (is_folder(path) or format_of(path) == ".parquet"):
+        raise ConfigError(f"dataset encoding is for files of text, and {path} is none: drop encoding")
+    if format_of(path) == ".txt" and not _begins_with_object(path):
+        raise ConfigError(f"the dataset file {path} {_PLAIN}")
+
+
+def read_rows(
+    path: Path, columns: Mapping[str, str], *, telling: Collection[str] = (), encoding: str | None = None
+) -> Iterator[tuple[str, object]]:
     """Read a file's rows; of one that is made of columns, only those that are named where any are.
 
     Columns with a telling name are read in any case; all others have the value None in each row.
@@ -43,19 +81,19 @@ def read_rows(path: Path, columns: Mapping[str, str], *, telling: Collection[str
             assert isinstance(row, Mapping)
             yield f"{path.name}, row {number}", {**dict.fromkeys(names), **row} if columns else row
         return
-    if path.suffix.lower() not in (".json", ".csv", ".tsv"):
-        yield from read_lines(path)
+    if format_of(path) not in (".json", ".csv", ".tsv"):
+        yield from read_lines(path, encoding=encoding)
         return
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix.lower() == ".json":
-                yield from _json_rows(file, path)
+        with TextIOWrapper(open_rows(path, encoding), encoding="utf-8-sig", newline="") as file:
+            if format_of(path) == ".json":
+                yield from _json_rows(file, path, encoding)
             else:
                 yield from _csv_rows(file, path, {columns.get(field, field) for field in NESTED})
     except OSError as error:
         raise ConfigError(f"the dataset file {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the dataset file {path} is not UTF-8: {error.reason}; save it as UTF-8") from error
+        raise ConfigError(f"the dataset file {path} is not UTF-8: {error.reason}{NOT_UTF8}") from error
 
 
 def child_rows(request: Mapping[str, object], what: str, limit_s: float | None = None) -> Iterator[object]:
@@ -66,7 +104,15 @@ def child_rows(request: Mapping[str, object], what: str, limit_s: float | None =
         raise ConfigError(f"{what} cannot be read: {error}") from error
 
 
-def _json_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
+def _begins_with_object(path: Path) -> bool:
+    try:
+        with open_rows(path) as file:
+            return file.read(_LOOK).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    except OSError:  # reading it later says why
+        return True
+
+
+def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple[str, object]]:
     is_list = file.read(_LOOK).lstrip()[:1] == "["
     file.seek(0)
     if is_list:
@@ -76,13 +122,17 @@ def _json_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
     while first and not first.strip():
         first = file.readline(MAX_LINE_BYTES)
     if _is_row(first) and file.read(MAX_LINE_BYTES).strip():
-        yield from read_lines(path)  # one object a line, whatever the file is called
+        yield from read_lines(path, encoding=encoding)  # one object a line, whatever the file is called
     else:
         file.seek(0)
         data = _parsed(file.read(), path.name)
         lists = [value for value in data.values() if isinstance(value, list)] if isinstance(data, Mapping) else []
         if len(lists) > 1:
-            raise ConfigError(f"{path.name} is an object of {len(lists)} lists; a list of rows, or one list, is needed")
+            names = ", ".join(repr(name) for name, value in data.items() if isinstance(value, list))
+            raise ConfigError(
+                f"{path.name} is an object of {len(lists)} lists ({names}), and one list of rows is needed. Write each "
+                "list into a file of its own, and name the files as 'train' and 'eval' of a dataset of kind 'files'"
+            )
         for number, row in enumerate(lists[0] if lists else [data], 1):
             yield f"{path.name}, row {number}", row
 
@@ -169,11 +219,9 @@ def _parsed(text: str, where: str) -> Any:
 
 def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tuple[str, object]]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
-    header = file.readline(MAX_LINE_BYTES)
+    delimiter = _delimiter(file, "\t" if format_of(path) == ".tsv" else ",")
     file.seek(0)
-    tabs = "\t" if path.suffix.lower() == ".tsv" else ","
-    # Where the decimal mark is a comma, spreadsheets part columns by semicolons.
-    rows = csv.reader(file, delimiter=";" if tabs == "," not in header and ";" in header else tabs, strict=True)
+    rows = csv.reader(file, delimiter=delimiter, strict=True)
     begun = 1
     try:
         names = next(rows, [])
@@ -190,6 +238,21 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
             yield where, {name: _cell(name, cell, nested, where) for name, cell in zip(names, cells, strict=True)}
     except csv.Error as error:
         raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
+
+
+def _delimiter(file: TextIO, usual: str) -> str:
+    """Return what parts the columns of a table: what gives its first two rows equally many cells, more than one."""
+    # Where the decimal mark is a comma, spreadsheets part columns by semicolons.
+    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
+        file.seek(0)
+        try:
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            first = list(islice((cells for cells in rows if cells), 2))
+        except csv.Error:  # reading the rows names the place
+            continue
+        if len(first[0] if first else ()) > 1 and len({len(cells) for cells in first}) == 1:
+            return delimiter
+    return usual
 
 
 def _cell(name: str, cell: str, nested: Collection[str], where: str) -> object:

@@ -1,0 +1,145 @@
+"""Files of rows opened: unpacked where they are compressed, and as UTF-8 whatever encoding they have."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from workbench.base.errors import ConfigError
+from workbench.base.words import size
+
+_OPENERS: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+PACKED = tuple(_OPENERS)
+"""Ends of names of files that are unpacked as they are read."""
+_BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
+# Real rows shrink by 3 to 30 times; what grows by far more would only fill the disk.
+_FREE_BYTES, _MOST_TIMES = 256 << 20, 300
+_CHUNK = 1 << 18
+# The four bytes of UTF-32 come first: UTF-16's mark is their beginning.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def check_encoding(encoding: str) -> str:
+    """Return the name of an encoding of text that Python knows."""
+    try:
+        "".encode(encoding)
+    except LookupError as error:
+        raise ConfigError(
+            f"dataset encoding {encoding!r} is not known; give the name of one, such as 'utf-8', 'cp1252' or 'utf-16'"
+        ) from error
+    return encoding
+
+
+def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
+    """Open a file of rows as UTF-8; without an encoding a byte order mark of UTF-16 or UTF-32 is obeyed.
+
+    Raises:
+        OSError: It cannot be opened. Reading raises it too, for compressed content that is broken or far too large,
+            and for bytes that are not of the encoding.
+    """
+    opener = _OPENERS.get(path.suffix.lower())
+    file: IO[bytes] = path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)
+    if encoding is None:
+        beginning = file.read(4)
+        file.seek(0)
+        encoding = next((name for mark, name in _MARKS if beginning.startswith(mark)), None)
+    if encoding is None:
+        return file  # type: ignore[return-value]
+    return io.BufferedReader(_Recoded(file, encoding), _CHUNK)
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a compressed file."""
+
+    def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
+        self._file = opener(path)
+        self._most = _FREE_BYTES + _MOST_TIMES * path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(len(buffer))
+        except _BROKEN as error:
+            raise OSError(f"its compressed content is broken: {error}; was it copied whole?") from error
+        if self._file.tell() > self._most:
+            raise OSError(f"it unpacks to more than {size(self._most)}; unpack it yourself if that is right")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Recoded(io.RawIOBase):
+    """A text of another encoding, as UTF-8."""
+
+    def __init__(self, file: IO[bytes], encoding: str) -> None:
+        self._file, self._encoding = file, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._ready = b""
+        self._taken = 0
+        self._given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._given
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go back to the beginning, which is all that readers of rows do."""
+        if offset or whence:
+            raise io.UnsupportedOperation("only the beginning can be gone back to")
+        self._file.seek(0)
+        self._decoder.reset()
+        self._ready, self._taken, self._given = b"", 0, 0
+        return 0
+
+    def readinto(self, buffer: Any) -> int:
+        ended = False
+        while not self._ready and not ended:
+            data = self._file.read(_CHUNK)
+            ended = not data
+            try:
+                self._ready = self._decoder.decode(data, ended).encode()
+            except UnicodeError as error:
+                raise OSError(
+                    f"it is not {self._encoding}: {error}, in what follows byte {self._taken}; name the right "
+                    "encoding, as in encoding='cp1252', or save it as UTF-8"
+                ) from error
+            self._taken += len(data)
+        taken, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(taken)] = taken
+        self._given += len(taken)
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
