@@ -6,7 +6,7 @@ Columns that ask for another kind of training are refused; all others that are n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
@@ -49,27 +49,40 @@ class RowTally:
         self._ignore = frozenset(ignore)
         self._there: dict[str, None] = {}
         self._read: set[str] = set()
+        # Most rows have the columns of the row before: what was worked out for it holds for them.
+        self._last_names: tuple[object, ...] = ()
+        self._telling: list[Any] = []
+        self._last_shape: object = None
 
     def check(self, data: object, columns: Mapping[str, str], where: str) -> None:
         """Refuse a row that asks for another kind of training than learning its answer."""
         if not isinstance(data, Mapping):
             return
-        for name, value in data.items():
-            telling = str(name).casefold()
-            is_meant = name in self._ignore or name in columns.values()
-            if telling in TELLING and not is_meant and not _says_nothing(value):
-                fields = {field for field, column in columns.items() if column in data} if columns else data
-                if problem := _problem(telling, value, fields):
-                    raise ConfigError(
-                        f"{where}: the column {name!r} {problem}. To train without that column on purpose, add "
-                        f"'ignore': [{name!r}] to the dataset's options"
-                    )
+        names = tuple(data)
+        if names != self._last_names:
+            meant = {*self._ignore, *columns.values()}
+            self._telling = [name for name in names if str(name).casefold() in TELLING and name not in meant]
+            self._last_names = names
+        for name in self._telling:
+            if _says_nothing(data[name]):
+                continue
+            fields = {field for field, column in columns.items() if column in data} if columns else data
+            if problem := _problem(name.casefold(), data[name], fields):
+                raise ConfigError(
+                    f"{where}: the column {name!r} {problem}. To train without that column on purpose, add "
+                    f"'ignore': [{name!r}] to the dataset's options"
+                )
 
     def take(self, data: object, columns: Mapping[str, str], row: Example) -> None:
         """Count a row, and remember which of its columns its form reads."""
         assert isinstance(data, Mapping)
         self.rows += 1
         self.empty_answers += row.asks and not row.messages and not row.target
+        # Which form a row has is decided by its columns, by those that hold nothing, and by whether it is a chat.
+        shape = (tuple(data), [value is None for value in data.values()], bool(row.messages))
+        if shape == self._last_shape and not row.messages:
+            return
+        self._last_shape = shape
         renamed = {field: data.get(column) for field, column in columns.items()} if columns else data
         read = columns_read(renamed)
         self._read.update(columns.get(field, "") if columns else field for field in read)
