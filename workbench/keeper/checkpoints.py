@@ -16,6 +16,7 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import disk_full, free_bytes
+from workbench.base.files.written import make_folders
 from workbench.base.json_values import part
 from workbench.base.wire import ask
 from workbench.keeper.link.agent import AgentLink
@@ -242,6 +243,7 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
     final = paths.checkpoints / f"step-{step}"
     if final.exists():
         return ""
+    make_folders(paths.checkpoints, paths.root)
     part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
 

@@ -155,7 +155,7 @@ class Fleet:
 
     def _connect(self) -> None:
         self.identity.pin(self.pods)
-        self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
+        write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
         spec, package, folders = self.spec, package_zip(), folders_to_probe(self.spec, self.paths.root)
         shared = Stock() if spec.is_local else None
         self._links = [

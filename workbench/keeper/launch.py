@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
+from workbench.base.files.written import open_to_append
 from workbench.base.process import POD_MARK, RUN_MARK, Process, RankPlace, activity, marks, process_table, with_mark
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher
@@ -189,7 +190,7 @@ class LauncherProcess:
     def start(cls, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
         """Start it, with the mark by which another keeper finds it."""
         ours = {name: os.environ[name] for name in _PASSED if name in os.environ}
-        with log.open("ab") as out:
+        with open_to_append(log, log.parent.parent) as out:
             process = subprocess.Popen(
                 list(command.argv),
                 env={**ours, **command.env, RUN_MARK: run_id},

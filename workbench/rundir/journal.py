@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +14,8 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
-from workbench.base.files import KeptFile, read_json, write_bytes, write_json
+from workbench.base.files import KeptFile, open_record, read_json, write_bytes, write_json
+from workbench.base.files.written import make_folders, open_to_append, open_to_write, write_all
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import MARK, Event, parse_event, read_events
@@ -59,9 +62,10 @@ class Journal:
         self._writing = threading.Lock()
         self._curves_broken = False
         self._warned = False
+        paths.root.mkdir(parents=True, exist_ok=True)
         for folder in (paths.logs, paths.tensorboard):
-            folder.mkdir(parents=True, exist_ok=True)
-        paths.events.touch()
+            make_folders(folder, paths.root)
+        open_to_append(paths.events, paths.root).close()
 
     def reserve(self) -> None:
         """Keep room on the disk for the result, until `finish`. Raises OSError."""
@@ -130,7 +134,7 @@ class Journal:
             if not self._late:
                 return
             try:
-                _append(self._paths.events, "".join(self._late).encode())
+                _append(self._paths, "".join(self._late).encode())
                 self._late.clear()
             except OSError as error:
                 self._warn(error)
@@ -257,13 +261,12 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
     )
 
 
-def _append(path: Path, data: bytes) -> None:
-    """Append all of it, or nothing. Raises OSError."""
-    with path.open("ab", buffering=0) as out:
-        size = out.seek(0, 2)
+def _append(paths: RunPaths, data: bytes) -> None:
+    """Append all of it to the events, or nothing. Raises OSError."""
+    with open_to_append(paths.events, paths.root) as out:
+        size = out.seek(0, os.SEEK_END)
         try:
-            while data:
-                data = data[out.write(data) :]
+            write_all(out, data)
         except OSError:
             out.truncate(size)
             raise
@@ -271,7 +274,7 @@ def _append(path: Path, data: bytes) -> None:
 
 def _mend_events(paths: RunPaths) -> tuple[list[Event], list[Event]]:
     """Return the events that are written, and those that ranks printed and the keeper did not come to write."""
-    _end_at_last_line(paths.events)
+    _end_at_last_line(paths)
     events = list(read_events(paths.events))
     by_rank = _by_rank(events)
     missing: list[Event] = []
@@ -285,9 +288,9 @@ def _mend_events(paths: RunPaths) -> tuple[list[Event], list[Event]]:
     return events, missing
 
 
-def _end_at_last_line(path: Path) -> None:
-    """Cut off the line that its writer did not come to end."""
-    with path.open("a+b") as file:
+def _end_at_last_line(paths: RunPaths) -> None:
+    """Cut off the line of the events that its writer did not come to end."""
+    with os.fdopen(open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root), "r+b") as file:
         end = size = file.seek(0, 2)
         while end:
             start = max(0, end - _BLOCK_BYTES)
@@ -312,7 +315,7 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
 def _printed(paths: RunPaths) -> Iterator[Event]:
     of_script = paths.script.exists()
     for log in sorted(paths.logs.glob("rank-*.stdout.log")):
-        with log.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        with suppress(OSError), io.TextIOWrapper(open_record(log, paths.root), "utf-8", "replace", "\n") as lines:
             for line in lines:
                 whole = line.startswith(MARK) and line.endswith("\n")
                 if whole and (event := parse_event(line[:-1], of_script=of_script)):

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
+from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
@@ -146,7 +147,7 @@ class Attempt:
         for step in (one, again):
             c.everywhere(partial(self._lasting, step))
         self.command = build_command(launch_plan(c, self.master_port))
-        c.paths.command.write_text(f"{self.command}\n", encoding="utf-8")
+        write_text(c.paths.command, f"{self.command}\n")
         self._prepared = True
         if self._wishes.stop.is_set():
             self.stop()

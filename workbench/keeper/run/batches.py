@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import RemoteError
+from workbench.base.files import write_bytes
 from workbench.base.files.disk import full_disk_named
 from workbench.base.package import file_digest
 from workbench.keeper.link.agent import AgentLink
@@ -81,11 +82,9 @@ def _fetch_together(
 
 
 def _put(data: bytes, target: Path) -> None:
-    part = target.with_name(f".{target.name}.part")
     with full_disk_named(target.parent, len(data)):
         target.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        part.replace(target)
+        write_bytes(target, data)  # under a name that nobody could have put a link at
 
 
 def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> str:

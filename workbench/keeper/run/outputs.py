@@ -17,6 +17,7 @@ from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.files.written import make_folders
 from workbench.base.json_values import items, text
 from workbench.base.package import file_digest
 from workbench.base.words import counted, short_list, size
@@ -157,7 +158,7 @@ class ScriptOutputs:
         come: list[tuple[FileLeft, Path]] = []
         for file in files:
             name = f"{below}/{file.name}"
-            _make_folders(root, name)
+            make_folders((root / name).parent, root)
             if digest := _here(root / name, file, before.get(name, "")):
                 digests[name] = digest
                 (root / name).chmod(0o600)
@@ -185,16 +186,6 @@ def _here(target: Path, file: FileLeft, before: str) -> str:
         return ""
     digest = before or file_digest(target)
     return digest if digest == (file.digest or digest) else ""
-
-
-def _make_folders(root: Path, name: str) -> None:
-    """Make the folders of a file below a run's directory, for this user alone; a link on the way is refused."""
-    place = root
-    for part in name.split("/")[:-1]:
-        place /= part
-        place.mkdir(mode=0o700, exist_ok=True)
-        if place.is_symlink():
-            raise RunError(f"{place} is a link, and nothing that a pod left is written through one; remove it")
 
 
 def _files(raw: Iterable[object]) -> list[FileLeft]:
@@ -245,6 +236,7 @@ def fetch(
             strange.append(file.name)
             continue
         target = paths.root / relative
+        make_folders(target.parent, paths.root)
         if shared and _taken(paths.arrivals / relative, target, file.digest):
             manifest[file.name] = file.digest
         else:
@@ -275,6 +267,5 @@ def _taken(here: Path, target: Path, digest: str) -> bool:
     """Move what a pod wrote into a shared folder to its place; False where this machine sees something else there."""
     if not here.is_file() or here.is_symlink() or file_digest(here) != digest:
         return False
-    target.parent.mkdir(parents=True, exist_ok=True)
     here.replace(target)
     return True

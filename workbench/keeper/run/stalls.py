@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import read_json
+from workbench.base.files import read_json, write_text
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.awake import awake
@@ -216,7 +216,7 @@ class StallGuard:
             pod = f" on {status.pod.name}" if status is not None else ""
             lines.append(f"rank {number}{pod}\n{self._context.redact(text) or silent}\n")
         try:
-            self._context.paths.stacks.write_text("\n".join(lines), encoding="utf-8")
+            write_text(self._context.paths.stacks, "\n".join(lines))
         except OSError as error:
             logger.warning("cannot keep the stacks: %s", error)
         return stacks

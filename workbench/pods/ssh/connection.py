@@ -21,6 +21,7 @@ from typing import Any
 import paramiko
 
 from workbench.base.errors import ConfigError, RemoteError
+from workbench.base.files import write_bytes
 from workbench.base.files.disk import full_disk_named
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
@@ -135,14 +136,9 @@ class SSHConnection:
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
         """Fetch a small file, replacing what is there; missing folders are made."""
         data = self._read(remote)
-        part = local.with_name(f".{local.name}.part")
-        try:
-            with full_disk_named(local.parent, len(data)):
-                local.parent.mkdir(parents=True, exist_ok=True)
-                part.write_bytes(data)
-                part.replace(local)
-        finally:
-            part.unlink(missing_ok=True)
+        with full_disk_named(local.parent, len(data)):
+            local.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(local, data)
 
     def _read(self, remote: str | PurePosixPath) -> bytes:
         with self._client("read", remote) as client, client.open(str(remote), "rb") as source:

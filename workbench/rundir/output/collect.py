@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.base.files import open_record
 from workbench.base.files.disk import is_full
+from workbench.base.files.written import open_to_write
 from workbench.base.redact import Redactor
 from workbench.rundir.events import MARK, Event, parse_event
 from workbench.rundir.paths import RunPaths
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between two tries to write what could not be written
-_KEY_BEGINS, _KEY_ENDS = re.compile(rb"-----BEGIN[ A-Z]*PRIVATE KEY-----"), b"-----END"
+_KEY_BEGINS, _KEY_ENDS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----"), b"-----END"
 
 
 class LineSplitter:
@@ -57,13 +59,14 @@ class Collector:
             for rank in ranks
             for stream in ("stdout", "stderr", "order")
         }
+        self._root = paths.root
         self._redact = redact or Redactor()
         self._of_script = paths.script.exists()
         self._clock = clock
         self.cut: dict[str, str] = {}
         """Why the local copy of a file ends early, by the file's name."""
         for path in self._files.values():
-            path.touch()
+            os.close(self._open(path))
         self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
         """Where the next piece of each file begins."""
         self._ends = dict(self.offsets)  # of the local copies
@@ -116,14 +119,14 @@ class Collector:
         text = self._unfinished[name] + data  # what stands there already may become a secret by what follows
         begin, masked = size - len(self._unfinished[name]), self._redact.blob(text)
         try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as log:
+            with os.fdopen(self._open(path), "wb", buffering=0) as log:
                 log.seek(begin)
                 while masked:
                     masked = masked[log.write(masked) :]
         except OSError as error:
             self._fail(name, error)
-            with suppress(OSError):
-                os.truncate(path, size)
+            with suppress(OSError), os.fdopen(self._open(path), "wb", buffering=0) as log:
+                log.truncate(size)
             return False
         self._unfinished[name] = _unfinished(text)
         self._pauses.pop(name, None)
@@ -138,6 +141,9 @@ class Collector:
         self._again_at[name] = self._clock() + pause_s
         self._pauses[name] = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def _open(self, path: Path) -> int:
+        return open_to_write(path, os.O_WRONLY | os.O_CREAT, self._root)
+
 
 def _why_cut(path: Path, error: OSError) -> str:
     if is_full(error):
@@ -149,7 +155,7 @@ def _why_cut(path: Path, error: OSError) -> str:
 
 def mask_file(path: Path, redact: Redactor) -> None:
     """Mask the secrets in a log that another program has written."""
-    with suppress(FileNotFoundError), path.open("r+b") as log:
+    with suppress(FileNotFoundError), os.fdopen(open_to_write(path, os.O_RDWR, path.parent), "r+b") as log:
         unfinished, begin = b"", 0
         while data := log.read(_LONGEST_LINE):
             text = unfinished + data
@@ -160,7 +166,7 @@ def mask_file(path: Path, redact: Redactor) -> None:
 
 
 def _end_of(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_record(path) as file:
         file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
         return file.read()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files.disk import disk_full, free_bytes, is_full
+from workbench.base.files.written import open_to_append
 from workbench.base.wire import from_line, to_line
 from workbench.base.words import counted
 from workbench.pods.pod import Pod
@@ -112,7 +113,7 @@ def fetch_file(
     def once() -> str | None:
         with (
             Pipe(_far_end(route, "send", remote, str(_size(part)), *names)) as pipe,
-            part.open("ab", buffering=0) as file,
+            open_to_append(part, part.parent) as file,
         ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)

@@ -1,0 +1,67 @@
+"""Write below a folder that others may change too: no link on the way is followed, and nothing but a file is opened.
+
+A run's directory may lie in a folder that its pods share, and what runs there could put a link in the place of a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from workbench.base.errors import RunError
+
+
+def open_to_write(path: Path, flags: int, within: Path) -> int:
+    """Open a regular file for this user alone, no link and no pipe, with no link on the way below `within`.
+
+    Args:
+        path: The file.
+        flags: Flags of `os.open`, such as `os.O_WRONLY | os.O_CREAT`.
+        within: The folder from which on links are refused; it has to be there.
+
+    Raises:
+        OSError: Something else is there, or it cannot be opened.
+    """
+    *folders, name = path.relative_to(within).parts
+    with contextlib.ExitStack() as opened:
+        place = _folder(str(within), None, opened)
+        for folder in folders:
+            place = _folder(folder, place, opened)
+        # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
+        handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=place)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return handle
+
+
+def open_to_append(path: Path, within: Path) -> BinaryIO:
+    """Open a file as `open_to_write` does, to add to its end."""
+    return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, within), "ab", buffering=0)
+
+
+def write_all(out: BinaryIO, data: bytes) -> None:
+    """Write all bytes to a file without a buffer, which may take a part at a time."""
+    while data:
+        data = data[out.write(data) :]
+
+
+def make_folders(folder: Path, within: Path) -> None:
+    """Make a folder and those above it below `within`, for this user alone; a RunError names a link on the way."""
+    place = within
+    for part in folder.relative_to(within).parts:
+        place /= part
+        place.mkdir(mode=0o700, exist_ok=True)
+        if place.is_symlink():
+            raise RunError(f"{place} is a link, and nothing that a pod left is written through one; remove it")
+
+
+def _folder(name: str, at: int | None, opened: contextlib.ExitStack) -> int:
+    follow = 0 if at is None else os.O_NOFOLLOW
+    handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=at)
+    opened.callback(os.close, handle)
+    return handle
