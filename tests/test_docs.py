@@ -179,6 +179,10 @@ QUOTED = (
     "torch is not installed for ",
     " did not start",
     " pods came up in ",
+    "Hosts behind a slow line need more time",
+    " cannot be read at this moment: ",
+    "the keeper does not answer since ",
+    "the file system there has no flock",
 )
 
 
