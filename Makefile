@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 .PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests collect bench chaos pictures notebooks docs docs-check clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: system $(READY) ## Install everything (idempotent); every other target calls it
 

@@ -18,6 +18,7 @@ from workbench.cli import main
 from workbench.jobs.choices import Technique
 from workbench.planner.gpus import KINDS
 from workbench.planner.plan import predict
+from workbench.planner.setting import setting_of
 from workbench.planner.shapes import KNOWN, model_config
 from workbench.planner.table import Fit, PlanRow, PlanTable
 from workbench.planner.tracing import Answer, Request, cached_trace
@@ -158,6 +159,16 @@ def test_loading_and_saving_are_in_the_verdict() -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("fsdp", "shards"),
+    [({}, 8), ({"shard": "hybrid"}, 4), ({"shard": "hybrid", "group": 2}, 2), ({"shard": "grads"}, 8)],
+)
+def test_hybrid_shards_are_spread_over_the_gpus_of_a_pod(fsdp: dict[str, object], shards: int) -> None:
+    job = FineTune(model="llama-2-7b", technique="fsdp", fsdp=fsdp)
+    assert setting_of(job, pods=2, gpus=4).shards == shards
+    assert setting_of(job.replace(technique="zero3", fsdp={}), pods=2, gpus=4).shards == 8
+
+
 def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
     options = {"precision": "bf16", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
     job = FineTune(model="llama-2-70b", technique="fsdp", max_source_length=64, max_target_length=64, **options)  # type: ignore[arg-type]

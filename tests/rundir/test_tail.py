@@ -55,6 +55,11 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
         out.write("ä".encode()[1:] + b"ne\nnext\n")
     assert tail.refresh()
     assert tail.lines == ["half a läne", "next"]
+    for line in ("third", "fourth"):  # what was read is not read again
+        with path.open("a") as out:
+            out.write(f"{line}\n")
+        assert tail.refresh()
+    assert tail.lines == ["half a läne", "next", "third", "fourth"]
 
 
 def test_a_burst_is_skipped_to_its_end_and_memory_stays_small(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
         f"{counted(len(history), 'run')} below {history.folder}" + (f", {count(live)} live" if live else ""),
         *([f"the newest {count(limit)} shown"] if limit is not None and limit < len(history) else []),
         *([f"in all {', '.join(same)}"] if same else []),
-        *([f"not shown for want of room: {short_list(left_out)}"] if left_out else []),
+        *([f"hidden columns: {short_list(left_out)}"] if left_out else []),
     ]
     titles = [column.title for column in drawn]
     return Grid(
