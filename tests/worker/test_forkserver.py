@@ -6,11 +6,13 @@ What a warm server does is tried in `test_warm.py`, for both kinds.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
 import signal
 import socket as sockets
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +25,11 @@ from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server
 from workbench.base.allocator import preloaded
 from workbench.base.process import find, look_up, marks, with_mark
 from workbench.pods.guest.machine import MemoryLimit
+from workbench.pods.local import forkserver
 from workbench.pods.local.forkserver import ForkServer
+from workbench.pods.local.pods import LocalPods
+from workbench.pods.pod import LaunchContext
+from workbench.pods.pod_spec import PodSpec
 from workbench.worker.agent.warm_link import FORK_SERVER
 from workbench.worker.forkserver import _LINGER_S
 
@@ -159,15 +165,88 @@ def test_the_import_lasts_as_long_as_a_cluster_that_uses_it(make_agent, tmp_path
     until(lambda: find(importer.pid) != importer, 6 * _LINGER_S)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
-def test_another_user_is_not_served(tmp_path, env):
+def own_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have this user's sockets in a folder of the test's own."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    return tmp_path / "run" / "deepspeed-workbench"
+
+
+def in_vain_as_nobody(path: Path) -> None:
+    """Hold that another user can connect to a socket."""
+    if (tries := os.fork()) == 0:
+        try:
+            os.chdir(path.parent)
+            os.setuid(65534)
+            sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET).connect(path.name)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(tries, 0)[1] == 0
+
+
+def test_the_process_that_imports_has_no_name_that_all_can_read(tmp_path, env, monkeypatch):
+    run = own_run_folder(tmp_path, monkeypatch)
     server = ForkServer(tmp_path, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
+    try:
+        # No abstract socket, which all can name and take.
+        assert Path(server._line.getpeername()).name in [each.name for each in run.glob("importer-*.sock")]
+        assert stat.S_IMODE(run.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(each.stat().st_mode) for each in run.iterdir()} == {0o600}
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("left", ["a socket without a process", "a process that takes nothing", "a lock that is held"])
+def test_a_name_that_is_taken_costs_seconds_and_not_the_start(tmp_path, env, monkeypatch, left):
+    monkeypatch.setattr(forkserver, "_REACH_S", 1.0)
+    run = own_run_folder(tmp_path, monkeypatch)
+    run.mkdir(mode=0o700)
+    monkeypatch.setattr(forkserver, "_importer_name", lambda _: "importer.sock")
+    held = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+    waiting = []
+    if left == "a lock that is held":
+        handle = os.open(run / "importer.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    else:
+        held.bind(str(run / "importer.sock"))
+    if left == "a process that takes nothing":
+        held.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(str(run / "importer.sock"))
+    backend, began_s = LocalPods(), time.monotonic()
+    context = LaunchContext(cluster_id="c", directory=tmp_path, public_key="", lease_s=5.0, timeout_s=5.0, warm=True)
+    (tmp_path / "pods").mkdir()
+    try:
+        backend._start_fork_server(PodSpec(), context)
+        assert (backend._fork_server is None) is (left != "a socket without a process")
+        assert time.monotonic() - began_s < 60
+        assert (tmp_path / "pods" / "fork-server.sock").exists() is (backend._fork_server is not None)
+    finally:
+        backend.stop()
+        for each in (held, *waiting):
+            each.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_another_user_is_not_served(tmp_path, env, monkeypatch):
+    run = own_run_folder(tmp_path, monkeypatch)
+    server = ForkServer(tmp_path, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
+    (path,) = run.glob("*.sock")
+    with pytest.raises(AssertionError):
+        in_vain_as_nobody(path)  # nobody else reaches it
+    run.chmod(0o755)  # and who did would get nothing
+    path.chmod(0o666)
     log, for_log = os.pipe()
     if (asks := os.fork()) == 0:
         try:
+            os.chdir(run)
             os.setuid(65534)
             line = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
-            line.connect(server._line.getpeername())
+            line.connect(path.name)
             request = {"python": sys.executable, "name": server.name}
             sockets.send_fds(line, [json.dumps(request).encode()], [for_log, for_log])
             os.close(for_log)

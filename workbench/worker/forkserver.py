@@ -64,6 +64,9 @@ def main() -> None:
                 keepers.pop(number).close()
                 continue
             line, _ = listener.accept()
+            if peer(line)[1] != os.geteuid():  # before anything is forked, or waited for, on its behalf
+                line.close()
+                continue
             others = list(keepers.values())
             keepers[line.fileno()] = line
             # Only for its end: what the keeper asks makes the line readable too, and is for the fork to read.

@@ -8,6 +8,7 @@ torch: not those under a limit, which counts what each imports, nor those with G
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 
+logger = logging.getLogger(__name__)
 _FORK_SERVER = "WORKBENCH_FORK_SERVER"  # tells the agent
 _ATTEMPTS = 5
 _STOP_S = 4.0
@@ -245,7 +247,10 @@ class LocalPods(Place):
             self._check_not_stopped()
             if context.warm and alike:
                 folder = context.directory.absolute() / "pods"
-                self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
+                try:
+                    self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
+                except (OSError, WorkbenchError) as error:  # sharing the imports only saves time and memory
+                    logger.warning("each local pod imports torch for itself: %s", error)
 
     def _start_worker(self, config: WorkerConfig, group: str, memory_gib: float | None) -> None:
         limit = machine.MemoryLimit.make(group, memory_gib) if memory_gib is not None else None
