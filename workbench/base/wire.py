@@ -18,6 +18,14 @@ _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 1
 _LARGEST = 16 << 20  # bytes of a message
 
 
+class Refused(RunError):
+    """Report that the keeper answered and refused; the message is the keeper's."""
+
+
+class Unanswered(RunError):
+    """Report a request that was sent whole and not answered: the keeper may have carried it out, or may do so later."""
+
+
 def to_line(message: Mapping[str, object]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
@@ -89,13 +97,24 @@ def read_request(connection: socket.socket) -> dict[str, object]:
 
 
 def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
-    """Send one request to the socket at `path` and return the answer."""
+    """Send one request to the socket at `path` and return the answer.
+
+    Raises:
+        Refused: The keeper answered that it does not do it.
+        Unanswered: The request was sent, and no whole answer came.
+        RunError: The request could not be sent.
+    """
+    sent = False
     try:
         with connect(path, timeout_s) as connection:
             connection.sendall(to_line(request))
+            sent = True
             answer = read_request(connection)
     except OSError as error:
-        raise RunError(f"the keeper of {path.parent} does not answer ({error})") from error
+        kind = Unanswered if sent else RunError
+        raise kind(f"the keeper of {path.parent} does not answer ({error})") from error
+    except RunError as error:
+        raise Unanswered(str(error)) if sent else error from error
     if not answer.get("ok"):
-        raise RunError(str(answer.get("error", "the keeper refused")))
+        raise Refused(str(answer.get("error", "the keeper refused")))
     return answer

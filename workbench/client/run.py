@@ -16,7 +16,7 @@ from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
 from workbench.client.result import RunResult
-from workbench.client.takeover import reattach
+from workbench.client.takeover import reattach, settle_handover
 from workbench.client.trained import TrainedModel
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
@@ -26,6 +26,7 @@ from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     cluster_of,
+    cluster_status,
     id_of,
     known_cluster_of,
     message_of,
@@ -45,6 +46,7 @@ _ASK_S = 2.0
 _READ_S = 30.0  # for a result that was seen to be read
 _SUCCESSORS = 3  # of a keeper that died, while somebody waits
 _LOST_S = 3.0  # a run must be lost for so long before `wait` returns that
+_ADOPTED_S = 120.0  # a keeper that takes over from one that died knows its runs by then
 
 
 class Detached(KeyboardInterrupt):
@@ -80,6 +82,7 @@ class Run(ShownLive, TrainedModel):
         """
         paths = run_at(path)
         reattach(paths)
+        settle_handover(paths)
         return cls(paths.root)
 
     @property
@@ -229,6 +232,7 @@ class Run(ShownLive, TrainedModel):
                     if time.monotonic() > asked_s + _ASK_S:  # what no file could take, the keeper has in memory
                         if raw := self._outcome().get("result"):
                             return RunResult.at(self.path, raw)
+                        settle_handover(self.paths)
                         asked_s = time.monotonic()
                     if deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
@@ -270,6 +274,8 @@ class Run(ShownLive, TrainedModel):
 
     def cancel(self) -> None:
         """Ask the run to stop; it ends as cancelled within seconds. Returns at once; a run that has ended stays so.
+
+        While another keeper takes over from one that died, it waits until that keeper knows the run.
 
         Raises:
             RunError: Its keeper does not answer.
@@ -314,13 +320,19 @@ class Run(ShownLive, TrainedModel):
         return list(map(str, ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)["notes"]))
 
     def _ask_to_end(self, how: str) -> None:
-        if self.state.is_terminal:
-            return
-        try:
-            ask(self._cluster.socket, {"op": how, "run": self.id})
-        except WorkbenchError:
-            if not self.state.is_terminal:
-                raise
+        deadline = time.monotonic() + _ADOPTED_S
+        while True:
+            # Looked at before the request: a keeper that takes over does not know its runs before it is ready.
+            adopts = cluster_status(self._cluster.root).phase == "starting"
+            try:
+                ask(self._cluster.socket, {"op": how, "run": self.id})
+                return
+            except WorkbenchError:
+                if self.state.is_terminal:  # it has ended, and its keeper is gone or does not answer
+                    return
+                if not adopts or time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_S)
 
     def tensorboard(self) -> Board:
         """Return TensorBoard of this run, until this kernel ends; a cell that ends with it has a button for the page.

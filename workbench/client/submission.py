@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from workbench.base.errors import DiskFull, RunError, suggests
 from workbench.base.files import check_working_directory, write_json
-from workbench.base.wire import ask
+from workbench.base.wire import Unanswered, ask
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.finetune import Job
@@ -25,6 +26,8 @@ from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status
+
+_ANSWER_S = 30.0  # the keeper takes a run over in milliseconds
 
 
 class Submission:
@@ -106,6 +109,9 @@ class Submission:
     def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
         """Hand a run that `prepare_run` made to the keeper; the note goes into its `run.json`.
 
+        Where the keeper's answer is late, a warning says so and the run is returned: it is queued until the keeper
+        answers, and `wait` asks the keeper whether it has the run.
+
         Raises:
             RunError: The cluster is not ready, or the run wants more pods than it has.
         """
@@ -121,7 +127,11 @@ class Submission:
         begin_prediction(job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
-            ask(self._paths.socket, {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods})
+            asked = {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods}
+            ask(self._paths.socket, asked, timeout_s=_ANSWER_S)
+        except Unanswered as error:  # the request may still lie in the keeper's socket: the run may start later
+            late = f"{error}. Run {prepared.run_id} starts once the keeper takes it; run.wait() asks the keeper for it"
+            warnings.warn(late, RuntimeWarning, stacklevel=2)
         except RunError as error:  # its directory must say why it never ran
             with suppress(OSError):
                 fail_unstarted(paths, prepared.spec, error)

@@ -18,24 +18,30 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
+from workbench.base.json_values import number
+from workbench.base.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
+from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     UNKNOWN,
     ClusterStatus,
     cluster_of,
     cluster_status,
+    id_of,
     is_keeper,
+    is_listed,
     own_runs,
     read_queue,
     result_file,
     settled_status,
+    was_taken,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,6 +49,8 @@ _START_S = 30.0
 _SETTLE_S = 20.0  # for a run whose ranks have ended to have its result
 _LOOK_S = 0.05
 _SETTLED_S = 2.0
+_HANDED_S = 40.0  # from the time of submission until the request that hands a run over has been given up
+_TWICE_S = 1.0  # a request that lay in the socket of a keeper that was asleep is carried out within this time
 
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
@@ -78,6 +86,37 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
         take_over(cluster)
     except (WorkbenchError, OSError) as error:
         logger.info("%s stays lost: %s", run.root, error)
+        return False
+    return True
+
+
+def settle_handover(run: RunPaths) -> bool:
+    """End a run that was never handed over, which its directory then says; return whether it was so.
+
+    A run has been handed over once a keeper has written its state, or it is in its cluster's queue. Only a keeper that
+    lives can say that it has no such run. It then refuses to take the run later, for the directory has a result.
+    """
+    submitted_s = number(read_json(run.info).get("submitted_s"))
+    if was_taken(run) or submitted_s is None or time.time() < submitted_s + _HANDED_S:
+        return False
+    if result_file(run).exists():
+        return False
+    cluster = cluster_of(run)
+    if cluster_status(cluster).phase == "starting" or is_listed(run, cluster) or _foreign((run.root, run.info)):
+        return False
+    for pause_s in (_TWICE_S, 0.0):
+        try:
+            ask(ClusterPaths(cluster).socket, {"op": "outcome", "run": id_of(run)}, timeout_s=5.0)
+            return False
+        except Refused:
+            time.sleep(pause_s)
+        except RunError:  # it does not answer: nothing is known
+            return False
+    try:
+        words = "it was never handed over: its notebook ended before the keeper took it; submit it again"
+        fail_unstarted(run, RunSpec.load(run.spec, of_run=True), RunError(words))
+    except (WorkbenchError, OSError) as error:
+        logger.info("%s: %s", run.root, error)
         return False
     return True
 

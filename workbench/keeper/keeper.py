@@ -31,9 +31,9 @@ from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
 from workbench.keeper.turns import IdleTime, Turns
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
-from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, QueuedRun, cluster_status, write_queue
+from workbench.rundir.status import ClusterStatus, QueuedRun, cluster_status, result_file, write_queue
 
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0
@@ -239,6 +239,10 @@ class Keeper:
 
     def _submit(self, request: Submit) -> dict[str, object]:
         with self._turns.lock:
+            if request.run in self._runners:  # the answer to an earlier request was lost
+                return {}
+            if result_file(RunPaths(request.path)).exists():  # whoever submitted it has given it up since
+                raise RunError(f"run {request.run} has ended: {request.path} holds a result; submit the job again")
             runner = self._runner_for(request)
             self._turns.add(runner)
             self._runners[request.run] = runner

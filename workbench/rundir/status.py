@@ -234,12 +234,22 @@ def _result_file(paths: RunPaths) -> Path:
     return paths.result
 
 
+def was_taken(paths: RunPaths) -> bool:
+    """Whether a keeper has written the state of a run, beside that it is queued: it does so when it takes the run."""
+    raw = read_json(paths.state)
+    return raw.get("state") != RunState.QUEUED or "wish" in raw
+
+
 def message_of(paths: RunPaths, state: RunState) -> str:
     """Return one line on the state of a run, for people."""
     if state is RunState.UNKNOWN:
         return unknown_words(paths)
     cluster = cluster_status(cluster_of(paths))
     if state is RunState.LOST:
+        if not (was_taken(paths) or is_listed(paths, cluster_of(paths))):
+            return (
+                "it was never handed over: its notebook or the keeper ended before the keeper took it; submit it again"
+            )
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
         return f"its keeper died; what it had written is in {paths.root}{why}"
     raw = read_json(paths.state)
@@ -324,7 +334,10 @@ def known_cluster_of(paths: RunPaths) -> Path:
     """Return the same. Raises Unreadable where nobody can say at this moment."""
     named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
     is_missing(named)  # raises where a folder that is there would be taken for none below
-    if _is_with(named, paths.root) or (is_own(named) and _is_in(_known_queue(ClusterPaths(named).queue), paths)):
+    if _is_with(named, paths.root):
+        return named
+    on_its_way = is_own(paths.root) and not was_taken(paths)  # no keeper has answered yet whether it has the run
+    if is_own(named) and (on_its_way or _is_in(_known_queue(ClusterPaths(named).queue), paths)):
         return named
     return paths.root
 

@@ -48,7 +48,8 @@ class Runner:
         self._emptied: set[str] = set()  # pods that hold no more of it than checkpoints
         self._attempt = self._new_attempt(rejoin=context.left)
         self._started_s = now_s()
-        self._ended = self._cleared = self._unbrought = False
+        self._cleared = self._unbrought = False
+        self._ended = context.left and self.ended
 
     @property
     def ended(self) -> bool:
@@ -77,12 +78,16 @@ class Runner:
             self._journal.keep()
 
     def cancel(self) -> None:
-        """Ask the run to stop; it ends as cancelled. Idempotent."""
+        """Ask the run to stop; it ends as cancelled. One that has ended stays as it is. Idempotent."""
+        if self._ended:
+            return
         self._wishes.cancel.set()
         self._journal.wish("cancel")
 
     def stop(self) -> None:
         """Ask the run to stop after the step in progress and to leave its model; it ends as stopped. Idempotent."""
+        if self._ended:
+            return
         self._wishes.stop.set()
         self._journal.wish("stop")
         self._attempt.stop()
