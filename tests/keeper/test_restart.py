@@ -15,9 +15,13 @@ from takeover import curve
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.jobs.finetune import FineTune
-from workbench.keeper.link.context import Wishes
-from workbench.keeper.run.restart import loss_of, restored
+from workbench.keeper.checkpoints import Returned
+from workbench.keeper.launch import place_ranks
+from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.run.restart import gone_on, loss_of, restored
 from workbench.keeper.watch.ledger import RunLedger
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.events import Event, format_event, parse_event, read_events
 from workbench.rundir.journal import Journal
@@ -210,3 +214,37 @@ def test_tensorboard_shows_each_step_once(restarted: RunPaths) -> None:
 def test_a_script_cannot_say_that_it_was_restarted() -> None:
     line = format_event("restarted", rank=0, what="nothing")
     assert parse_event(line, of_script=True) is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "notes", "words"),
+    [
+        (None, [], "pod-1 was lost; began again with 3 pods"),
+        (10, [], "began again (the checkpoint of step 10 was not whole here yet when the loss was noticed) with"),
+        (10, ["parts of the checkpoint of step 10 are on pod-1, out of reach"], "; parts of the checkpoint of"),
+    ],
+)
+def test_a_run_that_begins_again_says_why(
+    paths: RunPaths, tmp_path: Path, saved: int | None, notes: list[str], words: str
+) -> None:
+    job = FineTune(dataset={"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4}, technique="zero1", restarts=1)
+    spec = RunSpec(cluster=ClusterSpec(count=3), job=job)
+    pods = [Pod(name=f"pod-{n}", address=f"10.0.0.{n}", host_key="ssh-ed25519 AAAA") for n in range(3)]
+    links: Any = [SimpleNamespace(pod=pod) for pod in pods]
+    context = Alone(
+        run_id="r", paths=paths, spec=spec, identity=Identity(tmp_path), look=lambda: pods, places=place_ranks(pods)
+    )
+    ledger = RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3)
+    if saved:
+        ledger.totals.take(event("checkpoint", 1.0, step=saved))
+    fault = RunFault(kind="pod", pod="pod-1", message="gone")
+    _, restarted = gone_on(context, links, ledger, ("pod-1 was lost", 1.0, fault), Returned(notes=notes))
+    ledger.totals.take(restarted)
+    assert words in str(ledger.totals.restarts[0])
+
+
+class Alone(RunContext):
+    """A run whose pods are asked nothing."""
+
+    def everywhere(self, _action: object) -> list[Any]:
+        return []

@@ -96,6 +96,25 @@ def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: Lau
 
 
 @pytest.mark.parametrize(
+    ("resource", "advice"),
+    [("memory", "say memory_gib= in the PodSpec"), ("ephemeral-storage", "say ephemeral_storage_gib= in Kubernetes")],
+)
+def test_a_quota_on_a_resource_that_was_not_named_says_which_option(
+    place: KubernetesPlace, context: LaunchContext, resource: str, advice: str
+) -> None:
+    words = f'pods "wb-test" is forbidden: failed quota: q: must specify limits.{resource} for: worker'
+    fault(place, "create", "pods", 403, message=words)
+    refused(place, context, BackendError, f"{words}; the namespace's quota asks for a limit: {advice}")
+
+
+def test_a_refusal_reaches_the_notebook_as_a_backend_error(place: KubernetesPlace, tmp_path: Path) -> None:
+    words = 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
+    fault(place, "create", "pods", 403, message=words)
+    with pytest.raises(BackendError, match=r"did not create the pod in namespace lab .403.: violates PodSecurity"):
+        Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False).start()
+
+
+@pytest.mark.parametrize(
     ("status", "message", "words"),
     [
         (

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from workbench.base import errors
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import KeptFile, write_bytes, write_json
@@ -141,7 +142,9 @@ class Keeper:
         logger.error("the keeper ends", exc_info=error)
         if self._closing.is_set():  # the launch was given up because the notebook asked
             return "closed", "closed"
-        self._error = type(error).__name__
+        # The nearest class that `workbench.base.errors` has: the notebook raises that one again.
+        public = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
+        self._error = public[0] if public else type(error).__name__
         if self._was_ready:  # the pods train: another keeper finds them as it does after a kill
             return "lost", f"the keeper ended because of an error of its own: {words}"
         if self._before is not None:  # what stood in the way may go away

@@ -75,6 +75,8 @@ class Restart(TolerantRecord):
     """The last optimizer step before that; None before the first, and for a script that tells of none."""
     step: Whole | None = None
     """The step of the checkpoint that the run went on from; 0 from the beginning, None for a script."""
+    fresh: str = ""
+    """Why the run began again, though a checkpoint had been saved; empty where that was not so."""
     pods: Whole = 0
     """Pods that it went on with."""
     ranks: Whole = 0
@@ -95,7 +97,8 @@ class Restart(TolerantRecord):
         """
         batch = f" and {self.batch} rows a step" if self.batch else ""
         at = "" if self.lost_step is None else f" at step {self.lost_step}"
-        how = f"went on from step {self.step}" if self.step else "began again"
+        fresh = f" ({self.fresh})" if self.fresh else ""
+        how = f"went on from step {self.step}" if self.step else f"began again{fresh}"
         after = "" if self.took_s is None else f" after {self.took_s:.0f} s"
         return f"{self.what}{at}; {how} with {counted(self.pods, 'pod')}{batch}{after}"
 

@@ -13,6 +13,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
+from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
@@ -65,7 +66,11 @@ def restored(context: RunContext, lost: Collection[str], wishes: Wishes) -> Sequ
 
 
 def gone_on(
-    context: RunContext, links: Sequence[AgentLink], ledger: RunLedger, loss: tuple[str, float, RunFault]
+    context: RunContext,
+    links: Sequence[AgentLink],
+    ledger: RunLedger,
+    loss: tuple[str, float, RunFault],
+    returned: Returned,
 ) -> tuple[RunContext, Event]:
     """Let a run begin once more on these pods, from its newest good checkpoint; return the event that says so."""
     ranks, totals = len(context.places), ledger.totals
@@ -78,9 +83,25 @@ def gone_on(
             step, batch = write_resumption(context.paths, gpus=gpus, before=ranks, ranks=now, last_step=last)
     new.everywhere(partial(_make_ready, new))
     what, lost_s, fault = loss
+    fresh = _why_fresh(totals.saved_step, step, returned)
     data: dict[str, object] = {"what": what, "why": fault.message, "lost_step": totals.reached_step, "step": step}
+    data |= {"fresh": fresh} if fresh else {}
     data |= {"pods": len(links), "ranks": len(new.places), "batch": batch, "lost_s": round(lost_s, 3)}
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
+
+
+def _why_fresh(saved_step: int, step: int | None, returned: Returned) -> str:
+    """Return why a run begins again though it had saved a checkpoint; empty where that is not so.
+
+    Example:
+        >>> _why_fresh(10, 0, Returned())
+        'the checkpoint of step 10 was not whole here yet when the loss was noticed'
+    """
+    if step != 0 or not saved_step:
+        return ""
+    # A checkpoint is of use once the parts of all ranks are here; a lost pod takes its part along.
+    words = f"the checkpoint of step {saved_step} was not whole here yet when the loss was noticed"
+    return "; ".join([words, *returned.notes])
 
 
 def _make_ready(context: RunContext, link: AgentLink) -> None:

@@ -176,10 +176,10 @@ class Runner:
         lost, which = pods_lost(ledger, fault), f"restart {context.restart + 1} of {context.spec.job.restarts}"
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
-        collector.finish(lost)
+        returned = collector.finish(lost)
         if (links := restored(context, lost, self._wishes)) is None:
             return False
-        self.context, event = gone_on(context, links, ledger, (what, lost_s, fault))
+        self.context, event = gone_on(context, links, ledger, (what, lost_s, fault), returned)
         self._journal.event(event)
         self._attempt = self._new_attempt()
         self._attempt.ledger.totals = ledger.totals

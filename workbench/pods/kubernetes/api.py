@@ -213,6 +213,10 @@ class KubeApi:
             advice = "; the credentials are not valid (any more): log in to the cluster again"
         elif status == 403 and "exceeded quota" in words:
             advice = "; ask for fewer or smaller pods, or for a larger quota"
+        elif status == 403 and "must specify" in words and ".memory" in words:
+            advice = "; the namespace's quota asks for a limit: say memory_gib= in the PodSpec"
+        elif status == 403 and "must specify" in words and "ephemeral-storage" in words:
+            advice = "; the namespace's quota asks for a limit: say ephemeral_storage_gib= in KubernetesPods"
         elif status == 403 and " cannot " in words:
             advice = f"; {_ROLE}"
         seconds = str((error.headers or {}).get("Retry-After", ""))
