@@ -222,6 +222,33 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit() -> None
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
+def test_what_adapters_leave_frozen_is_planned_in_the_format_of_the_arithmetic(tmp_path: Path) -> None:
+    # The shape of Llama-3.1-8B: https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
+    config = {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+    config |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    job = FineTune(
+        model=str(tmp_path), technique="single", peft="lora", precision="bf16", gradient_checkpointing=True,
+        per_device_train_batch_size=2, max_source_length=1024, max_target_length=1024,
+    )  # fmt: skip
+    techniques = ["single", "ddp", "zero1", "fsdp"]
+    half, full = (plan(job.replace(precision=p), gpu_memory_gib=24, techniques=techniques) for p in ("bf16", "fp32"))
+    assert half.parameters == pytest.approx(8.03e9, rel=0.01)
+    frozen = half.parameters - half.trained
+    for name in techniques:
+        for table, size in ((half, 2), (full, 4)):
+            gpu = table.row(name).gpu
+            trained = 2 if size == 2 and name == "zero1" else 4
+            assert gpu is not None and gpu.parameters == size * frozen + trained * table.trained, name
+    single = half.row("single")
+    # torchtune's README has 16.2 GiB for it, with a loss that never holds the scores of all words for all tokens.
+    assert single.gpu is not None and single.gpu_gib == pytest.approx(23.1, rel=0.05)
+    assert (single.gpu.total - single.gpu.logits) / 2**30 == pytest.approx(17.3, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("family", "options", "parameters"),
     [

@@ -40,7 +40,7 @@ def test_two_shallow_copies_say_what_the_whole_model_does(shape: str, arithmetic
 
 def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() -> None:
     request = {"config": SHAPES["llama"], "source": 24, "target": 16, "arithmetic": ["fp32"], "lora": None}
-    spread = {"limits": {"0": 1 << 60, "1": 1 << 60, "2": 1 << 60}, "packed": False}
+    spread = {"limits": {"0": 1 << 60, "1": 1 << 60, "2": 1 << 60}, "packed": False, "format": "fp32"}
     found = trace({**request, "spread": spread})
     assert {name: found[name] for name in ("points", "sizes")} == trace(request)
     part, whole = found["part"]["sizes"], found["sizes"]

@@ -93,6 +93,18 @@ def test_half_precision_updates_a_copy_of_full_precision_unless_the_user_s_own_j
     assert not found("zero1", low, precision="bf16", deepspeed={"zero_optimization": {"stage": 1}})
 
 
+def test_frozen_weights_that_are_wider_than_the_arithmetic_are_found() -> None:
+    def beneath(dtype: str) -> RankState:
+        trained = replace(ALL, local=8, whole=8)
+        frozen = replace(ALL, dtypes=(dtype,))
+        update = {"gradients": trained, "updated": trained, "states": trained}
+        return replace(AS_ASKED["single"], arithmetic=BF16, trained=trained, frozen=frozen, **update)
+
+    job = {"peft": "lora", "precision": "bf16"}
+    assert found("single", beneath("float32"), **job) == ["frozen weights were to be bfloat16, but they are float32"]
+    assert not found("single", beneath(BF16), **job)
+
+
 def test_an_optimizer_that_should_work_on_the_host_and_does_not_is_found() -> None:
     what = replace(AS_ASKED["zero3-offload"], updated=replace(PART, devices=("cuda",)))
     assert "its weights are on cuda" in "; ".join(found("zero3-offload", what))

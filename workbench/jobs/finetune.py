@@ -290,6 +290,12 @@ class FineTune(Record):
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` done to every option that may be a path."""
         return self.replace(
+    @property
+    def frozen_format(self) -> Precision:
+        """The number format of the weights that are not trained: beneath adapters that of the arithmetic."""
+        half = self.number_format in (Precision.BF16, Precision.FP16)
+        return self.number_format if half and self.peft != Peft.NONE else Precision.FP32
+
             dataset=_moved(self.dataset, move),
             deepspeed=move(self.deepspeed),
             model=move(self.model),

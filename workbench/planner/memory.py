@@ -128,12 +128,10 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 
 def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     """Return what a rank holds between two steps, on its device and on the host."""
-    frozen = trace.parameters - trace.trained - trace.packed
     scales = trace.packed * (_PACKED - _FOUR_BITS) * setting.packed  # which FSDP leaves whole
     trained, shards = trace.trained, setting.shards
     stage = setting.technique.zero_stage
-    weights = float((frozen + trained) * setting.weight_bytes)
-    weights += trace.packed * (_FOUR_BITS if setting.packed else setting.weight_bytes)
+    weights = _weights(setting, trace)
     if stage == 3 or setting.technique is Technique.FSDP:
         weights /= shards
     master = _FP32 * trained / shards if stage else 0.0
@@ -163,6 +161,13 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     if setting.paged and setting.gpu:
         return device.plus(Memory(optimizer=master, gradients=gradients)), host.plus(Memory(optimizer=states))
     return device.plus(Memory(optimizer=master + states, gradients=gradients)), host
+
+
+def _weights(setting: Setting, trace: Trace) -> float:
+    """Count the bytes of a whole model as it is held, without the scales of weights in 4 bits."""
+    frozen = trace.parameters - trace.trained - trace.packed
+    packed = trace.packed * (_FOUR_BITS if setting.packed else setting.frozen_bytes)
+    return float(setting.frozen_bytes * frozen + setting.weight_bytes * trace.trained + packed)
 
 
 def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
@@ -229,22 +234,30 @@ def host_of(setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None)
 
 
 def _loading(setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
-    technique, size = setting.technique, setting.weight_bytes
-    turned = 0.0 if size == setting.file_bytes else float(size)
+    technique = setting.technique
+    # Weights that are held in the format of their files stay pages of these; the others are turned into new tensors.
+    turned = 0
+    if setting.weight_bytes != setting.file_bytes:
+        turned += trace.trained * setting.weight_bytes
+    if setting.frozen_bytes != setting.file_bytes:
+        turned += (trace.parameters - trace.trained - trace.packed * setting.packed) * setting.frozen_bytes
+    share = turned / trace.parameters
     if technique is Technique.FSDP:
         if setting.packed:  # each rank packs the whole model here, and then cuts it up
-            return Memory(parameters=size * (trace.parameters - trace.packed) + _PACKED * trace.packed)
+            scales = trace.packed * (_PACKED - _FOUR_BITS)
+            return Memory(parameters=_weights(setting, trace) + scales)
         group = max(_largest_layer(trace).all, trace.rest.all)
-        shards = 0.0 if setting.gpu and not setting.offload else size * trace.parameters / setting.shards
-        return Memory(parameters=shards, communication=turned * group)
+        shards = 0.0 if setting.gpu and not setting.offload else _weights(setting, trace) / setting.shards
+        return Memory(parameters=shards, communication=share * group)
     if technique.zero_stage == 3:
         offloads = setting.gpu and "parameters" not in setting.offload
-        shards = 0.0 if offloads else size * trace.parameters / setting.shards
-        return Memory(parameters=shards, communication=0.0 if setting.gpu else float(size * trace.largest))
+        shards = 0.0 if offloads else _weights(setting, trace) / setting.shards
+        whole = 0.0 if setting.gpu else float(setting.weight_bytes * trace.largest)
+        return Memory(parameters=shards, communication=whole)
     if setting.gpu:
-        return Memory(parameters=turned * trace.largest, communication=_flattened_here(setting, trace, gpu_bytes))
-    flat = float(size * trace.trained) if technique.zero_stage else 0.0
-    return Memory(parameters=turned * trace.parameters, communication=flat)
+        return Memory(parameters=share * trace.largest, communication=_flattened_here(setting, trace, gpu_bytes))
+    flat = float(setting.weight_bytes * trace.trained) if technique.zero_stage else 0.0
+    return Memory(parameters=float(turned), communication=flat)
 
 
 def _flattened_here(setting: Setting, trace: Trace, gpu_bytes: float | None) -> float:
@@ -252,7 +265,7 @@ def _flattened_here(setting: Setting, trace: Trace, gpu_bytes: float | None) -> 
     if not setting.technique.zero_stage or gpu_bytes is None:
         return 0.0
     flat = float(setting.weight_bytes * trace.trained)
-    room = gpu_bytes - _CONTEXT_BYTES - setting.weight_bytes * trace.parameters
+    room = gpu_bytes - _CONTEXT_BYTES - _weights(setting, trace)
     return 0.0 if room >= flat else 2 * flat
 
 

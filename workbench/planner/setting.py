@@ -43,7 +43,9 @@ class Setting:
     arithmetic: str
     """Which of the trace's steps it is."""
     weight_bytes: int
-    """Bytes of a weight that is held."""
+    """Bytes of a trained weight that is held."""
+    frozen_bytes: int = 4
+    """Bytes of a weight that is not trained."""
     file_bytes: float = 4
     """Bytes of a weight in the model's files."""
     compute_bytes: int
@@ -113,8 +115,9 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
         weight_bytes=2 if half and technique.uses_deepspeed else 4,
+        frozen_bytes=2 if half and (technique.uses_deepspeed or job.peft != Peft.NONE) else 4,
         file_bytes=2 if saved in ("bfloat16", "float16") else 4,
-        compute_bytes=2 if half and not technique.replicates else 4,
+        compute_bytes=2 if half and (not technique.replicates or job.peft == Peft.QLORA) else 4,
         packed=job.peft == Peft.QLORA,
         state_bytes=_STATES[Optimizer(job.optimizer)],
         outer_bytes=anchors if technique is Technique.LOCAL_SGD else 0.0,
@@ -187,7 +190,11 @@ def request_of(
 
 def _spread(job: FineTune, gpus: int) -> dict[str, object]:
     limits = {gpu: int(gib * 2**30) for gpu, gib in job.max_memory.items()}
-    return {"limits": limits or dict.fromkeys(map(str, range(gpus)), 1 << 60), "packed": job.peft == Peft.QLORA}
+    return {
+        "limits": limits or dict.fromkeys(map(str, range(gpus)), 1 << 60),
+        "packed": job.peft == Peft.QLORA,
+        "format": str(job.frozen_format),
+    }
 
 
 def _reduce_bytes(job: FineTune, config: Mapping[str, Any], *, half: bool) -> int:

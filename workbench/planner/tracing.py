@@ -24,7 +24,7 @@ Answer = Mapping[str, Any]
 """What the tracing process writes: `points` by arithmetic and `sizes`; of spread layers `part`, the same."""
 
 _LIMIT_S = 300.0
-_FORM = 1  # of the cached files; another number makes those of before be ignored
+_FORM = 2  # of the cached files; another number makes those of before be ignored
 
 
 class Moment(NamedTuple):

@@ -22,7 +22,7 @@ from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import TINY_LLAMA, TINY_T5
 from workbench.worker.model.layers import with_lora
-from workbench.worker.model.load import Loaded
+from workbench.worker.model.load import Loaded, trained_dtype
 from workbench.worker.model.saving import whole
 from workbench.worker.rank import collectives as ranks
 
@@ -30,7 +30,10 @@ WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
 def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping[str, Any]:
-    """Return how `from_pretrained` loads weights in 4 bits; `sharded` ones in the format that FSDP gathers."""
+    """Return how `from_pretrained` loads weights in 4 bits, and the others in the format of the arithmetic.
+
+    Those that are `sharded` are stored in the format that FSDP gathers.
+    """
     if peft != Peft.QLORA:
         return {}
     if find_spec("bitsandbytes") is None:
@@ -52,13 +55,19 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
     )
     # The whole model may be more than one GPU holds: FSDP brings it there layer by layer.
     device = torch.cuda.current_device() if torch.cuda.is_available() and not sharded else "cpu"
-    return {"quantization_config": config, "device_map": {"": device}}
+    return {"quantization_config": config, "device_map": {"": device}, "dtype": computed}
 
 
 def attached(loaded: Loaded, job: FineTune) -> Loaded:
     """Put fresh adapters beside a model, which is frozen; the same on every rank. A job without adapters: as it was."""
     if job.peft == Peft.NONE:
         return loaded
+    loaded = _with_adapters(loaded, job)
+    _hold_trained(loaded.model, trained_dtype(job))
+    return loaded
+
+
+def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
     _say_nothing_of_old_names()
     options = Lora.from_dict(job.lora)
     torch.manual_seed(job.seed)
@@ -74,6 +83,18 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
         raise ConfigError(
             f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"
         ) from error
+
+
+def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Put what is trained into its number format; peft makes adapters in FP32, and biases are the model's own."""
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if not hasattr(p, "ds_id")]  # which ZeRO-3 has cut up
+        if not any(p.requires_grad for p in own):
+            continue
+        for parameter in own:
+            # A norm whose bias is trained computes with its weight in the same format.
+            if parameter.requires_grad or parameter.dim() == 1:
+                parameter.data = parameter.data.to(dtype)
 
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:
@@ -123,7 +144,8 @@ def merged(folder: str | Path, base: Loaded) -> Loaded:
     """Add saved adapters to the weights of their base."""
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
-            base = replace(base, model=base.model.dequantize(dtype=torch.float32))
+            # The other weights were held in the format of the arithmetic.
+            base = replace(base, model=base.model.dequantize(dtype=torch.float32).float())
     return replace(base, model=load_with_adapter(folder, base).model.merge_and_unload())
 
 

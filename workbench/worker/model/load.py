@@ -19,6 +19,17 @@ from workbench.worker.model import pipeline, tiny
 _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
+def frozen_dtype(job: FineTune) -> torch.dtype:
+    """Return the number format of the weights that are not trained, as torch names it."""
+    return _HALF.get(job.frozen_format, torch.float32)
+
+
+def trained_dtype(job: FineTune) -> torch.dtype:
+    """Return the number format of the weights that are trained: DeepSpeed updates an FP32 copy of half ones."""
+    half = _HALF.get(job.number_format, torch.float32)
+    return half if Technique(job.technique).uses_deepspeed else torch.float32
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
     model: Any
@@ -64,7 +75,7 @@ def load(
 def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
     """Return how `from_pretrained` reads weights: in their files' own format, as pages that ranks of a pod share."""
     if job.device_map:
-        return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus)}
+        return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
     if job.peft == Peft.QLORA or Technique(job.technique).zero_stage == 3:
         return {}
     return {} if model_kind(job.model) is ModelKind.BUILTIN else {"dtype": "auto"}
@@ -75,9 +86,19 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     technique = Technique(job.technique)
     if technique is Technique.FSDP or technique.zero_stage == 3 or job.peft == Peft.QLORA or job.device_map:
         return loaded
-    half = _HALF.get(job.number_format) if technique.uses_deepspeed else None  # which turns all weights to it anyway
+    # Adapters are not there yet: beneath them all weights are frozen.
+    dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
+    model = loaded.model
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
-    return replace(loaded, model=loaded.model.to(device=device, dtype=half or torch.float32))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(device=device, dtype=dtype)
+    # Buffers are never rounded unless DeepSpeed's layers compute with them: the frequencies of rotary positions, which
+    # no file holds, would turn into others.
+    from_files = model.state_dict().keys() if technique.uses_deepspeed else ()
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and (dtype == torch.float32 or name in from_files):
+            buffer.data = buffer.data.to(dtype)
+    return replace(loaded, model=model.to(device) if device else model)
 
 
 def own_format(name: str) -> str | None:

@@ -27,8 +27,8 @@ def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
     return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(gpus)}
 
 
-def placement(model: Any, limits: Mapping[int, int], *, packed: bool) -> dict[str, int]:
-    """Return the GPU of every part, in order and even shares; if `packed`, linear layers take 4 bits, others FP32."""
+def placement(model: Any, limits: Mapping[int, int], *, packed: bool, dtype: torch.dtype) -> dict[str, int]:
+    """Return the GPU of every part, in order and even shares; if `packed`, linear layers take 4 bits."""
     head = model.get_output_embeddings()
     linear = [f"{n}.weight" for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
     special = dict.fromkeys(linear, CustomDtype.INT4) if packed else None
@@ -37,10 +37,12 @@ def placement(model: Any, limits: Mapping[int, int], *, packed: bool) -> dict[st
     def filled(most: float) -> dict[str, Any]:
         # The first device of all would keep room for a layer that comes back from the host, of which there are none.
         sizes = {_NO_DEVICE: 0, **{gpu: min(size, int(most)) for gpu, size in limits.items()}}
-        return dict(infer_auto_device_map(model, sizes, no_split_module_classes=layers, special_dtypes=special))
+        return dict(
+            infer_auto_device_map(model, sizes, no_split_module_classes=layers, dtype=dtype, special_dtypes=special)
+        )
 
     logging.getLogger(infer_auto_device_map.__module__).setLevel(logging.ERROR)  # GPUs need not be here
-    placed = filled(whole := compute_module_sizes(model, special_dtypes=special)[""])
+    placed = filled(whole := compute_module_sizes(model, dtype=dtype, special_dtypes=special)[""])
     left = [name for name, place in placed.items() if place == "disk"]
     if left or 0 not in placed.values():
         first = left[0] if left else "the first layer on GPU 0"
@@ -62,7 +64,8 @@ def placed_options(options: Mapping[str, Any], outline: Callable[[], Any]) -> tu
     rest = {name: value for name, value in options.items() if name != LIMITS}
     if not options.get(LIMITS):
         return rest, {}
-    placed = placement(outline(), options[LIMITS], packed="quantization_config" in rest)
+    packed, dtype = "quantization_config" in rest, rest.get("dtype", torch.float32)
+    placed = placement(outline(), options[LIMITS], packed=packed, dtype=dtype)
     return {**rest, "device_map": placed if torch.cuda.is_available() else {"": "cpu"}}, placed
 
 

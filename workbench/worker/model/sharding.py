@@ -32,6 +32,7 @@ from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Communication, Precision, Shard
 from workbench.jobs.finetune import FineTune
 from workbench.worker.model.layers import named_layers
+from workbench.worker.model.load import frozen_dtype, trained_dtype
 from workbench.worker.rank import collectives as ranks
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -50,11 +51,12 @@ def shard_model(model: Any, job: FineTune, *, gpus: int) -> None:
         "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0) if options.offload else OffloadPolicy(),
     }
     keep = options.shard == Shard.GRADS
+    formats = trained_dtype(job), frozen_dtype(job)
     for layer in reversed(layers):  # a layer within a layer comes first
-        _to_fp32(layer)
+        _to_format(layer, *formats)
         fully_shard(layer, reshard_after_forward=not keep, **how)
     # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass: it stays gathered.
-    _to_fp32(model)
+    _to_format(model, *formats)
     fully_shard(model, reshard_after_forward=False, **how)
     for state in (getattr(module, "quant_state", None) for module in model.modules() if gpus):
         if state is not None:  # the scales of weights in 4 bits, which are no parameters
@@ -70,12 +72,16 @@ def _return_what_is_freed() -> None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
-def _to_fp32(module: nn.Module) -> None:
+def _to_format(module: nn.Module, trained: torch.dtype, frozen: torch.dtype) -> None:
+    """Put weights into the formats that they are held in."""
     # A layer of its own at a time: what a model was read from is a file's pages, which all ranks of a pod share.
-    for tensor in (*module.parameters(), *module.buffers()):
-        packed = hasattr(tensor, "quant_state")  # in 4 bits, whatever format it says
-        if tensor.is_floating_point() and not packed and not isinstance(tensor, DTensor):
-            tensor.data = tensor.data.float()
+    for parameter in module.parameters():
+        packed = hasattr(parameter, "quant_state")  # in 4 bits, whatever format it says
+        if parameter.is_floating_point() and not packed and not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.to(trained if parameter.requires_grad else frozen)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.float()
 
 
 def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:

@@ -28,6 +28,7 @@ from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
 _DEPTHS = (2, 3)
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _Runs = Mapping[str, Mapping[int, Recorder]]
 _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 
@@ -79,13 +80,13 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
     from workbench.worker.model.pipeline import placement
 
     limits = {int(gpu): size for gpu, size in request["spread"]["limits"].items()}
-    packed = request["spread"]["packed"]
+    packed, dtype = request["spread"]["packed"], _HALF.get(request["spread"]["format"], torch.float32)
     try:
-        placed = placement(_model(config, {**request, "lora": None}, 0), limits, packed=packed)
+        placed = placement(_model(config, {**request, "lora": None}, 0), limits, packed=packed, dtype=dtype)
     except ConfigError as error:
         return {"unplaced": str(error)}
     parts = [_sizes(model, partial(_is_on, gpu, placed)) for gpu in sorted(set(placed.values()))]
-    fullest = max(parts, key=partial(_bytes, packed=packed))
+    fullest = max(parts, key=partial(_bytes, packed=packed, size=dtype.itemsize))
     stacks = len(layer_stacks(model))
     depth = -(-sum(map(len, fullest["stacks"])) // max(1, stacks))
     return {"part": _answer(runs, depth, fullest), "gpus": len(parts)}
@@ -96,9 +97,9 @@ def _is_on(gpu: int, placed: Mapping[str, int], parameter: str) -> bool:
     return placed[max((part for part in placed if not part or name.startswith(f"{part}.")), key=len)] == gpu
 
 
-def _bytes(sizes: Mapping[str, Any], *, packed: bool) -> float:
+def _bytes(sizes: Mapping[str, Any], *, packed: bool, size: int) -> float:
     groups = [sizes["rest"], *(layer for stack in sizes["stacks"] for layer in stack)]
-    return float(sum(n * (0.5 if packed and can_pack else 4) for group in groups for n, _, can_pack in group))
+    return float(sum(n * (0.5 if packed and can_pack else size) for group in groups for n, _, can_pack in group))
 
 
 def _prime(request: Mapping[str, Any]) -> int:
@@ -139,15 +140,14 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     return model
 
 
-def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
+def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtype) -> None:
+    """Give a model of the device `meta` fake weights on the CPU, in the formats that training holds them in."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None:
                 continue
             if id(tensor) not in made:
-                kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-                fake = torch.empty(tensor.shape, dtype=kind, device="cpu")
                 parameter = isinstance(tensor, torch.nn.Parameter)
                 made[id(tensor)] = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad) if parameter else fake
             (module._parameters if name in module._parameters else module._buffers)[name] = made[id(tensor)]
@@ -158,14 +158,19 @@ def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: in
     length = request["source"] + request["target"] if causal else request["source"]
     model = _model(config, request, depth)
     autocast = arithmetic.startswith("autocast-")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic.removeprefix("autocast-"))
+    dtype = _HALF.get(arithmetic.removeprefix("autocast-"))
+    # Under autocast what is trained stays in FP32, and what adapters leave frozen is in the format of the arithmetic.
+    trained = torch.float32 if autocast or dtype is None else dtype
+    others = dtype if dtype is not None and request.get("lora") is not None else trained
     recorder = Recorder(vocabulary=config.vocab_size, rows=rows)
     with FakeTensorMode(), ExitStack() as watched:
-        _pretend(model, None if autocast else dtype)
+        _pretend(model, trained=trained, others=others)
         watch_layers(model, recorder)
         watched.enter_context(recorder)
         labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
         batch = {
+                kind = trained if parameter and tensor.requires_grad else others
+                fake = torch.empty(tensor.shape, dtype=kind if tensor.is_floating_point() else tensor.dtype)
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
             **({} if causal else {"decoder_input_ids": torch.zeros_like(labels)}),

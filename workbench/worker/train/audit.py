@@ -59,6 +59,9 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
     if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
         yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
+    asked_format = _ARITHMETIC.get(job.frozen_format, "float32")
+    if job.deepspeed is None and held.frozen.dtypes and asked_format not in held.frozen.dtypes:
+        yield f"frozen weights were to be {asked_format}, but they are {', '.join(held.frozen.dtypes)}"
     if job.peft == Peft.QLORA and not held.packed:
         yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
     if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class RankState:
     """What the engine keeps on the host: `optimizer`, `parameters`."""
     packed: bool = False
     """Whether weights are held in 4 bits."""
+    frozen: Share = field(default_factory=lambda: Share(local=0, whole=0))
+    """The weights that are not trained, those in 4 bits left out."""
 
 
 def engine_of(trainer: Any) -> str:
@@ -97,6 +99,8 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     updated = _share([files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained))
     states = _share(_states(optimizer, files), whole=0)
     per_element = round(states.local / max(1, updated.local))
+    packed = {id(m.weight) for m in trainer.model.modules() if getattr(m, "quant_state", None) is not None}
+    frozen = [p for p in every if not p.requires_grad and id(p) not in packed]
     return RankState(
         engine=engine_of(trainer),
         world_size=ranks.world_size(),
@@ -107,7 +111,8 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
         states=replace(states, whole=per_element * updated.whole),
         arithmetic=arithmetic,
         offload=_offload(engine),
-        packed=any(getattr(module, "quant_state", None) is not None for module in trainer.model.modules()),
+        packed=bool(packed),
+        frozen=_share(frozen, whole=_whole(frozen)),
     )
 
 
