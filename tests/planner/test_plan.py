@@ -277,6 +277,51 @@ def test_mixtures_of_experts_are_planned_from_their_configuration(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("gpu_gib", [None, 8.0])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_mixtures_of_experts_are_planned_under_every_technique_and_precision(
+    tmp_path: Path, family: str, precision: str, gpu_gib: float | None
+) -> None:
+    if precision == "fp16" and gpu_gib is None:
+        pytest.skip("on CPUs fp16 is refused but under fsdp")
+    experts = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 24}
+    shape = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **shape, **heads, **experts}))
+    job = FineTune(model=str(tmp_path), precision=precision, max_source_length=16, max_target_length=16)
+    table = plan(job, pods=2, gpu_memory_gib=gpu_gib, memory_gib=8)
+    assert [row.technique for row in table.rows] == [str(t) for t in Technique]
+    assert {row.fit for row in table.rows} == {Fit.FITS}, [row.why for row in table.rows]
+
+
+def test_a_trace_that_fails_refuses_its_own_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "dtype": "bfloat16"}))
+    asked: list[list[str]] = []
+
+    def ask(request: Request) -> Answer:
+        asked.append(request["arithmetic"])
+        sizes = {"layers": [[[1000, 1, 0]]], "rest": []}
+        return {
+            "points": {"bf16": [[0.0, 1.0, 0.0, 0.0, 0.0]]},
+            "sizes": sizes,
+            "failed": {"autocast-bf16": "RuntimeError: no such kernel"},
+        }
+
+    monkeypatch.setattr("workbench.planner.tracing._ask", ask)
+    job = FineTune(model=str(tmp_path), precision="bf16")
+    for arithmetic in (["autocast-bf16", "bf16"], ["autocast-bf16"]):  # what failed is not remembered
+        table = plan(job, pods=2, gpu_memory_gib=8)
+        assert asked.pop() == arithmetic
+        for row in table.rows:
+            fails = Technique(row.technique).replicates
+            assert (row.fit is Fit.REFUSED) == fails, row.technique
+            assert ("cannot be traced in autocast-bf16" in row.why and "no such kernel" in row.why) == fails
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
 def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
     job = FineTune(model="tiny-llama", technique="single", device_map="auto", max_source_length=16)
     one, two = (plan(job, gpus=gpus, gpu_memory_gib=2, techniques=["single", "ddp"]) for gpus in (1, 2))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from poll import until
 
-from workbench.base.errors import RemoteError
+from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.client.checkup import judge_memory
 from workbench.client.result import RunResult
 from workbench.jobs.finetune import FineTune
@@ -140,8 +140,9 @@ def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths:
 
 
 def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -> None:
-    assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (False, False)
     assert begin(Script(path="x.py"), ON_CPU, paths) == (False, False)
+    assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (True, False)
+    assert "does not know the shape of 'me/mine'" in json.loads(paths.prediction.read_text())["why"]
     found = judge_memory(
         Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), ClusterSpec(pods=ON_CPU, count=2)
     )
@@ -171,6 +172,22 @@ def test_a_pod_that_answers_nonsense_fails_nothing(paths: RunPaths) -> None:
     inquiry_thread.start()
     inquiry_thread.wait(60)
     assert not paths.prediction.exists() and not paths.inquiry.exists()
+
+
+def test_why_nothing_is_predicted_is_kept(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(request: object) -> dict[str, object]:
+        raise WorkbenchError("the model cannot be traced: RuntimeError: no such kernel")
+
+    monkeypatch.setattr("workbench.planner.tracing._ask", ask)
+    begin(JOB, ON_CPU, paths)
+    inquiry_thread = PredictionInquiry(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
+    inquiry_thread.start()
+    inquiry_thread.wait(60)
+    until(lambda: not paths.inquiry.exists())
+    assert json.loads(paths.prediction.read_text()) == {
+        "why": "the model cannot be traced: RuntimeError: no such kernel"
+    }
+    assert RunResult(path=paths.root, state=RunState.SUCCEEDED).predicted_memory_gib is None
 
 
 @pytest.mark.slow

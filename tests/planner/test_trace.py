@@ -54,6 +54,18 @@ def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() ->
     assert "part" not in small and "device_map has no room for" in small["unplaced"]
 
 
+def test_formats_that_cannot_be_traced_are_named_and_the_others_are_traced() -> None:
+    shape = {"model_type": "mixtral", "vocab_size": 500, "hidden_size": 32, "intermediate_size": 48}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    request = {"config": {**shape, **heads}, "source": 8, "target": 8, "lora": None}
+    # torch's own fake kernel of grouped_mm takes bf16 alone; `prepared_trace` puts another in its place.
+    found = trace({**request, "arithmetic": ["bf16", "fp32"]})
+    assert list(found["points"]) == ["bf16"] and list(found["failed"]) == ["fp32"]
+    assert "RuntimeError" in found["failed"]["fp32"]
+    with pytest.raises(RuntimeError):
+        trace({**request, "arithmetic": ["fp32"]})
+
+
 def test_stacks_of_unequal_depth_are_traced_as_they_are() -> None:
     config = SHAPES["t5"] | {"num_decoder_layers": 3}
     found = trace({"config": config, "source": 8, "target": 8, "arithmetic": ["fp32"], "lora": None})

@@ -287,15 +287,15 @@ class FineTune(Record):
         """Its precision; fp32 as long as it is left open."""
         return Precision(self.precision or Precision.FP32)
 
-    def moved(self, move: Callable[[object], object]) -> Self:
-        """Return the job with `move` done to every option that may be a path."""
-        return self.replace(
     @property
     def frozen_format(self) -> Precision:
         """The number format of the weights that are not trained: beneath adapters that of the arithmetic."""
         half = self.number_format in (Precision.BF16, Precision.FP16)
         return self.number_format if half and self.peft != Peft.NONE else Precision.FP32
 
+    def moved(self, move: Callable[[object], object]) -> Self:
+        """Return the job with `move` done to every option that may be a path."""
+        return self.replace(
             dataset=_moved(self.dataset, move),
             deepspeed=move(self.deepspeed),
             model=move(self.model),

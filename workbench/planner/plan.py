@@ -115,6 +115,9 @@ def plan(
 def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
     if setting.spread and trace.unplaced:
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
+    if why := trace.failed.get(setting.arithmetic):
+        what = f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
+        return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=what)
     return row_of(setting, trace, rows, limits)
 
 

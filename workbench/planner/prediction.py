@@ -24,6 +24,8 @@ from workbench.planner.tracing import Trace, cached_answer, trace_of
 
 LARGEST = "largest_micro_batch"
 """The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
+WHY = "why"
+"""The key of why nothing is predicted."""
 FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
 
 
@@ -33,8 +35,12 @@ def begin_prediction(
     """Write what a job is predicted to need if that is cached, and leave an inquiry for its first pod."""
     if not isinstance(job, FineTune):
         return
-    with contextlib.suppress(WorkbenchError, OSError):
-        request = inquiry_of(job, pods=pods, gpus=gpus, memory_gib=memory_gib)
+    with contextlib.suppress(OSError):
+        try:
+            request = inquiry_of(job, pods=pods, gpus=gpus, memory_gib=memory_gib)
+        except WorkbenchError as error:
+            write_json(prediction, {WHY: str(error)})
+            return
         if (answer := cached_answer(request["request"])) is not None:
             request["trace"] = dict(answer)
             write_json(prediction, prediction_of(request, trace_of([answer])))

@@ -10,7 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from workbench.base.files import read_json, write_json
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
-"""What the tracing process writes: `points` by arithmetic and `sizes`; of spread layers `part`, the same."""
+"""What the tracing process writes: `points` by arithmetic, `sizes`, and in `failed` why there are no points of some
+arithmetic; of spread layers `part`, the same."""
 
 _LIMIT_S = 300.0
 _FORM = 2  # of the cached files; another number makes those of before be ignored
@@ -81,6 +82,8 @@ class Trace:
     """GPUs that it lies on."""
     unplaced: str = ""
     """Why its layers cannot be spread as they should be."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Why there are no moments of an arithmetic, by its name."""
 
     @property
     def _groups(self) -> Sequence[Parameters]:
@@ -132,10 +135,13 @@ def trace_step(request: Request) -> Trace:
     """Trace a training step in a process of its own, or return what was traced before. Takes some seconds."""
     answers = {part["arithmetic"][0]: cached_answer(part) for part in _parts(request)}
     missing = [arithmetic for arithmetic, answer in answers.items() if answer is None]
+    failed: Mapping[str, str] = {}
     if missing:
         rest = {**request, "arithmetic": missing}
-        answers |= remember(rest, _ask(rest))
-    return trace_of([answer for answer in answers.values() if answer is not None])
+        answer = _ask(rest)
+        answers |= remember(rest, answer)
+        failed = answer.get("failed", {})
+    return replace(trace_of([answer for answer in answers.values() if answer is not None]), failed=failed)
 
 
 def trace_of(answers: Sequence[Answer]) -> Trace:
@@ -158,6 +164,8 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
     for part in _parts(request):
         (name,), place = part["arithmetic"], _place(part)
+        if name not in answer["points"]:  # it could not be traced
+            continue
         answers[name] = {**answer, "points": {name: answer["points"][name]}}
         with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, not the plan
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -47,6 +47,8 @@ class RunView:
         self.message = ""
         self.hint = ""
         """A passing remark of the keeper's: silence, no step for a while."""
+        self.unpredicted = ""
+        """Why it is not predicted what the run needs; empty where it is, and as long as it is worked out."""
         self.totals = RunTotals()
         self.curves: dict[str, Curve] = {name: Curve() for names in _CURVES.values() for name in names}
         """By name, over optimizer steps."""
@@ -80,7 +82,7 @@ class RunView:
             self._take(event)
         self._read_state(state, problem)
         changed = self._look_at_cluster()
-        seen = (self.state, self.message, self.hint)
+        seen = (self.state, self.message, self.hint, self.unpredicted)
         changed, self._seen = bool(events) or seen != self._seen or changed, seen
         return changed
 
@@ -153,6 +155,8 @@ class RunView:
         return next((host.pod for host in self.hosts if host.address == address and host.pod), address)
 
     def _read_state(self, state: RunState, problem: str) -> None:
+        prediction = read_json(self.paths.prediction)
+        self.unpredicted = text(prediction.get("why"))
         if problem:
             self.state, self.message, self.hint = state, problem, ""
             return
@@ -162,7 +166,7 @@ class RunView:
             self.hosts = self.result.hosts or self.hosts
             return
         raw = read_json(self.paths.state)
-        warning = "" if state.is_terminal else text(read_json(self.paths.prediction).get("warning"))
+        warning = "" if state.is_terminal else text(prediction.get("warning"))
         self.state, self.hint = state, self._silence(state) or text(raw.get("hint")) or warning
         self.message = message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
 

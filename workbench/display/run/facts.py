@@ -104,6 +104,8 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     not_read, empty = _of_rows(view)
     pairs.append(("columns not read", short_list(not_read, _NAMED_COLUMNS) if not_read else ""))
     pairs.append(("rows with an empty answer", count(empty) if empty else ""))
+    if view.unpredicted:
+        pairs.append(("predicted memory", f"not known: {view.unpredicted}"))
     if view.elapsed_s is not None:
         pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
     return [(name, plain(text)) for name, text in pairs if text]

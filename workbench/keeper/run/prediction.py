@@ -49,6 +49,9 @@ class PredictionInquiry:
                     remember(inquiry["request"], answer["trace"])
         except Exception as error:  # thread boundary: no run may fail because of it
             logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
+            if not self._paths.prediction.exists():
+                with contextlib.suppress(OSError):
+                    write_json(self._paths.prediction, {"why": str(error) or type(error).__name__})
         with contextlib.suppress(OSError):
             self._paths.inquiry.unlink()
 

@@ -11,7 +11,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,17 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
             return torch.native_dropout(input, p, True)[0] if training and p else input
 
         torch.nn.functional.dropout = dropout
+    _let_experts_be_traced()
     return trace(request)
+
+
+def _let_experts_be_traced() -> None:
+    # torch's fake kernel of `grouped_mm` takes bf16 alone (torch 2.13). What transformers puts in its place where a
+    # machine has no such kernel can be traced in every format, and keeps the same tensors for the backward pass.
+    with suppress(ImportError):
+        from transformers.integrations import moe
+
+        moe._can_use_grouped_mm = lambda *_: False
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,12 +71,19 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     shallow = alike and _depth(config) > max(_DEPTHS) and not request.get("whole")
     depths = _DEPTHS if shallow else None
     rows = _prime(request)
-    runs = {
-        arithmetic: {depth: _step(config, request, arithmetic, depth=depth, rows=rows) for depth in depths or (0,)}
-        for arithmetic in request["arithmetic"]
-    }
+    runs: dict[str, Mapping[int, Recorder]] = {}
+    failed: dict[str, str] = {}
+    for arithmetic in request["arithmetic"]:
+        try:
+            steps = {depth: _step(config, request, arithmetic, depth=depth, rows=rows) for depth in depths or (0,)}
+        except Exception as error:  # of torch or of the model, of any kind: the other formats are traced all the same
+            if len(failed) + 1 == len(request["arithmetic"]):
+                raise
+            failed[arithmetic] = f"{type(error).__name__}: {error}"
+        else:
+            runs[arithmetic] = steps
     spread = _spread(config, request, model, runs) if "spread" in request else {}
-    return {**_answer(runs, _depth(config), sizes), **spread}
+    return {**_answer(runs, _depth(config), sizes), **spread, **({"failed": failed} if failed else {})}
 
 
 def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +166,8 @@ def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtyp
                 continue
             if id(tensor) not in made:
                 parameter = isinstance(tensor, torch.nn.Parameter)
+                kind = trained if parameter and tensor.requires_grad else others
+                fake = torch.empty(tensor.shape, dtype=kind if tensor.is_floating_point() else tensor.dtype)
                 made[id(tensor)] = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad) if parameter else fake
             (module._parameters if name in module._parameters else module._buffers)[name] = made[id(tensor)]
 
@@ -169,8 +188,6 @@ def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: in
         watched.enter_context(recorder)
         labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
         batch = {
-                kind = trained if parameter and tensor.requires_grad else others
-                fake = torch.empty(tensor.shape, dtype=kind if tensor.is_floating_point() else tensor.dtype)
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
             **({} if causal else {"decoder_input_ids": torch.zeros_like(labels)}),
