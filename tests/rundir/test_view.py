@@ -66,6 +66,25 @@ def test_a_run_is_seen_from_its_submission_to_its_end(written: WrittenRun) -> No
     assert view.cluster_phase == "closed"
 
 
+def test_the_load_balancing_loss_of_a_mixture_of_experts_is_shown(written: WrittenRun) -> None:
+    written.state("running", "training")
+    written.step(1)
+    assert "load-balancing loss" not in dict(RunFacts(RunView(written.paths.root)).figures)
+    written.step(2, aux_loss=1.25)
+    view = RunView(written.paths.root)
+    assert list(view.curves["aux_loss"]) == [(2, 1.25)]
+    assert dict(RunFacts(view).figures)["load-balancing loss"] == "1.25"
+
+
+def test_why_no_memory_is_predicted_is_shown(written: WrittenRun) -> None:
+    written.state("running", "training")
+    view = RunView(written.paths.root)
+    assert "predicted memory" not in dict(RunFacts(view).head)
+    written.paths.prediction.write_text(json.dumps({"why": "the model cannot be traced: no such kernel"}))
+    assert view.refresh()
+    assert dict(RunFacts(view).head)["predicted memory"] == "not known: the model cannot be traced: no such kernel"
+
+
 def test_it_agrees_with_the_run(written: WrittenRun) -> None:
     written.state("running", "training")
     view = RunView(written.paths.root)

@@ -137,11 +137,11 @@ def test_a_loss_is_read_one_step_later_or_when_ranks_meet(apart: bool) -> None:
     for step in (1, 2, 3):
         assert int(losses.count(7)) == 7
         losses.keep(ended(step, loss=step / 2))
-        read.append([each.step for each, _ in losses.read()])
+        read.append([each.ended.step for each in losses.read()])
     assert read == ([[], [], []] if apart else [[], [1], [2]])
     asked[0] = True
     met = losses.meet()
-    assert [(each.step, loss) for each, loss in met] == [(n, n / 2) for n in ((1, 2, 3) if apart else (3,))]
+    assert [(each.ended.step, each.loss) for each in met] == [(n, n / 2) for n in ((1, 2, 3) if apart else (3,))]
     assert losses.stop
     assert losses.meet() == []
 

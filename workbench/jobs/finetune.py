@@ -176,6 +176,9 @@ class FineTune(Record):
     """Norm that the whole gradient is clipped to; 0 clips nothing."""
     label_smoothing_factor: Share = 0.0
     """Share of the training loss that is spread over all tokens of the vocabulary; evaluations leave it out."""
+    router_aux_loss_coef: NotNegative | None = None
+    """Weight of a mixture's load-balancing loss in the training loss; evaluations leave it out. Default None: the
+    `router_aux_loss_coef` of the model's configuration; 0 trains without it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     checkpoint_layers: Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of class names")] = ()

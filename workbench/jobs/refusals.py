@@ -57,6 +57,11 @@ def check_family(job: FineTune, family: Family | None) -> None:
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
             "for their activations leave its range; use 'bf16'"
         )
+    if job.router_aux_loss_coef and (family is Family.ENCODER_DECODER or job.model == TINY_LLAMA):
+        raise ConfigError(
+            f"router_aux_loss_coef weighs the load-balancing loss of a causal mixture of experts, and {job.model!r} is "
+            "none. Drop it"
+        )
     if family is not Family.ENCODER_DECODER:
         return
     others = {

@@ -184,6 +184,7 @@ def request_of(
         if job.peft == Peft.NONE
         else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
         "gpu": gpus > 0,
+        **({} if job.router_aux_loss_coef is None else {"router_aux_loss_coef": job.router_aux_loss_coef}),
         **({"spread": _spread(job, gpus)} if job.device_map and gpus > 1 else {}),
     }
 

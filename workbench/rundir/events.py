@@ -45,8 +45,8 @@ class EventKind(StrEnum):
     """A rank did its first optimizer step."""
     STEP = "step"
     """Optimizer steps so far: step, max_steps, epoch, loss, grad_norm, learning_rate; samples_per_s since the event
-    before, and train_samples_per_s of all steps so far. A Trainer of a script reports steps that it does not log too:
-    such an event has no loss."""
+    before, and train_samples_per_s of all steps so far; aux_loss, the load-balancing loss of a mixture of experts. A
+    Trainer of a script reports steps that it does not log too: such an event has no loss."""
     EVAL = "eval"
     """An evaluation: step, eval_loss, perplexity, metrics (an object of numbers)."""
     MEMORY = "memory"

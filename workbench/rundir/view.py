@@ -31,7 +31,7 @@ from workbench.rundir.status import (
 from workbench.rundir.totals import Progress, RunTotals
 
 _CURVES = {
-    EventKind.STEP: ("loss", "learning_rate", "grad_norm", "samples_per_s"),
+    EventKind.STEP: ("loss", "aux_loss", "learning_rate", "grad_norm", "samples_per_s"),
     EventKind.EVAL: ("eval_loss", "perplexity"),
 }
 

@@ -196,6 +196,7 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     pairs = [
         ("epoch", number(progress.epoch)),
         ("training loss", number(progress.loss)),
+        ("load-balancing loss", number(view.curves["aux_loss"].last)),
         ("evaluation loss", evals),
         ("perplexity", number(perplexity)),
         *((name, number(value)) for name, value in metrics.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -36,6 +37,24 @@ def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn
         what = f"{option} names {', '.join(sorted(missing))}" if missing else f"{option} is empty"
         raise ConfigError(f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers")
     return layers
+
+
+def balance_coefficient(model: Any, asked: float | None) -> float | None:
+    """Return the weight of a mixture's load-balancing loss: what a job asks for, or else the model's own.
+
+    None for a model whose forward pass cannot be asked for that loss.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # beneath adapters
+    config = base.config.get_text_config()
+    returned = "output_router_logits" in inspect.signature(type(base).forward).parameters
+    own = getattr(config, "router_aux_loss_coef", None)
+    if own is None or not returned or config.is_encoder_decoder:
+        if asked:
+            raise ConfigError(
+                f"router_aux_loss_coef is {asked}, and a {type(base).__name__} returns no load-balancing loss. Drop it"
+            )
+        return None
+    return float(own if asked is None else asked)
 
 
 def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:

@@ -23,7 +23,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Lora
 from workbench.planner.tracing import Moment
 from workbench.worker.data.rows import aligned
-from workbench.worker.model.layers import recompute, with_lora
+from workbench.worker.model.layers import balance_coefficient, recompute, with_lora
 from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch_layers
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
@@ -181,6 +181,7 @@ def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: in
     # Under autocast what is trained stays in FP32, and what adapters leave frozen is in the format of the arithmetic.
     trained = torch.float32 if autocast or dtype is None else dtype
     others = dtype if dtype is not None and request.get("lora") is not None else trained
+    balances = bool(balance_coefficient(model, request.get("router_aux_loss_coef")))
     recorder = Recorder(vocabulary=config.vocab_size, rows=rows)
     with FakeTensorMode(), ExitStack() as watched:
         _pretend(model, trained=trained, others=others)
@@ -191,6 +192,7 @@ def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: in
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
             **({} if causal else {"decoder_input_ids": torch.zeros_like(labels)}),
+            **({"output_router_logits": True} if balances else {}),
         }
         loss = _loss(model, batch, labels, recorder, dtype if autocast else None)
         del batch  # as in the Trainer, where nothing but the graph holds a batch or its logits by now
@@ -216,7 +218,8 @@ def _loss(
     outputs = _forward(model, batch, autocast)
     recorder.place = "loss"
     logits, labels = aligned(outputs["logits"].float(), labels, causal="decoder_input_ids" not in batch)
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
+    return loss + outputs["aux_loss"] if "output_router_logits" in batch else loss
 
 
 def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:

@@ -122,6 +122,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             "samples_per_s": rate,
             "train_samples_per_s": round(noted.samples_per_s, 3),
         }
+        if "aux_loss" in logs:
+            figures["aux_loss"] = logs["aux_loss"]
         if step in self.profiled:
             figures["profiled"] = True
         emit_event(Event(time_s=noted.at_s, rank=0, kind=EventKind.STEP, data=figures))

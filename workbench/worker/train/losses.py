@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,7 +20,7 @@ from workbench.base.errors import RunError
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.records import EndedWithAnother
 
-_TOKENS, _STOP, _FIRST_LOSS = range(3)
+_TOKENS, _STOP, _BALANCE, _BALANCED, _FIRST_LOSS = range(5)
 """Places in the tensor that ranks add up; each rank's loss has a place of its own after these."""
 
 _CAUSE_FIRST_S = 1.0
@@ -56,10 +57,18 @@ class EndedStep:
     grad_norm: HostCopy | None
     due: bool
     """Whether its figures are to be logged."""
+    balance: torch.Tensor | None = None
+    """Of a mixture of experts on this rank: the load-balancing loss times the tokens, and the tokens; on the device."""
 
 
-ReadStep = tuple[EndedStep, float]
-"""A step, and the mean of its loss over the ranks."""
+class ReadStep(NamedTuple):
+    ended: EndedStep
+    loss: float
+    """Mean over the ranks."""
+    balance: float = 0.0
+    """Load-balancing loss times the tokens, of all ranks."""
+    balanced: float = 0.0
+    """The tokens of that; 0 for a model that is no mixture of experts."""
 
 
 class StepLosses:
@@ -85,7 +94,7 @@ class StepLosses:
     def keep(self, ended: EndedStep) -> None:
         """Take in the step that has just ended."""
         if self._apart:
-            self._sent.append((ended, HostCopy(ended.loss)))
+            self._sent.append((ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)]))))
         else:
             self._ended = ended
 
@@ -112,10 +121,16 @@ class StepLosses:
         values = values.to(self._device)
         if self._ended is not None:
             values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
+            values[_BALANCE], values[_BALANCED] = self._balance(self._ended)
         ranks.add_up(values)
         self._sent.append((self._ended, HostCopy(values)))
         self._ended = None
         return values
+
+    def _balance(self, ended: EndedStep) -> torch.Tensor:
+        """Return two numbers of a step; zeros for a model that is no mixture of experts."""
+        none = torch.zeros(2, dtype=torch.float64, device=self._device)
+        return none if ended.balance is None else ended.balance.double()
 
     def _read_sums(self) -> list[ReadStep]:
         done: list[ReadStep] = []
@@ -126,23 +141,25 @@ class StepLosses:
             if ended is not None:
                 losses = values[_FIRST_LOSS:]
                 _check(losses, ended.step)
-                done.append((ended, sum(losses) / len(losses)))
+                done.append(ReadStep(ended, sum(losses) / len(losses), values[_BALANCE], values[_BALANCED]))
         return done
 
     def _read_own(self, *, but: int) -> None:
         while len(self._sent) > but:
             ended, copy = self._sent.popleft()
             assert ended is not None
-            (loss,) = copy.read()
-            if not math.isfinite(loss):
-                raise _not_finite(loss, ranks.rank(), ended.step)
-            self._own.append((ended, loss))
+            own = ReadStep(ended, *copy.read())
+            if not math.isfinite(own.loss):
+                raise _not_finite(own.loss, ranks.rank(), ended.step)
+            self._own.append(own)
 
     def _sum_of_own(self) -> list[ReadStep]:
-        stop, *sums = ranks.sums([float(self._asked_to_stop()), *(loss for _, loss in self._own)])
+        figures = [figure for own in self._own for figure in (own.loss, own.balance, own.balanced)]
+        stop, *sums = ranks.sums([float(self._asked_to_stop()), *figures])
         self.stop = self.stop or stop > 0
-        steps, self._own = [ended for ended, _ in self._own], []
-        return [(ended, total / ranks.world_size()) for ended, total in zip(steps, sums, strict=True)]
+        steps, self._own = [own.ended for own in self._own], []
+        read = zip(steps, sums[::3], sums[1::3], sums[2::3], strict=True)
+        return [ReadStep(ended, total / ranks.world_size(), *balance) for ended, total, *balance in read]
 
 
 def _check(losses: Sequence[float], step: int) -> None:

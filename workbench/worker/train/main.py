@@ -28,12 +28,13 @@ from workbench.worker.data.tokens import TokenRows, packed, shared_rows
 from workbench.worker.model import adapters, pipeline, sharding
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
-from workbench.worker.model.layers import recompute
+from workbench.worker.model.layers import balance_coefficient, recompute
 from workbench.worker.model.saving import save_model
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import records as report
 from workbench.worker.rank.phases import phase
 from workbench.worker.train.audit import PackingCheck, TechniqueCheck
+from workbench.worker.train.balance import LoadBalance
 from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopFile, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
@@ -143,6 +144,8 @@ def _trainer(
         data_collator=encoder.collator,
     )
     trainer.order = work.order
+    if (coefficient := balance_coefficient(loaded.model, job.router_aux_loss_coef)) is not None:
+        trainer.balance = LoadBalance(coefficient)
     # The profiler counts calls of torch's functions, which compiled code does not make.
     asked = 0 if job.torch_compile else job.profile_step
     last = _steps(work, len(train))

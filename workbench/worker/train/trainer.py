@@ -24,12 +24,13 @@ from workbench.worker.order import IGNORED, eval_batches
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted, phase
 from workbench.worker.standalone import token_loss
+from workbench.worker.train.balance import LoadBalance
 from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import StopFile, emit_memory
 from workbench.worker.train.checkpoints import ResumableTrainer
 from workbench.worker.train.evaluation import Evaluator, note
 from workbench.worker.train.local_sgd import ParameterAveraging
-from workbench.worker.train.losses import EndedStep, HostCopy, StepLosses
+from workbench.worker.train.losses import EndedStep, HostCopy, ReadStep, StepLosses
 from workbench.worker.train.measure.meter import StepMeter, Stopwatch
 from workbench.worker.train.measure.profile import StepProfiler
 
@@ -63,6 +64,8 @@ class FineTuner(ResumableTrainer):
         self.remove_callback(PrinterCallback)
         self.clock = clock
         self.profiler: StepProfiler | None = None
+        self.balance: LoadBalance | None = None
+        """The load-balancing loss of a mixture of experts; None for other models."""
         self.averaging: ParameterAveraging | None = None
         """What brings the ranks together where they train apart."""
         self.evaluator, self.best, self.stop = evaluator, best, stop
@@ -74,6 +77,7 @@ class FineTuner(ResumableTrainer):
         self._losses = StepLosses(device=self.args.device, apart=False, asked_to_stop=stop.is_there)
         self._kept_step = 0  # the last one whose loss was taken in
         self._loss_sum = 0.0  # of the steps that were read, and not logged
+        self._balance_sum = self._balanced = 0.0  # the load-balancing loss times the tokens, and the tokens, of those
         self._told_s = time.monotonic()  # when this rank last said how far it is
         self._counts = False  # whether it has said so between two synchronisations
         self._written: int | None = None
@@ -146,9 +150,9 @@ class FineTuner(ResumableTrainer):
             # Ranks that train apart learn only here that one of them was asked.
             stops = self._losses.stop and not control.should_training_stop
         if stops and read:
-            read[-1][0].due = True
-        for step, loss in read:
-            self._log_step(step, loss)
+            read[-1].ended.due = True
+        for step in read:
+            self._log_step(step)
         if stops:
             self.stop.obey(control, step=self.state.global_step)
         self._say_how_far(apart=apart and not read)
@@ -160,17 +164,26 @@ class FineTuner(ResumableTrainer):
         if step == self._kept_step:  # the Trainer asks once more after each epoch
             return
         norm = HostCopy(torch.as_tensor(grad_norm)) if grad_norm is not None else None
-        self._losses.keep(EndedStep(step=step, epoch=self.state.epoch, loss=loss.clone(), grad_norm=norm, due=due))
+        balance = self.balance.take() if self.balance is not None else None
+        self._losses.keep(
+            EndedStep(step=step, epoch=self.state.epoch, loss=loss.clone(), grad_norm=norm, due=due, balance=balance)
+        )
         self._kept_step = step
         loss.zero_()  # the Trainer adds the next step's to it
 
-    def _log_step(self, ended: EndedStep, loss: float) -> None:
+    def _log_step(self, read: ReadStep) -> None:
         """Log a step that ended before now, with the state that was then."""
-        self._loss_sum += loss
-        self._total_loss_scalar += loss
+        ended = read.ended
+        self._loss_sum += read.loss
+        self._total_loss_scalar += read.loss
+        self._balance_sum += read.balance
+        self._balanced += read.balanced
         if not ended.due:
             return
         logs = {"loss": self._loss_sum / (ended.step - self._globalstep_last_logged)}
+        if self._balanced:
+            logs["aux_loss"] = self._balance_sum / self._balanced
+        self._balance_sum = self._balanced = 0.0
         if ended.grad_norm is not None:
             (logs["grad_norm"],) = ended.grad_norm.read()
         self._loss_sum, self._globalstep_last_logged = 0.0, ended.step
@@ -195,6 +208,8 @@ class FineTuner(ResumableTrainer):
         if "position_ids" in inputs:
             # transformers takes the borders of packed texts from the positions, where no mask is given.
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        if self.balance is not None:
+            inputs = self.balance.asking(inputs)
         profiler = self._profiler_now() if model.training else None
         with profiler.forward() if profiler else nullcontext():
             return super().compute_loss(model, inputs, *args, **options)
@@ -327,7 +342,8 @@ class FineTuner(ResumableTrainer):
     def _smoothed_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
         logits, targets = aligned(outputs["logits"], labels, self.causal)
         smoothing = self.args.label_smoothing_factor
-        return token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
+        loss = token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
+        return loss if self.balance is None else loss + self.balance.part(outputs, targets, num_items_in_batch)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved
