@@ -168,7 +168,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         file.write_text(json.dumps(settings))
     with start_server(home, "jupyterlab", "--LabApp.expose_app_in_browser=True") as server:
         yield Lab(server)
-        for state in server.folder.rglob("keeper.sock"):  # of a test that failed half way
+        for state in home.rglob("keeper.sock"):  # of a test that failed half way
             with contextlib.suppress(RunError):
                 ask(state, {"op": "close"})
 

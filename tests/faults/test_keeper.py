@@ -15,6 +15,7 @@ import pytest
 
 from workbench import Cluster, LocalPods
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files.private import cluster_folder
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
 
@@ -134,7 +135,8 @@ def test_a_start_that_is_interrupted_twice_leaves_nothing(
 ) -> None:
     root = tmp_path / "c"
     kernel = subprocess.Popen([sys.executable, "-c", START, str(root)], stderr=subprocess.PIPE, start_new_session=True)
-    world.until((root / file).exists, 120, every_s=0.002)
+    own = cluster_folder(root)  # of the socket and the key
+    world.until(lambda: (root / file).exists() or (own / file).exists(), 120, every_s=0.002)
     if file == "state.json":  # from when the keeper has its spec to when it listens, nobody can ask it to close
         world.until(lambda: cluster_status(root).pid, 120, every_s=0.002)
     for wait_s in (later_s, apart_s):
@@ -150,7 +152,7 @@ def test_a_start_that_is_interrupted_twice_leaves_nothing(
 def test_a_kernel_that_dies_while_its_cluster_starts_leaves_nothing(world: World, tmp_path: Path) -> None:
     root = tmp_path / "c"
     kernel = subprocess.Popen([sys.executable, "-c", START, str(root)])
-    world.until((root / "keeper.sock").exists, 120, every_s=0.002)
+    world.until((cluster_folder(root) / "keeper.sock").exists, 120, every_s=0.002)
     kernel.kill()
     kernel.wait()
     nothing_below(world, root)

@@ -17,6 +17,7 @@ from workbench.base import errors
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import KeptFile, write_bytes, write_json
+from workbench.base.files.private import remove_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.choices import Launcher
@@ -74,7 +75,7 @@ class Keeper:
             False where an error of the keeper's own ended it. Pods that were ready are then left to another keeper.
         """
         self._say("starting", "starting pods" if self._before is None else "taking over from a keeper that died")
-        server = RequestServer(self._paths.socket, self._do, self._redact)
+        server = RequestServer(self._paths.own_socket, self._do, self._redact)
         threading.Thread(target=self._mend, args=(server,), daemon=True).start()
         threading.Thread(target=awake.keep, args=(threading.Event(),), name="awake", daemon=True).start()
         last = ("closed", "closed")
@@ -109,6 +110,7 @@ class Keeper:
                 self._fleet.take_down()
         server.close()
         if not lost:
+            remove_cluster_folder(self._paths.root)
             with suppress(OSError):
                 self._paths.reserve.unlink()
         self._say(*(("closed", self._message) if self._phase == "closing" else last))

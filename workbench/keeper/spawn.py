@@ -17,6 +17,7 @@ from workbench.base import child, entries, errors
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.files.locks import no_locks_there
+from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 from workbench.base.wire import to_line
@@ -67,6 +68,12 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
 
 
 def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
+    try:
+        make_cluster_folder(paths.root)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for the keys of the cluster in {paths.root}: {error}; set XDG_STATE_HOME to a folder of yours"
+        ) from error
     with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
         return child.start("-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log)
 

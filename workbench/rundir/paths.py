@@ -1,4 +1,7 @@
-"""Every path of a cluster's and of a run's directory, on this machine and on the pods; the disk is not touched."""
+"""Every path of a cluster's and of a run's directory, on this machine and on the pods; the disk is not touched.
+
+But for a cluster's key and socket, which an earlier version kept elsewhere: it is looked where they are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, TypeVar
+
+from workbench.base.files.private import cluster_folder
 
 P = TypeVar("P", bound=PurePath)
 P_co = TypeVar("P_co", bound=PurePath, covariant=True)
@@ -37,9 +42,6 @@ class ClusterPaths:
     lock = _Below(".lock")
     """Held by whoever starts a keeper, until the state names that keeper."""
     keeper_log = _Below("keeper.log")
-    socket = _Below("keeper.sock")
-    identity = _Below("identity")
-    """The folder of the ephemeral key and the pinned host keys."""
     hostfile = _Below("hostfile")
     keeper_lock = _Below("keeper.lock")
     """The file that the keeper holds locked for as long as it lives."""
@@ -51,6 +53,30 @@ class ClusterPaths:
     """The folder of results that the directories of their runs could not take, by run id."""
     runs = _Below("runs")
     """The folder of run directories that were given no path of their own."""
+
+    @property
+    def own_socket(self) -> Path:
+        """Where the keeper listens: in a folder of this user's, for pods may share the cluster's."""
+        return cluster_folder(self.root) / "keeper.sock"
+
+    @property
+    def own_identity(self) -> Path:
+        """Where a cluster that starts has its ephemeral key and the pinned host keys, beside the socket."""
+        return cluster_folder(self.root) / "identity"
+
+    @property
+    def socket(self) -> Path:
+        return self._found(self.own_socket)
+
+    @property
+    def identity(self) -> Path:
+        """The folder of the ephemeral key and the pinned host keys."""
+        return self._found(self.own_identity)
+
+    def _found(self, own: Path) -> Path:
+        """Return a path of this user's own, or the one in the cluster's directory where an earlier version put it."""
+        earlier = self.root / own.name
+        return earlier if os.path.lexists(earlier) and not os.path.lexists(own) else own
 
 
 @dataclass(frozen=True, slots=True)

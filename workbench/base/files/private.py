@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from pathlib import Path
 
@@ -24,8 +26,27 @@ def runtime_folder() -> Path:
 
 def state_folder() -> Path:
     """Return this user's folder for what outlives a login, which may be missing."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 (Path's raises)
+    return Path(home).absolute() / _NAME
+
+
+def cluster_folder(root: Path) -> Path:
+    """Return where the keys and the socket of the cluster in a directory are: its pods may share that directory."""
     try:
-        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    except RuntimeError as error:  # no home folder
-        raise FileNotFoundError(f"no home folder for {_NAME}: {error}; set XDG_STATE_HOME") from error
-    return home.absolute() / _NAME
+        key = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()
+    except ValueError:  # a path that holds a NUL
+        key = "none"
+    return state_folder() / "clusters" / key[:32]
+
+
+def make_cluster_folder(root: Path) -> None:
+    """Make that folder, mode 0700; an OSError says why it cannot be."""
+    folder = cluster_folder(root)
+    for each in (folder.parent.parent, folder.parent, folder):
+        make_private(each)
+
+
+def remove_cluster_folder(root: Path) -> None:
+    """Remove that folder where nothing is left in it. Idempotent."""
+    with contextlib.suppress(OSError):
+        cluster_folder(root).rmdir()

@@ -1,0 +1,52 @@
+"""A pod that shares the cluster's directory gets no program run, and no key, by what it reads and writes there."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from workbench import Cluster, LocalPods, PodSpec
+from workbench.base.files.private import cluster_folder
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import ssh_argv
+from workbench.rundir.paths import ClusterPaths
+
+pytestmark = pytest.mark.slow
+
+
+def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path: Path) -> None:
+    canary, root = tmp_path / "canary", tmp_path / "c"
+    with Cluster(LocalPods(), PodSpec(cpus=1), path=root, warm=False) as cluster:
+        paths = ClusterPaths(root)
+        own = cluster_folder(root)
+        assert not list(root.rglob("id_ed25519*")) or all("pods" in key.parts for key in root.rglob("id_ed25519*"))
+        assert not (root / "keeper.sock").exists()
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
+        assert {each.name for each in own.iterdir()} == {"identity", "keeper.sock"}
+        # What a pod puts there is not believed, while the cluster runs
+        planted = Identity.create(root / "identity")
+        planted.ssh_config.write_text(f"Host *\n  ProxyCommand touch {canary}\n")
+        (root / "keeper.sock").touch()
+        assert paths.socket.parent == paths.identity.parent == own
+        assert str(root) not in " ".join(ssh_argv(cluster.pods[0], Identity(paths.identity), ["true"])[:4])
+        cluster.doctor(bandwidth=False)
+        attached = Cluster.attach(root)
+        attached.doctor(bandwidth=False)
+    assert not canary.exists()
+    assert not own.exists()
+    # nor once it is started again.
+    with Cluster(LocalPods(), PodSpec(cpus=1), path=root, warm=False) as cluster:
+        cluster.doctor(bandwidth=False)
+        assert {each.name for each in own.iterdir()} == {"identity", "keeper.sock"}
+    assert not canary.exists()
+
+
+def test_a_folder_for_keys_that_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.base.errors import ConfigError
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"no folder for the keys of the cluster .* set XDG_STATE_HOME"):
+        Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()
