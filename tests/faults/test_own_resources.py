@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -164,13 +166,8 @@ def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
 ) -> None:
     run = counting(cluster, "--lines", "300")
     world.until(lambda: " line 5" in printed(run, 1), 60)
-    kill_keeper(cluster)
     mistake = tmp_path / "mistake"
-    command = [sys.executable, "-c", FAULTY, str(cluster.path), str(mistake)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
-        assert keeper.stdin is not None
-        keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
-        keeper.stdin.flush()
+    with under_another_keeper(cluster, FAULTY, str(mistake)) as keeper:
         world.until(lambda: cluster_status(cluster.path).alive and cluster.phase == "ready", 60)
         mistake.touch()
         assert keeper.wait(60) == 1
@@ -183,3 +180,109 @@ def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
     world.ended(Run.load(run.path)).raise_for_status()
     exact(run, 300)
     assert cluster.phase == "ready"
+
+
+DIES_IN_CLEAR = """
+import os, signal, sys
+from workbench.keeper import keeper
+from workbench.keeper.run import runner
+clear = runner.clear
+def dying(link, pod, **options):
+    clear(link, pod, **options)
+    if pod.root.parent.parent.name == "pod-1":
+        os.kill(os.getpid(), signal.SIGKILL)
+runner.clear = dying
+sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
+"""
+
+
+def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.Popen[bytes]:
+    """Kill a cluster's keeper, and have this program take over as the next one."""
+    kill_keeper(cluster)
+    keeper = subprocess.Popen([sys.executable, "-c", code, str(cluster.path), *args], stdin=subprocess.PIPE)
+    assert keeper.stdin is not None
+    keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
+    keeper.stdin.close()
+    return keeper
+
+
+def test_a_run_whose_pods_are_cleared_has_its_result_already(world: World, cluster: Cluster) -> None:
+    run = counting(cluster, "--lines", "200")
+    world.until(lambda: " line 5" in printed(run, 1), 60)
+    with under_another_keeper(cluster, DIES_IN_CLEAR) as keeper:
+        keeper.wait(60)
+    assert list((cluster.path / "pods").glob(f"pod-1/runs/{run.id}")) == []
+    assert run.state is RunState.SUCCEEDED
+    assert Cluster.attach(cluster.path).phase == "ready"
+    assert run.result.message == "every rank is done"
+    exact(run, 200)
+
+
+FAILS_SLOWLY = """
+import sys, time
+from workbench.keeper import keeper
+serve = keeper.Keeper.serve
+def slow(self):
+    result = serve(self)
+    time.sleep(3)
+    return result
+keeper.Keeper.serve = slow
+sys.exit(keeper.main([sys.argv[1]]))
+"""
+
+
+def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(world: World, tmp_path: Path) -> None:
+    paths = ClusterPaths(tmp_path / "c")
+    paths.root.mkdir(mode=0o700)
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        spec = Cluster(LocalPods(port=taken.getsockname()[1]), PodSpec(cpus=1), path=paths.root).spec
+        command = [sys.executable, "-c", FAILS_SLOWLY, str(paths.root)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
+            assert keeper.stdin is not None
+            keeper.stdin.write(to_line(spec.to_dict()))
+            keeper.stdin.flush()
+            world.until(lambda: cluster_status(paths.root).phase == "failed", 60)
+            before = cluster_status(paths.root).message
+            keeper.stdin.close()
+            keeper.wait(60)
+    assert (cluster_status(paths.root).phase, cluster_status(paths.root).message) == ("failed", before)
+    assert "port" in before
+
+
+def guardian_of(cluster: Cluster, number: int) -> int:
+    return int(str(load_json(Path(cluster.pods[number].root) / "guardian.json")["pid"]))
+
+
+def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(world: World, tmp_path: Path) -> None:
+    cluster = Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path / "c", warm=False).start()
+    run = counting(cluster, "--until", str(tmp_path / "never"), restarts=1)
+    world.until(lambda: all(" line 5" in printed(run, rank) for rank in range(3)), 60)
+    log = ClusterPaths(cluster.path).keeper_log
+    os.kill(guardian_of(cluster, 2), signal.SIGKILL)
+    world.until(lambda: "looking for others in their place" in log.read_text(), 60)
+    keeper = cluster_status(cluster.path).pid or 0
+    os.kill(keeper, signal.SIGTERM)
+    world.until(lambda: find(keeper) is None, 120)
+    here = str(cluster.path)
+
+    def left() -> list[tuple[int, list[str]]]:
+        words = ((p, [*p.argv, *p.environ.values()]) for p in world.processes())
+        return [(p.pid, p.argv) for p, each in words if any(here in word for word in each)]
+
+    world.until(lambda: not left(), 30, every_s=0.2, why=left)
+    assert list((cluster.path / "pods").glob("pod-?")) == []
+    assert not ClusterPaths(cluster.path).identity.exists()
+    assert cluster.phase == "closed"
+
+
+def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(world: World, cluster: Cluster) -> None:
+    run = counting(cluster, "--lines", "300", restarts=2)
+    world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
+    pod = guardian_of(cluster, 1)
+    kill_keeper(cluster)
+    os.kill(pod, signal.SIGKILL)
+    result = run.wait(180, progress=False).raise_for_status()
+    (restart,) = result.restarts
+    assert restart.what == "pod-1 was lost"
+    assert printed(run, 0).count("rank 0 line 20\n") == 2
+    assert "rank 1 line 299\n" in printed(run, 1)

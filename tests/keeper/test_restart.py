@@ -18,7 +18,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.run.restart import gone_on, loss_of, restored
+from workbench.keeper.run.restart import gone_on, loss_of, ranks_left, restored
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -73,6 +73,21 @@ def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:
     with pytest.raises(RunError, match="its host does not answer; so does this"):
         left = {"pod-1": "its host does not answer", "pod-0": "so does this"}
         restored(context_of(left), ["pod-0", "pod-1"], Wishes())
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(tmp_path: Path, over: bool) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    context: Any = SimpleNamespace(
+        everywhere=lambda _action: [([], False), ([], False)], paths=paths, run_id="r", unstartable=""
+    )
+    if not over:
+        assert ranks_left(context) is None, "it begins now"
+        return
+    write_json(paths.manifest, {})
+    with pytest.raises(RunError, match="its keeper died after the run had ended and before the result was written"):
+        ranks_left(context)
 
 
 def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:

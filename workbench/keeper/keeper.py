@@ -61,6 +61,7 @@ class Keeper:
         self._runners: dict[str, Runner] = {}
         self._failed_runs: dict[str, Mapping[str, object]] = {}  # results of those that could not be taken over
         self._was_ready = False
+        self._over = False  # whether only its last word is missing, or nothing
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
@@ -113,7 +114,9 @@ class Keeper:
             remove_cluster_folder(self._paths.root)
             with suppress(OSError):
                 self._paths.reserve.unlink()
-        self._say(*(("closed", self._message) if self._phase == "closing" else last))
+        with self._turns.lock:
+            self._over = True
+            self._say(*(("closed", self._message) if self._phase == "closing" else last))
         return not lost
 
     def _mend(self, server: RequestServer) -> None:
@@ -142,8 +145,10 @@ class Keeper:
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
-        if self._closing.is_set():  # the launch was given up because the notebook asked
-            return "closed", "closed"
+        with self._turns.lock:
+            if self._closing.is_set():  # the launch was given up because the notebook asked
+                return "closed", "closed"
+            self._over = True
         # The nearest class that `workbench.base.errors` has: the notebook raises that one again.
         public = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
         self._error = public[0] if public else type(error).__name__
@@ -156,6 +161,8 @@ class Keeper:
     def close(self, why: str = "closed by a signal") -> None:
         """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns soon; idempotent."""
         with self._turns.lock:
+            if self._over:  # its last word, with the reason, stays
+                return
             launching = self._phase == "starting"
             self._closing.set()
             self._say("closing", why)

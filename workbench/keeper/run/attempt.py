@@ -18,7 +18,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.restart import ranks_left
@@ -73,6 +73,7 @@ class Attempt:
         self._stalls = StallGuard(context)
         self.begun = self._prepared = False
         self._rejoins = rejoin
+        self._gone: PodGone | None = None  # a pod that was lost before the ranks were found again
         self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
 
     @property
@@ -120,7 +121,14 @@ class Attempt:
 
     def _rejoin(self) -> bool:
         self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
-        if (left := ranks_left(self._context)) is None:
+        try:
+            left = ranks_left(self._context)
+        except PodGone as error:
+            # Ranks on the other pods may live: they are watched, and ended as after any loss of a pod.
+            self._gone = error
+            self.begun = self._prepared = True
+            return True
+        if left is None:
             return False
         self._launcher, self._unwatched = left
         self.begun = self._prepared = True
@@ -196,6 +204,10 @@ class Attempt:
             self._launcher = LauncherProcess.start(command, c.run_id, c.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
+        if self._gone is not None:
+            gone = fault_of(self._context, self._gone)
+            self.ledger.lost[gone.pod] = gone.message
+            return gone
         while True:
             self._take()
             if first_cause(self.ledger.ranks.values()) is not None:

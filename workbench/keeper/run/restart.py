@@ -15,7 +15,7 @@ from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import LauncherProcess
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.run.stage import LOG_STREAMS, rank_request
 from workbench.keeper.watch.ledger import RunLedger
@@ -119,11 +119,24 @@ def _make_ready(context: RunContext, link: AgentLink) -> None:
 
 
 def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
-    """Find started ranks again: the launcher unless it has ended, and whether some ended with their agent. Blocks."""
+    """Find started ranks again: the launcher unless it has ended, and whether some ended with their agent. Blocks.
+
+    Returns:
+        None where no rank has been started, so that the run begins now.
+
+    Raises:
+        PodGone: A pod has ended, or has been silent for a lease.
+        RunError: The run cannot begin, or was over already.
+    """
     answers = context.everywhere(lambda link: _ask(context, link))
     phases = {phase for each, _ in answers for phase in each}
     unwatched = any(ended for _, ended in answers)
     launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
+    if not phases and context.paths.manifest.exists():  # written once all ranks have ended
+        raise RunError(
+            "its keeper died after the run had ended and before the result was written; its pods have no record of it "
+            f"any more, so how it ended is not known. Its files are in {context.paths.root}"
+        )
     if phases <= {"waiting"} and launcher is None:
         if context.unstartable:
             raise RunError(f"its keeper died before its ranks were started, and {context.unstartable}")
@@ -147,8 +160,10 @@ def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
         except (RemoteError, PodError) as error:
             ended = next((p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None)
             if ended is not None:
-                raise PodError(f"{ended.name} is {ended.phase}: {ended.message}") from error
+                raise PodGone(f"{ended.name} is {ended.phase}: {ended.message}", host=link.pod.address) from error
             if time.monotonic() > until:
-                raise
+                lease_s = context.spec.cluster.lease_s
+                why = f"no sign from {link.pod.name} for {lease_s:.0f} s: {error}"
+                raise PodGone(why, host=link.pod.address) from error
             logger.warning("%s", error)
         time.sleep(_PAUSE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -49,6 +50,7 @@ class Runner:
         self._attempt = self._new_attempt(rejoin=context.left)
         self._started_s = now_s()
         self._cleared = self._unbrought = False
+        self._settling = threading.Lock()
         self._ended = context.left and self.ended
 
     @property
@@ -150,8 +152,13 @@ class Runner:
             asked_to_stop=self._wishes.stop.is_set() and not self._wishes.cancel.is_set(),
         )
         inquiry.wait(_PREDICTED_S)
-        self._write_result(state, message, fault)
-        self._ended = True
+        with self._settling:
+            # The result comes first: without it, another keeper would find empty pods and train the run once more.
+            self._write_result(state, message, fault)
+            self._ended = True
+            if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
+                self._clear()
+                self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
         return state
 
     def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
@@ -230,6 +237,10 @@ class Runner:
 
     def fetch(self) -> list[str]:
         """Bring back what stayed on its pods when it ended, and correct its result; return what still stays there."""
+        with self._settling:  # its result is there before its pods are cleared
+            return self._fetch()
+
+    def _fetch(self) -> list[str]:
         if not self._ended:
             raise RunError(f"run {self.context.run_id} has not ended; what it leaves comes back by itself then")
         if self._cleared:
@@ -277,9 +288,6 @@ class Runner:
             if not (context.left and context.paths.manifest.exists()):  # else the keeper before had come so far
                 unreached = {*ledger.lost, *ledger.silent(_SILENT_S)} if not ledger.all_done else ledger.lost
                 self._brought = bring_back(context, unreached, progress.say)
-            if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
-                self._clear()
-                self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
@@ -294,7 +302,7 @@ class Runner:
             try:
                 clear(link, self.context.on_pod(link), all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(link.pod.name)
-            except WorkbenchError as error:
+            except Exception as error:  # run boundary: the run has its result
                 logger.warning("clearing %s: %s", link.pod.name, error)
 
     def _command(self) -> str:

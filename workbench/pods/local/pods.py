@@ -61,6 +61,8 @@ class LocalPods(Place):
     _pods: dict[str, Pod] = PrivateAttr(default_factory=dict)
     _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
     _limits: list[machine.MemoryLimit] = PrivateAttr(default_factory=list)
+    _kept: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
+    """The workers beside those that are just started again."""
     _fork_server: ForkServer | None = None
     _stopped: bool = False
     _keep_folders: bool = False
@@ -76,10 +78,10 @@ class LocalPods(Place):
         for root in (context.directory.absolute() / "pods" / f"pod-{i}" for i in range(count)):
             if root.exists():
                 raise ConfigError(f"{root} exists; the cluster's directory holds pods already, choose another")
+        self._stopped = False
         return self._launch(spec, count, context)
 
     def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        self._stopped = False
         login_user()
         find_sshd()
         addresses = {f"pod-{i}": address for i, address in enumerate(machine.loopback_addresses(count))}
@@ -127,7 +129,9 @@ class LocalPods(Place):
     def _launch_again(self, lost: Sequence[Pod], spec: PodSpec, context: LaunchContext) -> None:
         workers, pods = self._workers, self._pods
         sweep([pod.root for pod in lost])
-        self._workers, self._keep_folders = {}, True
+        with self._starting:
+            self._check_not_stopped()
+            self._kept, self._workers, self._keep_folders = workers, {}, True
         try:
             if len(lost) == len(pods):
                 self._launch(spec, len(lost), context)
@@ -137,8 +141,10 @@ class LocalPods(Place):
                     devices = _devices(spec, list(pods))
                     self._launch_at(lost[0].ssh_port, addresses, spec, devices, replace(context, warm=False))
         finally:
-            self._keep_folders = False
-            self._workers, self._pods = {**workers, **self._workers}, {**pods, **self._pods}
+            with self._starting:
+                self._keep_folders, self._kept = False, {}
+                if not self._stopped:  # else `stop` has ended them all
+                    self._workers, self._pods = {**workers, **self._workers}, {**pods, **self._pods}
 
     def refresh(self) -> list[Pod]:
         """Return the pods, failed where their worker has ended."""
@@ -159,7 +165,9 @@ class LocalPods(Place):
         """End all processes of the pods, in five seconds at most, and remove the folders; the logs stay. Idempotent."""
         with self._starting:  # no worker may start unseen beside `_end`
             self._stopped = True
-        self._end()
+            every, self._kept = {**self._kept, **self._workers}, {}
+            self._keep_folders = False
+        self._end(every)
 
     def remove_left(self, directory: Path) -> None:
         """End what runs of the pods, and remove their folders."""
@@ -170,9 +178,9 @@ class LocalPods(Place):
         sweep([str(folder.absolute() / "fork-server")])
         (folder / "fork-server.sock").unlink(missing_ok=True)
 
-    def _end(self) -> None:
-        """Do what `stop` says, without telling a launch that is under way to give up."""
-        workers = list(self._workers.values())
+    def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
+        """Do what `stop` says, of those workers alone, without telling a launch that is under way to give up."""
+        workers = list((self._workers if those is None else those).values())
         roots, fork_server = [worker.root for worker in workers], self._fork_server
         for worker in workers:
             worker.process.terminate()
