@@ -95,7 +95,7 @@ ELSEWHERE = _by_name(
         "use warmup_steps, or warmup_ratio for a share of all steps": "num_warmup_steps warmup",
         "use weight_decay": "wd",
         "use max_grad_norm": "clip_grad_norm gradient_clipping grad_clip",
-        "use epochs": "epoch max_epochs n_epochs num_epochs",
+        "use epochs": "max_epochs n_epochs num_epochs",
         "use max_steps": "steps train_steps total_steps",
         "use max_source_length for what is asked and max_target_length for the answer; a text has both together": (
             "block_size context_length cutoff_len max_length max_seq_len max_seq_length model_max_length seq_len"
