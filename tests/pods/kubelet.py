@@ -1,7 +1,8 @@
 """A small kubelet for tests: it runs each pod of the API server as processes of this machine, on its own address.
 
-It mounts Secrets and volumes as folders (paths in commands and variables follow them), starts the container's very
-command, probes it, writes status and events back, honours deletion, and can be told to misbehave.
+Containers see neither the notebook's folders nor its Python, where this process may mount. It mounts Secrets and
+volumes as folders (paths in commands and variables follow them), starts the container's very command, probes it,
+writes status and events back, honours deletion, and can be told to misbehave.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _CONTAINER = """
 mount --make-rprivate /
 if [ -n "$2" ]; then mount --bind "$2" /etc/passwd; fi
 if [ -n "$3" ]; then
-    for writable in /tmp "$1"; do mount --bind "$writable" "$writable"; done
+    for writable in /tmp "$1"; do mount --rbind "$writable" "$writable"; done
     mount -o remount,bind,ro /
 fi
 user=$4
@@ -104,6 +105,8 @@ class Kubelet:
         """The user id of containers that name none, of group 0, as OpenShift chooses one; None: this process's."""
         self.environment = {**session_environment(), **environment}
         """What the image sets."""
+        self.apart: tuple[str, ...] = ()
+        """Words before a container's own: what hides the notebook's folders and Python from it."""
         self.pods: dict[str, Running] = {}
         self._url = url
         self.folder = Path(tempfile.mkdtemp(prefix="wbk"))
@@ -145,10 +148,19 @@ class Kubelet:
 
     async def be_lost(self) -> None:
         """Lose the node, as the controller of nodes notes it: no reason in the condition, an Event for each pod."""
+        lost = {
+            "type": "Ready",
+            "status": "False",
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
         for pod in list(self.pods.values()):
-            lost = {"type": "Ready", "status": "False", "lastTransitionTime": _now()}
             await self._patch(pod, {"status": {"conditions": [lost]}})
             await self._event(pod, "NodeNotReady", "Node is not ready")
+
+    async def be_found(self) -> None:
+        """Report again."""
+        for pod in list(self.pods.values()):
+            await self._patch(pod, {"status": {"conditions": [_condition("Ready", True)]}})
 
     async def make_secret(self, name: str, data: dict[str, str]) -> None:
         """Make a Secret, as a user does."""
@@ -265,6 +277,7 @@ class Kubelet:
         read_only = "yes" if container["securityContext"]["readOnlyRootFilesystem"] else ""
         user = str(self.user or "") if "runAsUser" not in pod.manifest["spec"]["securityContext"] else ""
         return [
+            *self.apart,
             "unshare",
             "--mount",
             "sh",

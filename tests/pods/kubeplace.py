@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from tests.pods.sshhosts import apart
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext
 
@@ -33,6 +34,8 @@ class KubernetesPlace:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.kubeconfig = folder / "kubeconfig"
+        # Where the tests' notebooks have their clusters, beside this place.
+        self._hidden = [folder.parent / name for name in ("cluster", "runs")]
         self.server: ApiServer
         self.kubelet: Kubelet
         self._loop = asyncio.new_event_loop()
@@ -63,6 +66,17 @@ class KubernetesPlace:
             time.sleep(0.01)
         return [f"{item['kind']} {item['metadata']['name']}" for item in self.server.live()]
 
+    def lose_node(self) -> None:
+        """Have the node fall silent, while containers run on: no kubelet answers, and the controller of nodes notes it."""
+        self.server.kubelet_away = True
+        self.server.cut(self.server.forwards)
+        self.do(self.kubelet.be_lost())
+
+    def find_node(self) -> None:
+        """Have the node report again."""
+        self.server.kubelet_away = False
+        self.do(self.kubelet.be_found())
+
     def _waits_for_collection(self) -> bool:
         """Whether something is left whose owner is gone; the collector works in the background."""
         items = list(self.server.live())
@@ -84,6 +98,8 @@ class KubernetesPlace:
         url = str(self._http.url).rstrip("/")
         session = {name: value for name, value in os.environ.items() if name == "WORKBENCH_TEST_SESSION"}
         self.kubelet = Kubelet(url, session)
+        self.kubelet.apart, python = apart(self.kubelet.folder / "image", self._hidden)
+        self.kubelet.environment["PATH"] = f"{Path(python).parent}:{self.kubelet.environment['PATH']}"
         self.server.read_log = self.kubelet.read_log
         self._node = asyncio.create_task(self.kubelet.run())
         self.kubeconfig.write_text(json.dumps(kubeconfig(url)))

@@ -7,6 +7,7 @@ by a Role, and faults on demand. What it serves comes over real HTTP; `kubelet.p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -57,6 +58,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         self.faults: list[Fault] = []
         self.away = False
         """Whether it has gone: it breaks what is open, and every new call but the kubelet's; what it holds stays."""
+        self.kubelet_away = False
+        """Whether the node's kubelet does not answer, which has the logs and carries the port-forwards."""
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
@@ -92,6 +95,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             if fault.after:
                 await super().__call__(raw_request)
             return refused(fault.status, fault.message, fault.headers)
+        if sub in ("log", "portforward") and self.kubelet_away:
+            return refused(500, "error dialing backend: dial tcp 10.0.0.9:10250: connect: connection refused")
         if sub == "log":
             return self._log(name, int(raw_request.query.get("tailLines", "0")))
         if sub == "portforward":
@@ -186,9 +191,10 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
 
 
 async def _copy_back(reader: asyncio.StreamReader, channel: web.WebSocketResponse) -> None:
-    while data := await reader.read(65536):
-        await channel.send_bytes(b"\0" + data)
-    await channel.close()
+    with contextlib.suppress(ConnectionError):  # the client, or the way to it, has gone
+        while data := await reader.read(65536):
+            await channel.send_bytes(b"\0" + data)
+        await channel.close()
 
 
 def refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

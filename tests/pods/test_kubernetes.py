@@ -416,7 +416,7 @@ def running(launched: Launched, place: KubernetesPlace) -> Callable[[str], Pod]:
 
 
 def test_a_lost_node_is_named_and_found_again(launched: Launched, place: KubernetesPlace) -> None:
-    place.do(place.kubelet.be_lost())
+    place.lose_node()
     until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.UNKNOWN] * 2)
     assert all(pod.message.startswith("its node node-1 is not ready since 20") for pod in launched.backend.refresh())
     place.do(place.kubelet.condition("pod-0", type="PodScheduled", status="True"))
@@ -528,7 +528,7 @@ def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
             refused = connection.run(["touch", path], timeout_s=20)
             assert "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr, path
         script = 'import os, pathlib; p = pathlib.Path(os.environ["XDG_CACHE_HOME"], "hub"); p.mkdir(parents=True)'
-        assert connection.run([sys.executable, "-c", f"{script}; print(p)"], timeout_s=20).stdout.startswith(
+        assert connection.run([launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=20).stdout.startswith(
             launched.pods[0].root
         )
         assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=20).exit_code == 0
@@ -578,6 +578,39 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(place: Ku
     assert len(lines) < 40, "\n".join(lines)
     assert any("port-forward to port 2222: " in line for line in lines)
     assert any("answers again after" in line for line in lines)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
+def test_pods_share_neither_folders_nor_python_with_the_notebook(place: KubernetesPlace, tmp_path: Path) -> None:
+    script = tmp_path / "who.py"
+    script.write_text("import os, sys; print(sys.executable, os.path.exists(sys.argv[1]))")
+    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        there = cluster.pods[0].python
+        assert there != sys.executable
+        for launcher in ("ssh", "pdsh"):
+            run = cluster.submit(Script(path=str(script), args=[str(cluster.path / "identity")], launcher=launcher))
+            run.wait(120, progress=False).raise_for_status()
+            assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
+        with pytest.raises(WorkbenchError, match="launcher 'openmpi' needs pods that can connect to this machine"):
+            cluster.submit(Script(path=str(script), launcher="openmpi"))
+
+
+def test_a_lost_node_is_named_by_the_run_and_outlived(place: KubernetesPlace, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    script = tmp_path / "wait.py"
+    script.write_text("import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n")
+    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        run = cluster.submit(Script(path=str(script), args=[str(end)]))
+        until(lambda: run.message == "running", 60, why=lambda: run.message)
+        place.lose_node()
+        try:
+            words = "no sign from any pod: its node node-1 is not ready since "
+            until(lambda: words in run.message, 60, why=lambda: run.message)
+            until(lambda: {pod.phase for pod in cluster.pods} == {Phase.UNKNOWN})
+        finally:
+            place.find_node()
+        end.touch()
+        run.wait(120, progress=False).raise_for_status()
 
 
 @pytest.mark.long

@@ -29,7 +29,14 @@ _AT_ONCE = 32
 
 
 class Fleet:
-    def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
+    def __init__(
+        self,
+        paths: ClusterPaths,
+        spec: ClusterSpec,
+        report: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
+    ):
+        """Own the pods of a spec; `changed` is called when a look finds a pod in another phase than before."""
         self.pods: Sequence[Pod] = ()
         """The pods as they were last seen."""
         self.arrived: Sequence[Pod] = ()
@@ -37,7 +44,7 @@ class Fleet:
         self.owned = False
         """Whether pods are there, or are on their way, that this keeper is to take down."""
         self.paths, self.spec = paths, spec
-        self._report = report
+        self._report, self._changed = report, changed
         self._backend: PodBackend = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
@@ -213,7 +220,10 @@ class Fleet:
             if self._replacing:
                 return self.pods
             before = {pod.name for pod in self.pods if pod.phase.is_terminal}
+            shown = [(pod.phase, pod.message) for pod in self.pods]
             self._see(self._backend.refresh())
+            if shown != [(pod.phase, pod.message) for pod in self.pods]:
+                self._changed()
             ended = [pod for pod in self.pods if pod.phase.is_terminal and pod.name not in before]
             if ended:
                 self._report("; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in ended))

@@ -52,7 +52,7 @@ class Keeper:
         """Own the cluster of this lock; `before`: what the keeper last said that died and left it."""
         self._paths = paths
         self._spec = spec
-        self._fleet = Fleet(paths, spec, report=self._report)
+        self._fleet = Fleet(paths, spec, report=self._report, changed=self._write_state)
         self._redact = redact  # masks the secrets of the cluster and of its jobs in all that is written down
         redact.learn(spec.pods.env)
         self._phase, self._message = "starting", "starting pods"
