@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("what", ["folder", "log"])
+@pytest.mark.parametrize("what", ["folder", "log", "root"])
 def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     world: World, cluster: Cluster, tmp_path: Path, what: str
 ) -> None:
@@ -36,16 +36,22 @@ def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     run = counting(cluster, "--lines", "100", "--gate", str(gate))
     world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
     folder = Path(cluster.pods[1].root) / "runs" / run.id
-    if what == "folder":
-        shutil.rmtree(folder)
-    else:
-        (folder / "rank-1" / "stdout.log").unlink()
+    match what:
+        case "root":
+            shutil.rmtree(cluster.pods[1].root)
+        case "folder":
+            shutil.rmtree(folder)
+        case _:
+            (folder / "rank-1" / "stdout.log").unlink()
     gate.write_text("11")
     result = run.wait(90, progress=False)
     assert result.state is RunState.SUCCEEDED, result.message
     assert "on pod-1 " in result.message
     assert "was removed while the run used it" in result.message
     exact(run, 100)
+    again = counting(cluster, "--lines", "3")
+    again.wait(90, progress=False).raise_for_status()
+    exact(again, 3)
 
 
 def test_a_store_that_is_removed_is_filled_again(world: World, cluster: Cluster, tmp_path: Path) -> None:
