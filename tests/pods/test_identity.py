@@ -86,6 +86,15 @@ def test_a_hostile_pod_is_not_pinned_and_nothing_changes(tmp_path: Path, field: 
     assert (identity.known_hosts.read_text(), identity.ssh_config.read_text()) == before
 
 
+def test_openssh_gives_a_host_behind_a_slow_line_more_time(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    slow = replace(pod(identity), connect_timeout_s=30.5)
+    identity.pin([slow])
+    argv = ["ssh", "-G", "-F", identity.ssh_config, "--", slow.address]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=10)
+    assert "connecttimeout 31" in shown.stdout.splitlines(), shown.stderr
+
+
 def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "a b 100%h é")
     identity.pin([pod(identity)])

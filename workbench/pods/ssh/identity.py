@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import ipaddress
+import math
 import re
 import shlex
 import shutil
@@ -46,6 +47,7 @@ ServerAliveInterval 3
 ServerAliveCountMax 3
 """
 
+_CONNECT_S = 5  # as in the options above
 # OpenSSH 9's first choice takes its client six times the CPU, against who records now to decrypt in years.
 _ON_LOOPBACK = "KexAlgorithms -sntrup761*"
 
@@ -166,23 +168,32 @@ def generate_key(path: Path, comment: str) -> None:
 
 def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:
     blocks = []
+    patience_s: dict[Jump, float] = {}
     for pod in pods:
         lines = [f"User {check_user(pod.user)}", f"IdentityFile {_config_path(identity.key_for(pod))}"]
+        lines += _patience(pod.connect_timeout_s)
         if pod.ssh_address:  # known under the name that the pods use: a forwarded port is another pod's tomorrow
             alias = known_hosts_name(pod.address, pod.ssh_port).lower()
             lines += [f"HostName {check_address(pod.ssh_address)}", f"HostKeyAlias {alias}"]
         if pod.jump is not None:
             lines.append(f"ProxyCommand {_proxy_command(identity, jumps.index(pod.jump))}")
+            patience_s[pod.jump] = max(pod.connect_timeout_s, patience_s.get(pod.jump, 0.0))
         elif not pod.ssh_address and _is_loopback(pod.address):
             lines.append(_ON_LOOPBACK)
         blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
     for number, jump in enumerate(jumps):
         lines = [f"HostName {check_address(jump.address)}", f"User {check_user(jump.user)}"]
         lines.append(f"IdentityFile {_config_path(Path(jump.key))}")
+        lines += _patience(patience_s[jump])
         blocks.append(_block(_JUMP.format(number), check_port(jump.port), lines))
     # With `none`, a host that is not listed above is not offered the user's own keys.
     files = f"IdentityFile none\nUserKnownHostsFile {_config_path(identity.known_hosts)}\n"
     return "".join([*blocks, "Host *\n", files, _CLIENT_OPTIONS])
+
+
+def _patience(connect_timeout_s: float) -> list[str]:
+    """Return the option that gives a host behind a slow line more time than all others have."""
+    return [f"ConnectTimeout {math.ceil(connect_timeout_s)}"] if connect_timeout_s > _CONNECT_S else []
 
 
 def _block(host: str, port: int, lines: Sequence[str]) -> str:
