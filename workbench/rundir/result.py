@@ -167,7 +167,7 @@ class ResultRecord(Measurements):
     not_read: tuple[str, ...] = ()
     """Columns of the rows that were there and that no row's form reads."""
     empty_answers: Whole | None = None
-    """Rows whose answer is empty, to train or to evaluate on; None where nobody counted them."""
+    """Rows whose answer is empty, to train or to evaluate on; None if they were not counted."""
     learning_rate: Number | None = None
     """Highest learning rate of the schedule."""
     model: str = ""

@@ -1,4 +1,4 @@
-"""Files of rows opened: unpacked where they are compressed, and as UTF-8 whatever encoding they have."""
+"""Open files of rows: unpack what is compressed, and turn other encodings into UTF-8."""
 
 from __future__ import annotations
 
