@@ -67,7 +67,7 @@ class KubernetesPlace:
         return [f"{item['kind']} {item['metadata']['name']}" for item in self.server.live()]
 
     def lose_node(self) -> None:
-        """Have the node fall silent, while containers run on: no kubelet answers, and the controller of nodes notes it."""
+        """Have the node fall silent while containers run on: no kubelet answers, and the node controller notes it."""
         self.server.kubelet_away = True
         self.server.cut(self.server.forwards)
         self.do(self.kubelet.be_lost())
