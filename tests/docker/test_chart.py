@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -170,3 +171,27 @@ def test_a_value_that_cannot_be_is_refused(render: Render, values: dict[str, Any
 def test_helm_finds_no_fault(helm: Path) -> None:
     done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("labels", "taken"),
+    [
+        ({}, False),
+        ({"enforce": "privileged"}, False),
+        ({"enforce": "restricted"}, True),
+        ({"enforce": "baseline"}, True),
+    ],
+)
+def test_a_namespace_without_a_pod_security_standard_is_refused(
+    helm: Path, tmp_path: Path, labels: dict[str, str], taken: bool
+) -> None:
+    """`helm template` sees no namespace, so the check is given the labels that `lookup` would find."""
+    shutil.copytree(CHART, tmp_path / "chart")
+    assert "workbench.checkLabels" in (CHART / "templates" / "namespace.yaml").read_text()
+    there = " ".join(f'"pod-security.kubernetes.io/{name}" "{level}"' for name, level in labels.items())
+    check = f'{{{{- include "workbench.checkLabels" (dict "name" "team" "labels" (dict {there})) }}}}'
+    (tmp_path / "chart" / "templates" / "try.yaml").write_text(check)
+    argv = [helm, "template", "lab", tmp_path / "chart", "--namespace", "team"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) is taken, done.stderr
+    assert ("kubectl label namespace team pod-security.kubernetes.io/enforce=restricted" in done.stderr) is not taken

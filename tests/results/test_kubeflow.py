@@ -16,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.pods.kubeplace import MANIFESTS
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
@@ -158,6 +159,22 @@ def test_every_object_is_valid(tmp_path: Path, kind: str, options: dict[str, Any
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_shipped_policy_selects_every_pod(tmp_path: Path, kind: str) -> None:
+    """It goes by a label of the pods; one of the job alone selects nothing."""
+    (policy, *_) = yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text())
+    wanted = policy["spec"]["podSelector"]["matchLabels"]
+    made = parts(run_of(tmp_path, FineTune(technique="zero1")).manifest(kind, image=IMAGE))
+    job = list(made.values())[-1]
+    pods = templates(job)
+    if kind == "trainjob":
+        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        pods = [patch["template"]["spec"]["template"]]
+    assert pods
+    for pod in pods:
+        assert pod["metadata"]["labels"].items() >= wanted.items()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_pod_gets_a_token_or_may_write_its_image(tmp_path: Path, kind: str) -> None:
     made = parts(run_of(tmp_path, FineTune(technique="zero1")).manifest(kind, image=IMAGE))
     job = list(made.values())[-1]
@@ -288,7 +305,11 @@ def test_settings_come_from_the_pods_of_the_run_unless_told(tmp_path: Path) -> N
     assert job["metadata"]["namespace"] == "lab"
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pod["metadata"] == {
-        "labels": {"team": "nlp", "scheduling.x-k8s.io/pod-group": job["metadata"]["name"]},
+        "labels": {
+            "team": "nlp",
+            "app.kubernetes.io/managed-by": "deepspeed-workbench",
+            "scheduling.x-k8s.io/pod-group": job["metadata"]["name"],
+        },
         "annotations": {"note": "mine"},
     }
     spec, container = pod["spec"], pod["spec"]["containers"][0]

@@ -34,3 +34,9 @@ labels:
   app.kubernetes.io/managed-by: {{ .Release.Service }}
   helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
+
+{{- define "workbench.checkLabels" -}}
+{{- if not (has (get .labels "pod-security.kubernetes.io/enforce") (list "restricted" "baseline")) -}}
+{{- fail (printf "namespace %s enforces no pod security standard, so who may create pods there can mount a node's files; run: kubectl label namespace %s pod-security.kubernetes.io/enforce=restricted (or set checkNamespace=false)" .name .name) -}}
+{{- end -}}
+{{- end }}

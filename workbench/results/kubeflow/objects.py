@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base import entries
+from workbench.pods.kubernetes.manifests.objects import MANAGED_BY
 from workbench.pods.kubernetes.manifests.podspec import (
     cache_env,
     container_security,
@@ -106,7 +107,9 @@ def _trainjob(plan: KubeflowPlan) -> Object:
     placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
     node = {"name": "node", "volumeMounts": _mounts(plan), "securityContext": container_security(plan.options)}
     patch = {"volumes": _volumes(plan), "securityContext": pod_security(plan.options), **placed, "containers": [node]}
-    template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": patch}}}}]}}
+    # The shipped NetworkPolicy selects pods by this label.
+    pod = {"metadata": {"labels": {MANAGED_BY[0]: MANAGED_BY[1]}}, "spec": patch}
+    template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": pod}}}]}}
     runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": plan.options.runtime}
     ours = {"manager": "deepspeed-workbench.io/notebook", "trainingRuntimeSpec": {"template": template}}
     spec: Object = {"runtimeRef": runtime, "trainer": trainer, "runtimePatches": [ours]}
@@ -183,7 +186,9 @@ def _mpi_script(plan: KubeflowPlan) -> str:
 def _replica(plan: KubeflowPlan, replicas: int, container: Object) -> Object:
     options = plan.options
     group = {options.pod_group_label: plan.name} if options.pod_group_label else {}
-    metadata: Object = {"labels": {**options.labels, **group}, "annotations": dict(options.annotations)}
+    # The shipped NetworkPolicy selects pods by the first of these labels.
+    labels = {**options.labels, MANAGED_BY[0]: MANAGED_BY[1], **group}
+    metadata: Object = {"labels": labels, "annotations": dict(options.annotations)}
     spec: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -242,7 +247,7 @@ def _run_policy(plan: KubeflowPlan, clean: str) -> Object:
 
 def _head(version: str, kind: str, plan: KubeflowPlan, name: str, *, queued: bool = False) -> Object:
     options = plan.options
-    labels = {**options.labels, "app.kubernetes.io/managed-by": "deepspeed-workbench"}
+    labels = {**options.labels, MANAGED_BY[0]: MANAGED_BY[1]}
     if queued and options.queue:
         labels["kueue.x-k8s.io/queue-name"] = options.queue
     metadata = {"name": name, **({"namespace": options.namespace} if options.namespace else {}), "labels": labels}
