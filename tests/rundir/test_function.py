@@ -92,6 +92,19 @@ def test_a_function_of_a_file_keeps_the_name_of_its_file(tmp_path: Path) -> None
     assert list(json.loads((script.parent / "function.json").read_text())["sources"]) == [__file__]
 
 
+def test_the_lines_of_the_function_alone_travel(tmp_path: Path) -> None:
+    """Its cell, or its file, may hold a token in another line."""
+    script = made(Function(train, (1,), {"rate": 0.5}), tmp_path)
+    sources = json.loads(Path(script.path).with_name("function.json").read_text())["sources"]
+    (lines,) = (source.splitlines() for source in sources.values())
+    whole = Path(__file__).read_text().splitlines()
+    kept = [line for line in lines if line]
+    assert all(line in ("", whole[number]) for number, line in enumerate(lines)), "numbered as in the file"
+    assert kept[0] == "def helper(value: int) -> int:"
+    assert kept[2].startswith("def train(rows: int")
+    assert len(kept) == 4
+
+
 def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
     """In a real IPython, whose cells are in no file."""
     cells = f"""

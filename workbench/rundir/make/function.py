@@ -16,7 +16,7 @@ import linecache
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -151,7 +151,7 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
     def code(it: CodeType) -> Any:
         name = _cell(it.co_filename)
         if lines := linecache.getlines(it.co_filename):
-            sources[name] = "".join(lines)
+            sources[name] = _with_lines(sources.get(name, ""), lines, it)
         return table[CodeType](it.replace(co_filename=name))
 
     def refuse(file: io.TextIOWrapper) -> Any:  # it would read the file, and send what it holds
@@ -167,6 +167,18 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
     target = io.BytesIO()
     Pickler(target).dump(value)
     return target.getvalue()
+
+
+def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
+    """Return a file's text with the lines of some code, beside those that were kept; all others are empty.
+
+    A traceback shows them, and the rest of a cell may hold what its writer would not send, such as a token.
+    """
+    ends = [end for _, end, _, _ in code.co_positions() if end is not None]
+    first, last = code.co_firstlineno, max([code.co_firstlineno, *ends])
+    before = kept.splitlines(keepends=True)
+    before += ["\n"] * (last - len(before))
+    return "".join([*before[: first - 1], *lines[first - 1 : last], *before[last:]])
 
 
 def _cell(file: str) -> str:
