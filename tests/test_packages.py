@@ -114,7 +114,7 @@ def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) ->
             cluster.start()
 
 
-@pytest.mark.parametrize("pip", [["--index-url=http://x"], [""], ["a\nb"], "evaluate", [3]])
+@pytest.mark.parametrize("pip", [["--index-url=http://x"], [" -U"], ["evaluate "], [""], ["a\nb"], "evaluate", [3]])
 def test_what_is_no_requirement_is_refused(pip: object) -> None:
     with pytest.raises(ConfigError, match="pip"):
         PodSpec(pip=pip)

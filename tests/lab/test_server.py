@@ -158,6 +158,9 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, writt
         series = client.post(f"{path}data/plugin/timeseries/timeSeries", data=asked)
         assert written.paths.root.name in series.text
 
+        for method in ("PUT", "DELETE", "PATCH"):
+            assert client.request(method, path).status_code == 405, "it is only read here"
+
         # Neither pages, nor what lists and starts them, for who has no token; nor with a login's cookie from elsewhere.
         for method, where in [("GET", path), ("GET", runs), ("POST", f"{path}data/plugin/timeseries/timeSeries"),
                               ("GET", "workbench/api/runs"), ("GET", "workbench/api/page?run=x"),

@@ -243,3 +243,16 @@ def ssh_to(launched: Launched) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's program may send one; the keeper has other things to do than to read it."""
+    from workbench.pods.ssh.bulk import pipe
+
+    endless = [sys.executable, "-c", "import os\nwhile True: os.write(1, b'x' * 65536)"]
+    with pipe.Pipe(endless) as line, pytest.raises(pipe.Broken, match="a line of more than 1,048,576 bytes"):
+        line.readline()
+    monkeypatch.setattr(pipe, "_HASHED_S", 1.0)
+    slow = [sys.executable, "-uc", "import os, time\nwhile True: os.write(1, b'x'); time.sleep(0.05)"]
+    with pipe.Pipe(slow) as line, pytest.raises(pipe.Broken, match="no whole line came for 1 s"):
+        line.readline()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -53,14 +55,27 @@ def main_of(module: str) -> tuple[str, str]:
     return "-c", f"{load}; code = main() or 0; sys.stdout.flush(); sys.stderr.flush(); os._exit(code)"
 
 
-def replies(module: str, *, request: object, limit_s: float | None = None) -> Iterator[Any]:
-    """Yield the lines of JSON that a module answers a request with, and end it; ValueError says how it failed."""
+def replies(
+    module: str, *, request: object, limit_s: float | None = None, memory_bytes: int | None = None
+) -> Iterator[Any]:
+    """Yield the lines of JSON that a module answers a request with, and end it; ValueError says how it failed.
+
+    Args:
+        module: The module whose `main` is run.
+        request: What it reads on its standard input.
+        limit_s: Seconds after which it is ended. Default None: none.
+        memory_bytes: Bytes of private memory that it may have. Default None: as many as this process.
+    """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
         given.write(json.dumps(request).encode())
         given.seek(0)
         env, pipe = child_environment(**HELPER), subprocess.PIPE
         child = start("-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors)
         assert child.stdout is not None
+        if memory_bytes is not None and hasattr(resource, "prlimit"):
+            # Not its address space: a driver of GPUs reserves far more of that than it uses.
+            with contextlib.suppress(OSError, ValueError):
+                resource.prlimit(child.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
         end, began = threading.Timer(limit_s or 0.0, child.kill), time.monotonic()
         end.daemon = True
         try:

@@ -169,3 +169,8 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
     async def post(self, key: str, path: str) -> None:
         """Pass a question on that is too long for a URL; none of them changes anything."""
         await self.http_get(key, path)
+
+    async def _refuse(self, *_: str) -> None:
+        raise web.HTTPError(405, "TensorBoard is only read here")
+
+    put = delete = patch = options = _refuse  # those of the proxy take other words

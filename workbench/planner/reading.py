@@ -23,6 +23,7 @@ from workbench.jobs.finetune import FineTune
 
 _SAMPLE = 400  # rows whose tokens are counted
 _HUB_ROWS = 2000  # rows of a hub dataset that are fetched to be looked at
+_MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
 _LIMIT_S = 600.0
 
 
@@ -122,7 +123,7 @@ def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, An
         "shown": shown,
     }
     try:
-        (answer,) = replies(entries.ROW_LOOK, request=request, limit_s=_LIMIT_S)
+        (answer,) = replies(entries.ROW_LOOK, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES)
     except ValueError as error:
         raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {error}") from error
     if "error" in answer:

@@ -24,6 +24,7 @@ Answer = Mapping[str, Any]
 """What the tracing process writes: `points` by arithmetic, `sizes`, and in `failed` why there are no points of some
 arithmetic; of spread layers `part`, the same."""
 
+_MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
 _LIMIT_S = 300.0
 _FORM = 2  # of the cached files; another number makes those of before be ignored
 
@@ -175,7 +176,7 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
 
 def _ask(request: Request) -> Answer:
     try:
-        (answer,) = replies(entries.TRACE, request=request, limit_s=_LIMIT_S)
+        (answer,) = replies(entries.TRACE, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES)
     except ValueError as error:
         raise WorkbenchError(f"the model cannot be traced: {error}") from error
     return dict(answer)

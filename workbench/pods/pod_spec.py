@@ -11,7 +11,7 @@ from workbench.base.record import Allowed, Count, Environment, Positive, Record,
 
 
 def _requirement(value: str) -> str:
-    if not value.strip() or value.startswith("-") or not value.isprintable():
+    if not value.strip() or value != value.strip() or value.startswith("-") or not value.isprintable():
         raise ValueError(value)  # an option of pip's: those are PIP_… in env
     return value
 

@@ -38,6 +38,7 @@ from workbench.base.files.locks import is_locked
 from workbench.base.json_values import Json, items, text
 from workbench.base.process import Process, activity, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
+from workbench.base.words import printable
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
@@ -255,7 +256,7 @@ def message_of(paths: RunPaths, state: RunState) -> str:
     raw = read_json(paths.state)
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
     hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
-    return mask_secrets(text(raw.get("message")) + (f" ({hints})" if hints else ""))
+    return mask_secrets(printable(text(raw.get("message")) + (f" ({hints})" if hints else "")))
 
 
 def unknown_words(paths: RunPaths) -> str:
@@ -333,6 +334,8 @@ def cluster_of(paths: RunPaths) -> Path:
 def known_cluster_of(paths: RunPaths) -> Path:
     """Return the same. Raises Unreadable where nobody can say at this moment."""
     named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
+    if "\0" in str(named):  # no path holds one
+        return paths.root
     is_missing(named)  # raises where a folder that is there would be taken for none below
     if _is_with(named, paths.root):
         return named

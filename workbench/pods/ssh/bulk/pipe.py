@@ -8,11 +8,13 @@ import os
 import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
 _SILENCE_S = 60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
 _HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file
+_LONGEST_LINE = 1 << 20
 _WORDS = 400
 
 
@@ -49,8 +51,15 @@ class Pipe:
                     stream.close()
 
     def readline(self) -> bytes:
+        """Return a line, without its end; a longer one than any of ours, or one that never ends, is Broken."""
+        deadline = time.monotonic() + _HASHED_S
         while b"\n" not in self._spare:
-            self._spare += self._receive(_HASHED_S)
+            if len(self._spare) > _LONGEST_LINE:
+                raise Broken(f"it sent a line of more than {_LONGEST_LINE:,} bytes")
+            left_s = max(0.0, deadline - time.monotonic())
+            if not select.select([self._out], [], [], left_s)[0]:
+                raise Broken(f"no whole line came for {_HASHED_S:.0f} s")
+            self._spare += self._receive(_SILENCE_S)
         line, _, self._spare = self._spare.partition(b"\n")
         return line
 
