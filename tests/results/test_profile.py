@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import html
 from dataclasses import replace
 from pathlib import Path
@@ -222,3 +223,14 @@ def test_the_modules_are_a_data_frame() -> None:
     attention = frame[frame["path"] == "encoder.block.0.layer.0"].iloc[0]
     assert attention["latency_s"] == child(profile.root, "encoder", "block.0", "layer.0").latency_s  # type: ignore[arg-type]
     assert len(parse_profile("DeepSpeed Flops Profiler").to_dataframe()) == 0
+
+
+def test_a_torn_report_is_read_as_far_as_it_goes() -> None:
+    """Rank 0 writes it, and may be ended amid it; a number that is none is not known."""
+    whole = SAMPLE.read_text()
+    for end in range(0, len(whole), max(1, len(whole) // 60)):
+        with contextlib.suppress(RunError):
+            parse_profile(whole[:end])
+    for torn, number in (("1.2.3", "1"), ("..", "1"), ("1e999", "1"), (".", "2"), ("9" * 400, "3"), ("1e+", "4")):
+        profile = parse_profile(whole.replace(number, torn))
+        assert profile.step is None or isinstance(profile.step, int)

@@ -1,13 +1,16 @@
 r"""Mask secrets in text. Pure.
 
 A mask is as long as what it hides and keeps line ends, so an offset into a log stays what it was and JSON stays JSON.
+
+Any text may come here, a line of a rank's output above all. So every repetition in a pattern has a bound, none is tried
+again in several ways, and a long line is masked in pieces: the time that masking takes grows with the text, no faster.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -18,26 +21,29 @@ _SECRET_NAME = re.compile(
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
 _LEAST = 4  # characters of a value whose name says that it is a secret
 _LEAST_UNNAMED = 8
-_TELLING = re.compile(r"\d.*[A-Za-z]|[A-Za-z].*\d")
+_DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[A-Za-z]")
+_STAR = re.compile(r"\*")
+_PIECE = 8 << 10  # characters of a line that are masked at once,
+_OVERLAP = 4 << 10  # with so many of what follows: a secret that is no longer is whole in one of two pieces
 _BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
 
 _PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
-_PEM_LINE = rf"(?:\s|\\[nr])+{_PREFIX}(?:[\w-]+:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
+_PEM_LINE = rf"(?:\s|\\[nr]){{1,200}}{_PREFIX}(?:[\w-]{{1,60}}:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
 # The rest of a key in whose midst another process spoke; read backwards, from its end on.
 _PEM_REST = re.compile(
-    r"-----YEK ETAVIRP[ A-Z]{0,30}DNE-----(?:(?:[ ]:\]?[\w.:-]{1,40}\[?)?(?:\s|[nr]\\)+[A-Za-z0-9+/=]{1,80}(?!\\))*"
+    r"-----YEK ETAVIRP[ A-Z]{0,30}DNE-----"
+    r"(?:(?:[ ]:\]?[\w.:-]{1,40}\[?)?(?:\s|[nr]\\){1,200}[A-Za-z0-9+/=]{1,80}(?!\\))*"
 )
-_NUMBER = r"-?[\d.]+(?:[eE][+-]?\d+)?(?![\w-])"
+_NUMBER = r"-?[\d.]{1,400}+(?:[eE][+-]?\d{1,9}+)?(?![\w-])"
+_PEM = re.compile(
+    rf"-----BEGIN[ A-Z]{{0,30}}PRIVATE KEY-----(?:{_PEM_LINE})*"
+    rf"(?:(?:\s|\\[nr]){{0,200}}{_PREFIX}-----END[ A-Z]{{1,60}}-----)?"
+)
 # Each with what a text must hold to match; looking for that is a hundred times as fast. Where a pattern has a group,
 # only the group is masked.
 _LOOKS = [
     (hints, re.compile(pattern))
     for pattern, *hints in (
-        (
-            rf"-----BEGIN[ A-Z]{{0,30}}PRIVATE KEY-----(?:{_PEM_LINE})*"
-            rf"(?:(?:\s|\\[nr])*{_PREFIX}-----END[ A-Z]+-----)?",
-            "PRIVATE KEY",
-        ),
         (r"\bhf_[A-Za-z0-9]{16,}", "hf_"),
         (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", "AKIA", "ASIA"),
         (r"\bgh[opusr]_[A-Za-z0-9]{20,}", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
@@ -49,15 +55,18 @@ _LOOKS = [
         (r"\bnvapi-[\w-]{20,}", "nvapi-"),
         (r"\bnpm_[A-Za-z0-9]{20,}", "npm_"),
         (r"\bpypi-[\w-]{30,}", "pypi-"),
-        (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,}", "eyJ"),
+        (r"\beyJ[\w-]{8,400}+\.[\w-]{8,8000}+\.[\w-]{4,}", "eyJ"),
         (r"hooks\.slack\.com/services/([\w/]{16,})", "hooks.slack"),
-        (r"\b[Bb](?:earer|EARER|asic|ASIC)\s{1,2}((?=\S*\d)[\w.~+/=-]{8,})", "earer ", "EARER ", "asic ", "ASIC "),
-        (r"://[^\s/:@\"'\\]*:([^\s/@\"'\\]+)@", "://"),
-        (r"://([\w-]{16,})@", "://"),
+        (
+            r"\b[Bb](?:earer|EARER|asic|ASIC)\s{1,2}((?=[^\s\d]{0,100}+\d)[\w.~+/=-]{8,})",
+            *("earer ", "EARER ", "asic ", "ASIC "),
+        ),
+        (r"://[^\s/:@\"'\\]{0,200}+:([^\s/@\"'\\]{1,2000}+)@", "://"),
+        (r"://([\w-]{16,2000}+)@", "://"),
         (r"(?:AccountKey|SharedAccessKey|[?&;]sig)=([\w+/%=-]{16,})", "AccountKey", "SharedAccessKey", "sig="),
         (
             r"(?i:token|secret|passw(?:or)?d|pwd|api[_-]?key|access[_-]?key|auth|credential)s?\\?[\"']?\s{0,2}[:=]"
-            rf"\s{{0,2}}\\?[\"']?((?!{_NUMBER})(?=[^\s\"',;&]*\d)(?=[^\s\"',;&]*[A-Za-z])"
+            rf"\s{{0,2}}\\?[\"']?((?!{_NUMBER})(?=[^\s\"',;&\d]{{0,100}}+\d)(?=[^\s\"',;&A-Za-z]{{0,100}}+[A-Za-z])"
             r"[\w+=%!#^*-][^\s\"',;&<>(){}\[\]\\]{7,})",
             *("oken", "OKEN", "ecret", "ECRET", "assw", "ASSW", "pwd", "PWD", "auth", "AUTH", "Auth"),
             *("key", "KEY", "Key", "redential", "REDENTIAL"),
@@ -125,12 +134,41 @@ def mask_secrets(text: str) -> str:
         >>> mask_secrets("GET /?api_key=a1b2c3d4e5 as Bearer abc123def, loss 3.25, tokens: 12345678")
         'GET /?api_key=********** as Bearer *********, loss 3.25, tokens: 12345678'
     """
-    for hints, pattern in _LOOKS:
-        if any(map(text.__contains__, hints)):
-            text = pattern.sub(_masked, text)
-    if "PRIVATE KEY-----" in text:
+    if "PRIVATE KEY-----" in text:  # first: another pattern may match within a key, and leave no key to be seen
+        text = _PEM.sub(_masked, text)
         text = _PEM_REST.sub(_masked, text[::-1])[::-1]
+    if looks := [pattern for hints, pattern in _LOOKS if any(map(text.__contains__, hints))]:
+        return "".join(_mask_piece(each, looks) for each in _pieces(text))
     return text
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text into its long lines, and what stands between them."""
+    between: list[str] = []
+    for line in text.splitlines(keepends=True) if len(text) > _PIECE else [text]:
+        if len(line) <= _PIECE:
+            between.append(line)
+            continue
+        yield "".join(between)
+        yield line
+        between = []
+    yield "".join(between)
+
+
+def _mask_piece(text: str, looks: Sequence[re.Pattern[str]]) -> str:
+    """Mask lines that are short at once, and a long one in pieces that overlap."""
+    if len(text) <= _PIECE or "\n" in text[:_PIECE]:
+        for pattern in looks:
+            text = pattern.sub(_masked, text)
+        return text
+    masked = list(text)
+    for begin in range(0, len(text), _PIECE):
+        piece = text[begin : begin + _PIECE + _OVERLAP]
+        for pattern in looks:
+            piece = pattern.sub(_masked, piece)
+        for place in (match.start() for match in _STAR.finditer(piece)):
+            masked[begin + place] = "*"
+    return "".join(masked)
 
 
 def _masked(match: re.Match[str]) -> str:
@@ -144,8 +182,9 @@ def _stars(text: str) -> str:
 
 def _forms(value: str) -> Iterator[str]:
     """Yield a secret as it may be written: whole, by line, its telling parts, in JSON, in a URL, as UTF-8 bytes."""
-    telling = [part for part in _BETWEEN.split(value) if len(part) >= _LEAST_UNNAMED and _TELLING.search(part)]
-    password = re.findall(r"://[^\s/:@]*:([^\s/@]{4,})@", value)
+    long = [part for part in _BETWEEN.split(value) if len(part) >= _LEAST_UNNAMED]
+    telling = [part for part in long if _DIGIT.search(part) and _LETTER.search(part)]
+    password = re.findall(r"://[^\s/:@]{0,400}+:([^\s/@]{4,2000}+)@", value)
     for text in (
         value,
         *(line for line in value.splitlines() if len(line) >= _LEAST_UNNAMED and "--" not in line),

@@ -38,7 +38,7 @@ _IN_A_COLLECTIVE = re.compile(
 )
 _FRAMES = 8
 logger = logging.getLogger(__name__)
-_FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+) in (\S+)')
+_FRAME = re.compile(r'File "(?:[^"\n]{0,4000}/)?([^"/\n]{1,255})", line (\d{1,9}) in (\S{1,255})')
 _WRITTEN_S = 1.0
 _NAMED = 3  # ranks that a remark names; the file has all
 

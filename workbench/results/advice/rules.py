@@ -54,9 +54,11 @@ def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, obj
         (True, [0.5, 0.25, 79.25])
     """
     tuned = job if isinstance(job, FineTune) else None
-    words = f"{fault.kind}: {fault.message}\n{fault.traceback}"
+    # The rules look through all of it one after the other; what tells the cause is no longer.
+    message, traceback = fault.message[:_LONGEST], fault.traceback[-_LONGEST:]
+    words = f"{fault.kind}: {message}\n{traceback}"
     # A traceback quotes source lines that merely mention a cause; it counts where there is little else.
-    texts = [f"{fault.kind}: {fault.message}", words if fault.kind in ("exit", "signal", "launcher") else ""]
+    texts = [f"{fault.kind}: {message}", words if fault.kind in ("exit", "signal", "launcher") else ""]
     for text in filter(None, texts):
         for rule in _RULES:
             if (not rule.kinds or fault.kind in rule.kinds) and re.search(rule.words, text, re.IGNORECASE):
@@ -73,6 +75,7 @@ def _advice(rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[s
     return Advice(title=rule.title, fixes=tuple(fixes)[:3], lacked_memory=rule.lacked_memory, **memory)
 
 
+_LONGEST = 64 << 10  # characters of a message, and of a traceback's end
 _SIZE = r"(\d[\d.,]*\s?(?:[KMGT]i?B|bytes))"
 _MEMORY = {
     "asked": (rf"tried to allocate {_SIZE}", rf"unable to allocate {_SIZE}", rf"allocate an? .{{0,40}}?{_SIZE}"),

@@ -17,6 +17,7 @@ from workbench.base.words import count, duration, number, percent, scaled
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_LONGEST_LINE = 2000  # characters that are looked at
 _AGREES = 0.1  # of the trainer's samples/s
 FIGURES = ("params", "macs", "latency")
 """What modules can be sorted by: parameters, operations, time in the forward pass."""
@@ -168,6 +169,7 @@ def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Prof
 def parse_profile(text: str, source: str = "the text") -> Profile:
     if "DeepSpeed Flops Profiler" not in text:
         raise RunError(f"{source} is not a report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
+    text = "\n".join(line[:_LONGEST_LINE] for line in text.splitlines())
     head, _, detail = text.partition("Detailed Profile per GPU")
     figures = {name: _figure(pattern, head) for name, pattern in _HEADER.items()}
     return Profile(
@@ -189,23 +191,24 @@ def _rows(module: ModuleProfile, path: str, level: int = 0) -> Iterator[Mapping[
         yield from _rows(child, f"{path}.{child.name}" if level else child.name, level + 1)
 
 
-_NUMBER = r"([\d.]+(?:e[+-]?\d+)?) ?([TGBMKmun]?)"
+_PLAIN = r"\d{1,20}+(?:\.\d{1,20}+)?(?:e[+-]?\d{1,2})?"
+_NUMBER = rf"({_PLAIN}) ?([TGBMKmun]?)"
 """A number of the report and its metric prefix; it writes B for G where it counts parameters."""
 _HEADER = {
     "step": rf"Profile Summary at step {_NUMBER}:",
-    "world_size": rf"^world size: +{_NUMBER} *$",
-    "micro_batch_size": rf"^batch size per GPU: +{_NUMBER} *$",
-    "params": rf"^params of model.*?: +{_NUMBER} *$",
-    "macs": rf"^fwd MACs per GPU: +{_NUMBER}MACs",
-    "flops": rf"^fwd flops per GPU: +{_NUMBER} *$",
-    "fwd_latency_s": rf"^fwd latency: +{_NUMBER}s",
-    "fwd_flops_per_s": rf"^fwd FLOPS per GPU = .*?: +{_NUMBER}FLOPS",
-    "bwd_latency_s": rf"^bwd latency: +{_NUMBER}s",
-    "bwd_flops_per_s": rf"^bwd FLOPS per GPU = .*?: +{_NUMBER}FLOPS",
-    "step_latency_s": rf"^step latency: +{_NUMBER}s",
-    "iter_latency_s": rf"^iter latency: +{_NUMBER}s",
-    "flops_per_s": rf"^FLOPS per GPU = .*?: +{_NUMBER}FLOPS",
-    "samples_per_s": rf"^samples/second: +{_NUMBER} *$",
+    "world_size": rf"^world size: {{1,80}}{_NUMBER} {{0,80}}$",
+    "micro_batch_size": rf"^batch size per GPU: {{1,80}}{_NUMBER} {{0,80}}$",
+    "params": rf"^params of model.{{0,200}}?: {{1,80}}{_NUMBER} {{0,80}}$",
+    "macs": rf"^fwd MACs per GPU: {{1,80}}{_NUMBER}MACs",
+    "flops": rf"^fwd flops per GPU: {{1,80}}{_NUMBER} {{0,80}}$",
+    "fwd_latency_s": rf"^fwd latency: {{1,80}}{_NUMBER}s",
+    "fwd_flops_per_s": rf"^fwd FLOPS per GPU = .{{0,200}}?: {{1,80}}{_NUMBER}FLOPS",
+    "bwd_latency_s": rf"^bwd latency: {{1,80}}{_NUMBER}s",
+    "bwd_flops_per_s": rf"^bwd FLOPS per GPU = .{{0,200}}?: {{1,80}}{_NUMBER}FLOPS",
+    "step_latency_s": rf"^step latency: {{1,80}}{_NUMBER}s",
+    "iter_latency_s": rf"^iter latency: {{1,80}}{_NUMBER}s",
+    "flops_per_s": rf"^FLOPS per GPU = .{{0,200}}?: {{1,80}}{_NUMBER}FLOPS",
+    "samples_per_s": rf"^samples/second: {{1,80}}{_NUMBER} {{0,80}}$",
 }
 
 
@@ -245,9 +248,9 @@ def _modules(lines: Sequence[str]) -> ModuleProfile | None:
 
 _SCALES = {"T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3, "m": 1e-3, "u": 1e-6, "n": 1e-9, "": 1.0}
 _MODULE = re.compile(
-    rf"{_NUMBER} = ([\d.e+-]+)% Params, {_NUMBER}MACs = ([\d.e+-]+)% MACs, {_NUMBER}s = ([\d.e+-]+)% latency"
+    rf"{_NUMBER} = ({_PLAIN})% Params, {_NUMBER}MACs = ({_PLAIN})% MACs, {_NUMBER}s = ({_PLAIN})% latency"
 )
-_OPENS = re.compile(r"( *)(?:\((.+?)\): (?:\d+ x )?)?([\w.]+)\((.*)")
+_OPENS = re.compile(r"( {0,1000})(?:\((.{1,200}?)\): (?:\d{1,9} x )?)?([\w.]{1,200})\((.*)")
 
 
 class _Open:

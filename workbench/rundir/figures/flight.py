@@ -19,10 +19,11 @@ from workbench.rundir.paths import RunPaths
 
 _MOST_BYTES = 4 << 20  # of a rank's log
 _MOST_LINES = 12
-_VERSION = re.compile(r"NCCL version \S+")
-_NCCL = re.compile(r"NCCL (INFO|WARN)\s+(.*)")
-_NETWORK = re.compile(r"(NET/\w+\s*: Using .*)")
-_VIA = re.compile(r"Channel \S+\s*:\s*\S+ -> \S+.* via (\S+)")
+_LONGEST_LINE = 2000  # characters that are looked at
+_VERSION = re.compile(r"NCCL version \S{1,80}")
+_NCCL = re.compile(r"NCCL (INFO|WARN)\s{1,20}(.*)")
+_NETWORK = re.compile(r"(NET/\w{1,40}\s{0,4}: Using .*)")
+_VIA = re.compile(r"Channel \S{1,20}\s{0,4}:\s{0,4}\S{1,40}+ -> \S{1,40}(?: .{0,80})? via (\S{1,80})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,7 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
     facts: dict[str, None] = {}
     warnings: dict[str, None] = {}
     ways: Counter[str] = Counter()
-    for line in lines:
+    for line in (each[:_LONGEST_LINE] for each in lines):
         if version := _VERSION.search(line):
             facts = {version[0]: None, **facts}
             continue
