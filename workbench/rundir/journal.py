@@ -82,7 +82,7 @@ class Journal:
         events = [*written, *missing]
         try:
             self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # the curves' boundary
             self._curves_broken = True
             self._warn(error)
         recovered = StateRecord.read(read_json(self._paths.state))
@@ -125,7 +125,7 @@ class Journal:
         try:
             if not self._curves_broken:
                 self._scalars.add(event)
-        except (OSError, RuntimeError) as error:  # the writer's thread ended, or cannot start
+        except Exception as error:  # the curves' boundary: their writer's thread ended, or it could not be imported
             self._curves_broken = True
             self._warn(error)
 
@@ -237,7 +237,7 @@ class Journal:
             if self._curves_broken:
                 self._draw_anew(read_events(self._paths.events))
             self._scalars.close()
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # the curves' boundary: the result must be written
             logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
 
     def _change(self, **changes: object) -> None:

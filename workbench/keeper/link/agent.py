@@ -192,7 +192,8 @@ class AgentLink(PodFiles):
         with self._lock:
             for part in (self._stream, self._ssh):
                 if part is not None:
-                    part.close()
+                    with suppress(OSError, EOFError):  # the line under it may have broken just now
+                        part.close()
             self._stream = self._ssh = None
 
     def lasting(self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False) -> _T:

@@ -43,8 +43,10 @@ class AdoptedProcess:
             self._process = Process(int(str(note["pid"])), int(str(note["start_time"])))
 
     def poll(self) -> int | None:
-        """Return None while it runs; how it ended is not known."""
-        return None if self._process is not None and self._process.is_alive() else 0
+        """Return None while it runs, and while nothing can be opened to look; how it ended is not known."""
+        if self._process is None:
+            return 0
+        return None if self._process.is_alive() or not _can_look() else 0
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)
@@ -63,6 +65,15 @@ class AdoptedProcess:
     def _send(self, number: int) -> None:
         if self._process is not None:
             self._process.send(number)
+
+
+def _can_look() -> bool:
+    """Whether this process has a descriptor free to read what the system says of another process."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(slots=True)
