@@ -97,7 +97,7 @@ class PageHandler(_Handler):
 class StopHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
-        """Ask the keeper of a run to end it after the step in progress."""
+        """Ask the keeper of a run to end it within two steps."""
         run = str(self.body().get("run"))
         await self.answer(_ACTOR, lambda listing: listing.stop(run))
 

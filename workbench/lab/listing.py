@@ -102,9 +102,9 @@ class Listing:
         return _zip(folder, files)
 
     def stop(self, name: str) -> Row:
-        """Ask the keeper of a run to end it after the step in progress."""
+        """Ask the keeper of a run to end it within two steps."""
         Run(self.run(name).root).stop()
-        return {"message": "asked to stop after the step in progress"}
+        return {"message": "asked to stop within two steps"}
 
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard of runs, unless it runs, and return the path of its page."""

@@ -205,9 +205,7 @@ class RunButtons(ButtonBar):
 def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
     """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
     asked, text, sure = "asked to stop after a checkpoint", "Stop after a checkpoint", "Nothing is saved"
-    tip = (
-        "Ends training after the step in progress; checkpoint and model are saved, and a later run can go on from there"
-    )
+    tip = "Ends training within two steps; checkpoint and model are saved, and a later run can continue from there"
     if stop_grace_s is not None:
         asked, text, sure = "asked every rank to stop", "Ask to stop", "Only what it wrote by now comes back"
         tip = (

@@ -108,4 +108,4 @@ class Wishes:
     cancel: threading.Event = field(default_factory=threading.Event)
     """To end now."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """To end after the step in progress, with its model."""
+    """To end within two steps, with its model."""

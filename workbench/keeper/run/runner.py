@@ -87,7 +87,7 @@ class Runner:
         self._journal.wish("cancel")
 
     def stop(self) -> None:
-        """Ask the run to stop after the step in progress and to leave its model; it ends as stopped. Idempotent."""
+        """Ask the run to stop within two steps and to leave its model; it ends as stopped. Idempotent."""
         if self._ended:
             return
         self._wishes.stop.set()

@@ -99,7 +99,7 @@
     const box = make("div", "dw-actions");
     const ends = make("button", "dw-button", "Stop", {type: "button"});
     const shows = make("button", "dw-button", "TensorBoard", {type: "button"});
-    ends.title = "Ends training after the step in progress; the model is saved and brought back";
+    ends.title = "Ends training within two steps; the model is saved and copied back";
     ends.setAttribute("aria-label", `Stop run ${row.id}`);
     shows.setAttribute("aria-label", `TensorBoard of run ${row.id}`);
     let calm;
