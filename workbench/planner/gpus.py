@@ -33,7 +33,7 @@ KINDS: Mapping[str, tuple[float, bool]] = {
 """Kinds of GPUs: GiB of memory, and whether bf16 is in the hardware.
 
 The memory is the total that torch.cuda.mem_get_info returns, rounded down: "total capacity" in torch's errors. It is
-less than the number that a GPU is sold by. H100 and H200 are as `nvidia-smi` shows them; that of the B200 is an estimate.
+less than the number that a GPU is sold by. H100 and H200 are as `nvidia-smi` shows them, and the B200 is an estimate.
 """
 
 
