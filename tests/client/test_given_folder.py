@@ -44,7 +44,7 @@ def given(root: Path, backend: dict[str, object] = LOCAL, **state: object) -> Cl
     ended.wait()
     facts = {"phase": "closing", "pid": ended.pid, "start_time": 1, "host": socket.gethostname()}
     write_json(paths.state, {**facts, **state})
-    write_queue(paths.queue, [QueuedRun(id="r1", path=paths.runs / "r1")])
+    write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=paths.runs / "r1")])
     return paths
 
 
@@ -58,7 +58,7 @@ def run_at(root: Path, run_id: str, cluster: str) -> RunPaths:
 
 def locked(paths: ClusterPaths) -> ClusterPaths:
     """Have the state name the lock that is there, as a keeper that ran here would have left it."""
-    paths.keeper_lock.touch(0o600)
+    (paths.root / "keeper.lock").touch(0o600)
     write_json(paths.state, {**read_json(paths.state), "lock": paths.keeper_lock.stat().st_ino})
     return paths
 
@@ -125,7 +125,7 @@ def test_a_queue_ends_no_run_of_another_cluster(tmp_path: Path, monkeypatch: pyt
     link.symlink_to(run_at(tmp_path / "o6", "x", str(paths.root)).root)
     named = [run.root for run in others.values()] + [Path("o5"), link]
     monkeypatch.chdir(tmp_path)
-    write_queue(paths.queue, [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)])
+    write_queue(paths.root / "queue.json", [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)])
     assert end_broken_off(paths.root)
     for run in (*others.values(), guess, RunPaths(tmp_path / "o6")):
         assert not run.result.exists()
@@ -142,7 +142,7 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
     backend: dict[str, object] = {"kind": "kubernetes", "kubeconfig": kubeconfig(tmp_path / "config", canary)}
     paths = locked(given(root, backend))
     write_json(RunPaths(root).info, {"id": "r1", "cluster": ""})
-    write_queue(paths.queue, [QueuedRun(id="r1", path=root)])
+    write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=root)])
     Run.load(root)
     assert not canary.exists()
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, LocalPods, PodSpec
+from workbench.base.files import read_json, write_json
 from workbench.base.files.private import cluster_folder
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.status import cluster_status, read_queue
 
 pytestmark = pytest.mark.slow
+OWN = {"identity", "keeper.sock", "keeper.lock", "queue.json", "state.json"}
 
 
 def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path: Path) -> None:
@@ -24,13 +27,19 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
         assert not list(root.rglob("id_ed25519*")) or all("pods" in key.parts for key in root.rglob("id_ed25519*"))
         assert not (root / "keeper.sock").exists()
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
-        assert {each.name for each in own.iterdir()} == {"identity", "keeper.sock"}
+        assert {each.name for each in own.iterdir()} == OWN
+        assert not {"queue.json", "keeper.lock"} & {each.name for each in root.iterdir()}
         # What a pod puts there is not believed, while the cluster runs
         planted = Identity.create(root / "identity")
         planted.ssh_config.write_text(f"Host *\n  ProxyCommand touch {canary}\n")
         (root / "keeper.sock").touch()
         assert paths.socket.parent == paths.identity.parent == own
         assert str(root) not in " ".join(ssh_argv(cluster.pods[0], Identity(paths.identity), ["true"])[:4])
+        (root / "queue.json").write_text('[{"id": "r", "path": "/"}]')
+        (root / "keeper.lock").touch()
+        write_json(paths.state, {**read_json(paths.state), "phase": "closing", "pid": 1, "start_time": 1})
+        assert (cluster_status(root).phase, cluster_status(root).alive) == ("ready", True)
+        assert read_queue(paths.queue) == []
         cluster.doctor(bandwidth=False)
         attached = Cluster.attach(root)
         attached.doctor(bandwidth=False)
@@ -39,7 +48,7 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
     # nor once it is started again.
     with Cluster(LocalPods(), PodSpec(cpus=1), path=root, warm=False) as cluster:
         cluster.doctor(bandwidth=False)
-        assert {each.name for each in own.iterdir()} == {"identity", "keeper.sock"}
+        assert {each.name for each in own.iterdir()} == OWN
     assert not canary.exists()
 
 

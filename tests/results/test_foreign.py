@@ -180,6 +180,6 @@ def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_name
     assert CANARY not in "".join(shown(Run(root), tmp_path))
     opened = {path for path in OPENED if path.startswith(str(outside))}
     assert opened <= {str(outside), str(paths.queue), str(paths.results)}, "whether it names the run, and no more"
-    write_queue(paths.queue, [QueuedRun(id=str(info["id"]), path=root)])
+    write_queue(paths.root / "queue.json", [QueuedRun(id=str(info["id"]), path=root)])
     run = Run(root)
     assert (CANARY in run.message) is not ended, "its own cluster, which names it too, is believed"

@@ -281,7 +281,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     write_json(run.info, {**read_json(run.info), "cluster": str(made.folder)})
     write_json(cluster.state, {**read_json(cluster.state), "host": socket.gethostname(), "lock": 1})
     write_json(cluster.config, ClusterSpec(backend={"kind": "local"}, pods=PodSpec(), count=3).to_dict())
-    write_queue(cluster.queue, [QueuedRun(id=run.root.name, path=run.root)])
+    write_queue(cluster.root / "queue.json", [QueuedRun(id=run.root.name, path=run.root)])
     shutil.copytree(made.whole, made.folder)
     made.secret.write_text(CANARY + "\n")
     return made

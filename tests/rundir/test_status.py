@@ -70,7 +70,7 @@ def run(tmp_path: Path) -> WrittenRun:
 
 def test_a_dead_keeper_whose_lock_is_free_is_lost(run: WrittenRun) -> None:
     run.keeper(alive=False)
-    run.cluster.keeper_lock.touch()
+    (run.cluster.root / "keeper.lock").touch()
     assert cluster_status(run.cluster.root).phase == "lost"
     assert state_of(run.paths) is RunState.LOST
 
@@ -78,7 +78,7 @@ def test_a_dead_keeper_whose_lock_is_free_is_lost(run: WrittenRun) -> None:
 def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
     """The state names a process that has ended: another keeper has the lock, and will write its own state."""
     run.keeper(alive=False)
-    with locked(run.cluster.keeper_lock):
+    with locked(run.cluster.root / "keeper.lock"):
         status = cluster_status(run.cluster.root)
         assert (status.phase, status.alive) == ("unknown", True)
         assert "has not written" in status.message
@@ -88,7 +88,7 @@ def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
 
 def test_a_deleted_state_of_a_live_keeper_is_not_read_as_lost(run: WrittenRun) -> None:
     run.cluster.state.unlink()
-    with locked(run.cluster.keeper_lock):
+    with locked(run.cluster.root / "keeper.lock"):
         assert cluster_status(run.cluster.root).phase == "unknown"
         assert state_of(run.paths) is RunState.RUNNING
         assert RunView(run.paths.root).state is RunState.RUNNING

@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
-from workbench.base.files.private import remove_cluster_folder
+from workbench.base.files.private import clear_cluster_folder
 from workbench.base.json_values import number
 from workbench.base.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
@@ -174,8 +174,8 @@ def end_broken_off(cluster: Path) -> str:
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
                     run.reserve.unlink(missing_ok=True)
             paths.socket.unlink(missing_ok=True)
-            remove_cluster_folder(cluster)
             write_json(paths.state, {"phase": "closed", "message": words})
+            clear_cluster_folder(cluster)
     return words or "it was ended at this moment"
 
 
@@ -202,7 +202,8 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
         )
     if status.lock != inode_at(paths.keeper_lock):
         return f"{paths.keeper_lock} is not the lock of its keeper: the directory is a copy, or was changed"
-    if why := _foreign((cluster.resolve(), paths.state, paths.config, paths.queue, paths.keeper_lock, paths.identity)):
+    own = (paths.known_state, paths.queue, paths.keeper_lock, paths.identity)
+    if why := _foreign((cluster.resolve(), paths.config, *own)):
         return why
     return _brought_along(cluster)
 

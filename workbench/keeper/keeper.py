@@ -16,8 +16,8 @@ from pathlib import Path
 from workbench.base import errors
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import KeptFile, write_bytes, write_json
-from workbench.base.files.private import remove_cluster_folder
+from workbench.base.files import KeptFile, write_bytes
+from workbench.base.files.private import clear_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.choices import Launcher
@@ -35,7 +35,14 @@ from workbench.keeper.turns import IdleTime, Turns
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, QueuedRun, cluster_status, result_file, write_queue
+from workbench.rundir.status import (
+    ClusterStatus,
+    QueuedRun,
+    cluster_status,
+    result_file,
+    write_cluster_state,
+    write_queue,
+)
 
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0
@@ -65,7 +72,7 @@ class Keeper:
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
-        self._state = KeptFile(paths.state)
+        self._states = [KeptFile(path) for path in (paths.own_state, paths.state)]
         self._process = {**process_facts(os.getpid()), "lock": lock}
         self._fleet.pods = before.pods if before is not None else ()
 
@@ -111,18 +118,19 @@ class Keeper:
                 self._fleet.take_down()
         server.close()
         if not lost:
-            remove_cluster_folder(self._paths.root)
             with suppress(OSError):
                 self._paths.reserve.unlink()
         with self._turns.lock:
             self._over = True
             self._say(*(("closed", self._message) if self._phase == "closing" else last))
+        if not lost:
+            clear_cluster_folder(self._paths.root)
         return not lost
 
     def _mend(self, server: RequestServer) -> None:
         last = ""
         while not self._closing.wait(_MEND_S):
-            parts: list[Callable[[], object]] = [partial(self._state.mend, beat=True), server.mend]
+            parts: list[Callable[[], object]] = [*(partial(file.mend, beat=True) for file in self._states), server.mend]
             parts += [runner.keep_state for runner in list(self._runners.values())]
             for mend in parts:
                 try:
@@ -266,10 +274,10 @@ class Keeper:
         runs += [QueuedRun(id=name, path=runner.context.paths.root) for name, runner in self._runners.items()]
         try:
             try:
-                write_queue(self._paths.queue, runs)
+                write_queue(self._paths.own_queue, runs)
             except OSError:
                 self._paths.reserve.unlink()  # the room that was kept for it
-                write_queue(self._paths.queue, runs)
+                write_queue(self._paths.own_queue, runs)
         except OSError as error:
             logger.warning("should this keeper die, another will not find its runs: %s", error)
 
@@ -302,10 +310,11 @@ class Keeper:
             "beats": True,
             "time_s": now_s(),
         }
-        try:
-            self._state.write(self._redact.json(state))
-        except OSError as error:
-            logger.warning("cannot write the state: %s", error)
+        for file in self._states:
+            try:
+                file.write(self._redact.json(state))
+            except OSError as error:
+                logger.warning("cannot write the state: %s", error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -318,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = cluster_status(paths.root) if "--takes-over" in options else None
     if not line.endswith(b"\n"):
         if before is None:
-            write_json(paths.state, {"phase": "closed", "message": _BROKEN_OFF})
+            write_cluster_state(paths, {"phase": "closed", "message": _BROKEN_OFF})
         return 0
     lock = take_lock(paths.keeper_lock, None if before is None else before.lock or 0)
     before = before and cluster_status(paths.root)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from workbench.base import child, entries, errors
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
-from workbench.base.files import write_json
 from workbench.base.files.locks import no_locks_there
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import boot_id, process_start_time
@@ -23,6 +22,7 @@ from workbench.base.redact import Redactor
 from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.status import write_cluster_state
 
 STAY = b"stay\n"
 """Follows the spec on the keeper's standard input once its start is over."""
@@ -47,11 +47,12 @@ class Leash(io.FileIO):
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
     """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
     state = {"phase": "starting", "message": "starting the keeper"}
-    write_json(paths.state, state)
-    lock = _make_lock(paths.keeper_lock)
+    _make_own_folder(paths)
+    write_cluster_state(paths, state)
+    lock = _make_lock(paths.own_keeper_lock)
     keeper = _start(paths, leash)
     # The lock is named from the start on: without it, nothing is removed where the keeper dies before its first word.
-    write_json(paths.state, {**state, **process_facts(keeper.pid), "lock": lock})
+    write_cluster_state(paths, {**state, **process_facts(keeper.pid), "lock": lock})
     with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
         leash.write(to_line(spec.to_dict()))
     return keeper
@@ -68,14 +69,18 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
 
 
 def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
+    _make_own_folder(paths)
+    with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
+        return child.start("-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log)
+
+
+def _make_own_folder(paths: ClusterPaths) -> None:
     try:
         make_cluster_folder(paths.root)
     except OSError as error:
         raise ConfigError(
             f"no folder for the keys of the cluster in {paths.root}: {error}; set XDG_STATE_HOME to a folder of yours"
         ) from error
-    with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
-        return child.start("-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log)
 
 
 def process_facts(pid: int) -> dict[str, object]:

@@ -36,17 +36,13 @@ class ClusterPaths:
     config = _Below("cluster.json")
     """What the cluster was asked to be: backend, pods, count, time-outs."""
     state = _Below("state.json")
-    """What the keeper last said of itself and its pods; replaced atomically."""
+    """What the keeper last said of itself and its pods, for readers on any machine; replaced atomically."""
     holder = _Below("holder.json")
     """Who started it: process, user, host and time."""
     lock = _Below(".lock")
     """Held by whoever starts a keeper, until the state names that keeper."""
     keeper_log = _Below("keeper.log")
     hostfile = _Below("hostfile")
-    keeper_lock = _Below("keeper.lock")
-    """The file that the keeper holds locked for as long as it lives."""
-    queue = _Below("queue.json")
-    """The runs that the keeper was handed, in order: id and directory. A new keeper goes on with them."""
     reserve = _Below(".reserve")
     """Room on the disk that is kept for the queue."""
     results = _Below("results")
@@ -63,6 +59,34 @@ class ClusterPaths:
     def own_identity(self) -> Path:
         """Where a cluster that starts has its ephemeral key and the pinned host keys, beside the socket."""
         return cluster_folder(self.root) / "identity"
+
+    @property
+    def own_state(self) -> Path:
+        """The state as this user's keeper wrote it: pods that share the cluster's directory cannot change it."""
+        return cluster_folder(self.root) / "state.json"
+
+    @property
+    def own_keeper_lock(self) -> Path:
+        return cluster_folder(self.root) / "keeper.lock"
+
+    @property
+    def own_queue(self) -> Path:
+        return cluster_folder(self.root) / "queue.json"
+
+    @property
+    def known_state(self) -> Path:
+        """The state to believe: the one in this user's own folder, or else the one in the cluster's directory."""
+        return self.own_state if os.path.lexists(self.own_state) else self.state
+
+    @property
+    def keeper_lock(self) -> Path:
+        """The file that the keeper holds locked for as long as it lives."""
+        return self._found(self.own_keeper_lock)
+
+    @property
+    def queue(self) -> Path:
+        """The runs that the keeper was handed, in order: id and directory. A new keeper continues them."""
+        return self._found(self.own_queue)
 
     @property
     def socket(self) -> Path:

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -32,6 +32,7 @@ from workbench.base.files import (
     read_known,
     unreadable,
     user_path,
+    write_json,
     write_text,
 )
 from workbench.base.files.locks import is_locked
@@ -109,7 +110,7 @@ def cluster_status(root: Path) -> ClusterStatus:
     """
     paths = ClusterPaths(root)
     try:
-        raw = read_known(paths.state)
+        raw = read_known(paths.known_state)
         status = ClusterStatus.read({**raw, "last_phase": raw.get("phase"), "held": False, "unread": ""})
         if status.phase in ("closed", "failed") or status.alive:
             return status
@@ -124,6 +125,13 @@ def cluster_status(root: Path) -> ClusterStatus:
         words = f"its keeper lives and has not written {paths.state} yet"
         return replace(status, phase=UNKNOWN, message=words, held=True)
     return status if status.pid is None else replace(status, phase="lost")
+
+
+def write_cluster_state(paths: ClusterPaths, state: Mapping[str, object]) -> None:
+    """Write how a cluster stands, for this user's programs and for readers of its directory. Raises OSError."""
+    if paths.own_state.parent.is_dir():
+        write_json(paths.own_state, state)
+    write_json(paths.state, state)
 
 
 def settled_status(root: Path, within_s: float = _SETTLE_S) -> ClusterStatus:

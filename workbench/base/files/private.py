@@ -46,6 +46,14 @@ def make_cluster_folder(root: Path) -> None:
         make_private(each)
 
 
+def clear_cluster_folder(root: Path) -> None:
+    """Remove what a cluster that has closed left in that folder, and the folder where nothing else is in it."""
+    for name in ("state.json", "queue.json", "keeper.lock"):
+        with contextlib.suppress(OSError):
+            (cluster_folder(root) / name).unlink()
+    remove_cluster_folder(root)
+
+
 def remove_cluster_folder(root: Path) -> None:
     """Remove that folder where nothing is left in it. Idempotent."""
     with contextlib.suppress(OSError):
