@@ -243,7 +243,10 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
     final = paths.checkpoints / f"step-{step}"
     if final.exists():
         return ""
-    make_folders(paths.checkpoints, paths.root)
+    try:
+        make_folders(paths.checkpoints, paths.root)
+    except (OSError, WorkbenchError) as error:
+        return str(error)
     part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
 

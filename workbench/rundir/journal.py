@@ -62,7 +62,6 @@ class Journal:
         self._writing = threading.Lock()
         self._curves_broken = False
         self._warned = False
-        paths.root.mkdir(parents=True, exist_ok=True)
         for folder in (paths.logs, paths.tensorboard):
             make_folders(folder, paths.root)
         open_to_append(paths.events, paths.root).close()

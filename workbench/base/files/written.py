@@ -52,6 +52,7 @@ def write_all(out: BinaryIO, data: bytes) -> None:
 
 def make_folders(folder: Path, within: Path) -> None:
     """Make a folder and those above it below `within`, for this user alone; a RunError names a link on the way."""
+    within.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = within
     for part in folder.relative_to(within).parts:
         place /= part

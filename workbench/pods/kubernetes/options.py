@@ -14,7 +14,7 @@ from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volu
 from workbench.pods.place import LocalPath, Place
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]*)/(?P<key>[A-Za-z0-9._-]+)")
+_SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]{0,252})/(?P<key>[A-Za-z0-9._-]{1,253})")
 _PAGES = re.compile(r"[1-9][0-9]*[KMG]i")
 _CAPABILITY = re.compile(r"[A-Z][A-Z_]*")
 _OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/")

@@ -76,7 +76,7 @@ def _advice(rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[s
 
 
 _LONGEST = 64 << 10  # characters of a message, and of a traceback's end
-_SIZE = r"(\d[\d.,]*\s?(?:[KMGT]i?B|bytes))"
+_SIZE = r"(\d[\d.,]{0,40}\s?(?:[KMGT]i?B|bytes))"
 _MEMORY = {
     "asked": (rf"tried to allocate {_SIZE}", rf"unable to allocate {_SIZE}", rf"allocate an? .{{0,40}}?{_SIZE}"),
     "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free"),
@@ -180,15 +180,15 @@ _RULES: tuple[_Rule, ...] = (
           r"|couldn't connect to|can't load (the )?(tokenizer|model|config)|localentrynotfound|hfvalidationerror",
           "The model could not be loaded", _HUB, script=(*_HUB[:2], (
         "where pods have no way to the hub, load the model from a folder beside the script"))),
-    _Rule(r"no space left|errno 28|disk quota|the disk of .* is full", "The disk is full", (
+    _Rule(r"no space left|errno 28|disk quota|the disk of .{0,300}? is full", "The disk is full", (
         "cluster.doctor() shows the free disk of every pod",
         "a smaller model or fewer checkpoints; old folders in runs/ can go",)),
     _Rule(r"error building extension|ninja|nvcc|cuda_home", "A compiled op of DeepSpeed could not be built", (
         _COMPILER,
         "zero3-offload builds cpu_adam; technique=\"zero3\" needs no compiler", _STALE), script=(_COMPILER, _STALE)),
-    _Rule(r"technique .* was asked for", "Another technique ran than was asked for", (
+    _Rule(r"technique .{0,200} was asked for", "Another technique ran than was asked for", (
         "the DeepSpeed JSON of the job overrules the technique: drop `deepspeed`, or make its stage agree",)),
-    _Rule(r"train_batch_size is not equal|batch.*micro_batch", "The batch sizes of the DeepSpeed JSON disagree", (
+    _Rule(r"train_batch_size is not equal|batch.{0,400}micro_batch", "The batch sizes of the DeepSpeed JSON disagree", (
         'put "auto" for all three batch sizes in the JSON; the job\'s own figures then hold',), script=(
         "train_batch_size is micro-batch x gradient accumulation x ranks: leave one of the three out",)),
     _Rule(r"index out of range in self|device-side assert|srcselectdimsize", "A token beyond the vocabulary", (
