@@ -260,7 +260,7 @@ def message_of(paths: RunPaths, state: RunState) -> str:
                 "it was never handed over: its notebook or the keeper ended before the keeper took it; submit it again"
             )
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
-        return f"its keeper died; what it had written is in {paths.root}{why}"
+        return printable(f"its keeper died; what it had written is in {paths.root}{why}")
     raw = read_json(paths.state)
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
     hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
