@@ -96,8 +96,8 @@ def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
     forwarded = [pod.name for pod in pods if pod.ssh_address]
     if launcher is Launcher.OPENMPI and forwarded:
         raise ConfigError(
-            f"launcher 'openmpi' needs pods that can connect to this machine, and {', '.join(forwarded[:3])} answers"
-            " only through a port-forward. Use launcher 'ssh' or 'pdsh', or a notebook in the cluster"
+            "launcher 'openmpi' needs pods that can connect to this machine, and only a port-forward leads to"
+            f" {', '.join(forwarded[:3])}. Use launcher 'ssh' or 'pdsh', or a notebook in the cluster"
         )
 
 
