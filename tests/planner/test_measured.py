@@ -32,7 +32,6 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "single-checkpointing": ("llama", "single", 1, 24, {"gradient_checkpointing": True}),
     "single-lora": ("t5", "single", 1, 4, {"peft": "lora"}),
     "single-lora-half": ("llama-half", "single", 1, 4, {"peft": "lora", "precision": "bf16"}),
-    "fsdp-lora-half": ("llama-half", "fsdp", 2, 4, {"peft": "lora", "precision": "bf16"}),
     "ddp": ("llama", "ddp", 2, 4, {}),
     "local-sgd": ("t5", "local-sgd", 2, 2, {}),
     "zero1-24": ("t5", "zero1", 2, 24, {}),

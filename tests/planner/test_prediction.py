@@ -171,7 +171,8 @@ def test_a_pod_that_answers_nonsense_fails_nothing(paths: RunPaths) -> None:
     inquiry_thread = PredictionInquiry(Pod({"state": "done", "answer": {}}), "r", paths)  # type: ignore[arg-type]
     inquiry_thread.start()
     inquiry_thread.wait(60)
-    assert not paths.prediction.exists() and not paths.inquiry.exists()
+    until(lambda: not paths.inquiry.exists())
+    assert json.loads(paths.prediction.read_text()) == {"why": "KeyError: 'prediction'"}
 
 
 def test_why_nothing_is_predicted_is_kept(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
