@@ -37,10 +37,10 @@ def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(w
         record.parent.mkdir(parents=True)
         record.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     python = tmp_path / "python"
-    python.write_text(PYTHON.format(fake=fake, real=sys.executable))
-    python.chmod(0o755)
     here = installed_versions()
     with HostsPlace(tmp_path / "hosts") as place:
+        python.write_text(PYTHON.format(fake=fake, real=place.python))
+        python.chmod(0o755)
         cluster = Cluster(place.backend(python=str(python)), PodSpec(), count=3, path=tmp_path / "c", warm=False)
         with pytest.raises(PodError) as refused:
             cluster.start()

@@ -21,6 +21,7 @@ from takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import load_json
+from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import find
 from workbench.base.wire import ask, to_line
 from workbench.rundir.paths import ClusterPaths
@@ -245,6 +246,7 @@ sys.exit(keeper.main([sys.argv[1]]))
 def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(world: World, tmp_path: Path) -> None:
     paths = ClusterPaths(tmp_path / "c")
     paths.root.mkdir(mode=0o700)
+    make_cluster_folder(paths.root)
     with socket.create_server(("127.0.0.2", 0)) as taken:
         spec = Cluster(LocalPods(port=taken.getsockname()[1]), PodSpec(cpus=1), path=paths.root).spec
         command = [sys.executable, "-c", FAILS_SLOWLY, str(paths.root)]

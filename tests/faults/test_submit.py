@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,16 +154,21 @@ def test_a_run_is_cancelled_while_another_keeper_still_looks_for_its_pods(world:
         kill_keeper(cluster)
         for pid in agents:
             os.kill(pid, signal.SIGSTOP)
+
+        def wake() -> None:
+            for pid in agents:
+                with suppress(ProcessLookupError):  # it has ended with its run
+                    os.kill(pid, signal.SIGCONT)
+
         try:
             again = Run.load(run.path)
             world.until(lambda: cluster_status(cluster.path).alive, 30)
             assert cluster.phase == "starting", "the silent pod keeps it looking"
-            waker = threading.Timer(3.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in agents])
+            waker = threading.Timer(3.0, wake)
             waker.start()
             again.cancel()
             waker.join()
         finally:
-            for pid in agents:
-                os.kill(pid, signal.SIGCONT)
+            wake()
         assert world.ended(run).state is RunState.CANCELLED
         exact(run, 100)
