@@ -112,7 +112,7 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
     everything = "\n".join(sources.values())
     for path, source in sources.items():
         where = path.relative_to(ROOT).as_posix()
-        if where in OURS or "re." not in source:
+        if where in OURS or "\nimport re\n" not in source:
             continue
         space = vars(module(where.removesuffix(".py").removesuffix("/__init__").replace("/", ".")))
         tree = ast.parse(source)

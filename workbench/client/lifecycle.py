@@ -19,7 +19,6 @@ from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, Wor
 from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
-from workbench.base.files.private import remove_cluster_folder
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.base.wire import ask
 from workbench.client.takeover import end_broken_off, not_to_be_tidied, obstacle, take_over, unfinished_runs
@@ -181,7 +180,6 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
             raise PodError(f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}")
         Identity(paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
         paths.socket.unlink(missing_ok=True)
-        remove_cluster_folder(paths.root)
         remove_left(spec.backend, paths.root)
         return
     deadline, asked, message = 0.0, False, ""

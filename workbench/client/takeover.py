@@ -18,7 +18,6 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
-from workbench.base.files.private import clear_cluster_folder
 from workbench.base.json_values import number
 from workbench.base.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
@@ -43,6 +42,7 @@ from workbench.rundir.status import (
     result_file,
     settled_status,
     was_taken,
+    write_cluster_state,
 )
 
 logger = logging.getLogger(__name__)
@@ -174,8 +174,7 @@ def end_broken_off(cluster: Path) -> str:
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
                     run.reserve.unlink(missing_ok=True)
             paths.socket.unlink(missing_ok=True)
-            write_json(paths.state, {"phase": "closed", "message": words})
-            clear_cluster_folder(cluster)
+            write_cluster_state(paths, {"phase": "closed", "message": words})
     return words or "it was ended at this moment"
 
 

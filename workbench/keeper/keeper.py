@@ -17,7 +17,6 @@ from workbench.base import errors
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import KeptFile, write_bytes
-from workbench.base.files.private import clear_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.choices import Launcher
@@ -123,8 +122,6 @@ class Keeper:
         with self._turns.lock:
             self._over = True
             self._say(*(("closed", self._message) if self._phase == "closing" else last))
-        if not lost:
-            clear_cluster_folder(self._paths.root)
         return not lost
 
     def _mend(self, server: RequestServer) -> None:

@@ -76,7 +76,7 @@ class ClusterPaths:
     @property
     def known_state(self) -> Path:
         """The state to believe: the one in this user's own folder, or else the one in the cluster's directory."""
-        return self.own_state if os.path.lexists(self.own_state) else self.state
+        return self.own_state if os.path.lexists(self.own_state) and self.root.is_dir() else self.state
 
     @property
     def keeper_lock(self) -> Path:
@@ -100,6 +100,8 @@ class ClusterPaths:
     def _found(self, own: Path) -> Path:
         """Return a path of this user's own, or the one in the cluster's directory where an earlier version put it."""
         earlier = self.root / own.name
+        if not self.root.is_dir():  # what is elsewhere is of no use without the directory
+            return earlier
         return earlier if os.path.lexists(earlier) and not os.path.lexists(own) else own
 
 

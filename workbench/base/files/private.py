@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -44,17 +43,3 @@ def make_cluster_folder(root: Path) -> None:
     folder = cluster_folder(root)
     for each in (folder.parent.parent, folder.parent, folder):
         make_private(each)
-
-
-def clear_cluster_folder(root: Path) -> None:
-    """Remove what a cluster that has closed left in that folder, and the folder where nothing else is in it."""
-    for name in ("state.json", "queue.json", "keeper.lock"):
-        with contextlib.suppress(OSError):
-            (cluster_folder(root) / name).unlink()
-    remove_cluster_folder(root)
-
-
-def remove_cluster_folder(root: Path) -> None:
-    """Remove that folder where nothing is left in it. Idempotent."""
-    with contextlib.suppress(OSError):
-        cluster_folder(root).rmdir()
