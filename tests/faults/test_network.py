@@ -149,7 +149,7 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(world: World,
             port=port,
             key=place.user.key,
             trust=dict(zip(("127.0.0.7", "127.0.0.8"), (host.fingerprint for host in place.hosts), strict=False)),
-            python=sys.executable,
+            python=place.python,
             root=str(place.root),
         )
         with Cluster(backend, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:

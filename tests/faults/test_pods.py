@@ -18,6 +18,7 @@ from poll import until
 from workbench import Cluster, LocalPods, Run, Script
 from workbench.base.errors import RunError
 from workbench.pods.pod import Pod
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def test_nothing_of_a_pod_lies_where_other_users_may_have_been(world: World, tmp
     assert [argv for argv in started if argv[1] != "-P"] == []
     if launcher == "openmpi":
         assert all(list((root / "pods" / f"pod-{rank}").glob("ompi.*")) for rank in range(2))
-        assert list((root / "identity").glob("*/ompi.*"))
+        assert list(ClusterPaths(root).identity.glob("*/ompi.*"))
     (tmp_path / "end").touch()
     world.ended(run).raise_for_status()
     for rank in range(2):

@@ -351,7 +351,8 @@ def restart(world: World, cluster: Cluster) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     world.until(lambda: not left(), 120, every_s=0.2, why=left)
-    for file in (ClusterPaths(cluster.path).state, *(cluster.path / "pods").glob("pod-*/guardian.json")):
+    paths = ClusterPaths(cluster.path)
+    for file in (paths.state, paths.own_state, *(cluster.path / "pods").glob("pod-*/guardian.json")):
         earlier = {
             "boot": "an-earlier-one",
             "pid": os.getpid(),

@@ -72,7 +72,7 @@ def main() -> None:
     trace_beside(plan["requests"], Path(plan["traces"]))
     for run in plan["runs"]:
         folder = Path(run["folder"])
-        codes = forkrun.run_one(folder, run["world_size"], 1)
+        codes = forkrun.run_one(folder, run["world_size"], 1, None)
         peaks = {rank: json.loads(p.read_text()) for rank in codes if (p := folder / f"rank-{rank}/peak.json").exists()}
         (folder / "peak.json").write_text(json.dumps({"codes": codes, "peaks": peaks}))
 

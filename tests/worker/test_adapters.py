@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,8 +104,8 @@ def as_directory(run: Ran) -> RunPaths:
     """The run as it lies on the notebook's machine when it has been fetched."""
     paths = RunPaths(run.folder)
     paths.inputs.mkdir()
-    paths.job.symlink_to(run.folder / "job.json")
-    paths.model.symlink_to(folder_of(run))
+    shutil.copy(run.folder / "job.json", paths.job)
+    shutil.copytree(folder_of(run), paths.model)  # a model is not read through a link
     return paths
 
 
