@@ -109,7 +109,19 @@ def test_all_ranks_of_a_trainer_end_after_the_same_step(
     assert ended == {0: 4, 1: 4}
     for each, folder in zip(ranks, folders, strict=True):
         each.on_train_end()
-        assert not (folder / "trainer-listens").exists()
+        # An agent that hears of the stop only now must not signal a rank that saves its model already.
+        assert (folder / "trainer-listens").exists()
+
+
+def test_a_trainer_that_ended_by_itself_leaves_a_later_stop_to_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Torch())
+    callback = stop_callback(object, tmp_path)()
+    callback.on_train_begin()
+    callback.on_step_end(None, SimpleNamespace(global_step=1), SimpleNamespace(should_training_stop=False))
+    callback.on_train_end()
+    assert not (tmp_path / "trainer-listens").exists()
 
 
 def test_a_trainer_that_cannot_ask_the_others_leaves_it_to_the_signal(

@@ -53,7 +53,8 @@ def stop_callback(base: Any, folder: Path) -> type:
                 control.should_training_stop = True
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            _forget(folder)
+            if self._last is None:  # else it has been asked already, though its agent may hear of that only now
+                _forget(folder)
 
     return StopWhenAsked
 
