@@ -109,6 +109,7 @@ def test_a_pod_that_slept_for_longer_than_its_lease_gives_the_keeper_time(
 ) -> None:
     pod = start("--wait-s", "9")
     until(pod, REPORT)
+    time.sleep(1.5)  # its lease begins only after the report
     pod.send_signal(signal.SIGSTOP)
     time.sleep(11)
     pod.send_signal(signal.SIGCONT)
