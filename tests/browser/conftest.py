@@ -46,6 +46,7 @@ class Lab:
 
     def __init__(self, server: Server):
         self.folder, self.url, self.token = server.folder, server.url, server.token
+        self.home = server.homes["HOME"]
 
     def add(self, notebook: dict[str, Any], name: str) -> str:
         """Put a notebook there and give its name."""

@@ -57,7 +57,11 @@ def shoot(page: Any, name: str) -> None:
         page.screenshot(path=str(ARTIFACTS / f"{name}-{width}-{theme}.png"))
 
 
-def test_runs_are_listed_opened_and_stopped_from_the_sidebar(page: Any, lab: Any) -> None:
+def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
+    page: Any, lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The cluster's user is the server's: the way to a keeper lies in the state folder that both have.
+    monkeypatch.setenv("XDG_STATE_HOME", str(lab.home / ".local/state"))
     side = page.locator(".dw-side")
     side.get_by_text("No runs yet").wait_for(timeout=WAIT_MS)
     ended = write_run(lab.folder / "older")
