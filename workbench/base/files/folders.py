@@ -63,12 +63,10 @@ def _weakness_of(part: Path) -> str:
 
 
 def _is_empty_dir(part: Path) -> bool:
-    """Whether a folder is the mount point of a Kubernetes emptyDir.
-
-    Kubernetes makes it with mode 0777 and gives it to root, so its user cannot close it. Only the containers of one pod
-    see it, so it is no more open than the pod. A claim, an NFS share or a folder of the node may be shared: those are
-    judged by their mode. The kernel writes the mount table, and only root can add to it.
-    """
+    """Whether a folder is the mount point of a Kubernetes emptyDir."""
+    # Kubernetes makes it with mode 0777 and gives it to root, so its user cannot close it. Only the containers of one
+    # pod see it, so it is no more open than the pod. A claim, an NFS share or a folder of the node may be shared: those
+    # are judged by their mode. The kernel writes the mount table, and only root can add to it.
     # Paths in the table are written with octal escapes for blanks, tabs, line breaks and backslashes.
     escapes = {"\\": r"\134", " ": r"\040", "\t": r"\011", "\n": r"\012"}
     sought = "".join(escapes.get(letter, letter) for letter in str(part))

@@ -51,11 +51,9 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
 
 
 def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
-    """Whether its node has stopped reporting: `Ready` is False without a reason, and its containers run.
-
-    The controller of nodes sets it so. A kubelet, which knows of failed probes and of containers that have ended,
-    always gives a reason, such as ContainersNotReady.
-    """
+    """Whether its node has stopped reporting: `Ready` is False without a reason, and its containers run."""
+    # The controller of nodes sets it so. A kubelet, which knows of failed probes and of containers that have ended,
+    # always gives a reason, such as ContainersNotReady.
     ready = _condition(pod, "Ready", "False")
     containers: Iterable[Mapping[str, Any]] = _status(pod).get("containerStatuses") or ()
     return bool(ready) and not ready.get("reason") and all("running" in each.get("state", {}) for each in containers)

@@ -60,11 +60,7 @@ class ForkServer:
             socket.send_fds(self._line, [json.dumps(request).encode()], [log.fileno(), listener.fileno()])
 
     def _reach_importer(self, shared: Mapping[str, str], mark: str, log: BinaryIO) -> socket.socket:
-        """Connect to the process that has imported, or will have; start it where there is none.
-
-        Raises:
-            OSError: There is no folder of this user's own for its socket, or it does not answer within seconds.
-        """
+        """Connect to the importer, or start it first; an OSError says that it has no folder or does not answer."""
         path = runtime_folder() / _importer_name(shared)
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
