@@ -350,7 +350,8 @@ class Kubelet:
             folder = self.folder / shared if shared else pod.folder / volume["name"]
             folder.mkdir(exist_ok=True)
             if self.user is not None:
-                self.folder.chmod(0o755)
+                for parent in (self.folder, pod.folder):  # whatever this process's umask
+                    parent.chmod(0o755)
                 folder.chmod(0o755 if "secret" in volume else 0o777)
             folders[volume["name"]] = folder
             if "secret" in volume:
