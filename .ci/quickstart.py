@@ -86,7 +86,9 @@ class TellingClient(NotebookClient):
             text = first.lstrip("# ")
             self.terminal.say(f"\n{text}\n{'-' * len(text)}\n")
 
-    def process_message(self, msg: dict[str, Any], cell: nbformat.NotebookNode, cell_index: int) -> Any:
+    def process_message(
+        self, msg: dict[str, Any], cell: nbformat.NotebookNode, cell_index: int
+    ) -> Any:
         """Print the text of one message of the kernel, then handle it as ever."""
         content, kind = msg["content"], msg["msg_type"]
         if kind == "stream":
@@ -95,7 +97,9 @@ class TellingClient(NotebookClient):
             if kind == "display_data":
                 self.terminal.end_line()
             self.terminal.rewrite(content["data"]["text/plain"])
-        elif kind in ("execute_result", "display_data") and (text := content["data"].get("text/plain")):
+        elif kind in ("execute_result", "display_data") and (
+            text := content["data"].get("text/plain")
+        ):
             self.terminal.say(text + "\n")
         return super().process_message(msg, cell, cell_index)
 
@@ -136,7 +140,9 @@ def main() -> int:
     # Streams are joined only now: the client, asked to, would no longer find the displays behind them (an IndexError).
     # What it would load from a network is of no use to it: no cell has formulas or widgets.
     offline = {"require_js_url": "", "mathjax_url": ""}
-    exporter = HTMLExporter(config=Config({"CoalesceStreamsPreprocessor": {"enabled": True}, "HTMLExporter": offline}))
+    exporter = HTMLExporter(
+        config=Config({"CoalesceStreamsPreprocessor": {"enabled": True}, "HTMLExporter": offline})
+    )
     html.write_text(exporter.from_notebook_node(notebook)[0], encoding="utf-8")
     print(f"\nExecuted notebook: {html} ({time.monotonic() - started:.0f} s)")
     runs = sorted(path.parent for path in folder.glob("runs/*/runs/*/run.json"))

@@ -76,7 +76,18 @@ def transfers(root: Path) -> Rows:
 
 
 GROUPS: Sequence[Callable[[Path], Rows]] = (
-    *(training, answers, reading, forecasts, link, first_steps, launchers, many_pods, output, transfers),
+    *(
+        training,
+        answers,
+        reading,
+        forecasts,
+        link,
+        first_steps,
+        launchers,
+        many_pods,
+        output,
+        transfers,
+    ),
 )
 
 
@@ -101,7 +112,10 @@ def main() -> None:
     names = [make.__name__ for make in GROUPS]
     parser.add_argument("only", nargs="*", help=f"which: {', '.join(names)}")
     parser.add_argument(
-        "--turns", type=int, default=3, help="how often each way runs at most; the median counts (default 3)"
+        "--turns",
+        type=int,
+        default=3,
+        help="how often each way runs at most; the median counts (default 3)",
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(names):
@@ -117,7 +131,9 @@ def main() -> None:
     day, load = time.strftime("%Y-%m-%d"), f"load {os.getloadavg()[0]:.1f}"
     where = f"{os.cpu_count()} cores, {platform.machine()}, {load}, {day}, medians, {laps.lap():.0f} s in all"
     right = ("ours", "plain", "better by", "bound", "turns", "seconds")
-    print(Grid(columns=Measured.COLUMNS, rows=[row.cells for row in rows], right=right, caption=where))
+    print(
+        Grid(columns=Measured.COLUMNS, rows=[row.cells for row in rows], right=right, caption=where)
+    )
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

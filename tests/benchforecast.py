@@ -25,7 +25,9 @@ MODEL = os.environ.get("BENCH_MODEL", "tiny-t5")
 
 def forecasts(root: Path) -> Iterator[Sequence[Pair]]:
     """Compare the predicted with the measured seconds of a step, technique by accumulation and pods."""
-    job = FineTune(model=MODEL, eval_strategy="no", predict_rows=0, profile_step=0, logging_steps=100)
+    job = FineTune(
+        model=MODEL, eval_strategy="no", predict_rows=0, profile_step=0, logging_steps=100
+    )
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "forecasts") as cluster:
         table: list[tuple[float, float]] = []
 
@@ -75,10 +77,15 @@ def _errors(cluster: Cluster, job: FineTune) -> list[tuple[float, float]]:
             table = plan(planned, pods=pods, paces=paces, exchange=exchange)
             for technique in techniques:
                 own = planned.replace(technique=technique, max_steps=STEPS)
-                step_s = cluster.submit(own, pods=pods).wait(progress=False).raise_for_status().step_s or 0.0
+                step_s = (
+                    cluster.submit(own, pods=pods).wait(progress=False).raise_for_status().step_s
+                    or 0.0
+                )
                 predicted_s = table.row(technique).step_s or 0.0
                 alone_s = accumulation * one.micro_batch_s + one.update_s
                 found.append((abs(predicted_s / step_s - 1), abs(alone_s / step_s - 1)))
                 words = f"{technique} {peft} x{accumulation} on {pods}: {predicted_s:.4f} s, measured {step_s:.4f}"
-                print(f"    {words}, off {predicted_s / step_s - 1:+.0%}", file=sys.stderr, flush=True)
+                print(
+                    f"    {words}, off {predicted_s / step_s - 1:+.0%}", file=sys.stderr, flush=True
+                )
     return found

@@ -108,7 +108,14 @@ class _Link:
             print(table, table.exchange, file=sys.stderr, flush=True)
             assert table.fastest is not None
             technique, speed_up = table.fastest.technique, table.fastest.speed_up
-            ways.append((f"{technique}, as planned ({speed_up:.2f})", table.pods, bound, {"technique": technique}))
+            ways.append(
+                (
+                    f"{technique}, as planned ({speed_up:.2f})",
+                    table.pods,
+                    bound,
+                    {"technique": technique},
+                )
+            )
         return ways
 
     def _calibrate(self) -> None:
@@ -117,9 +124,19 @@ class _Link:
         mbit = 300.0
         for _ in range(4):
             self._limit(mbit)
-            three_s = 3 * rows / self.rate(3, micro_batches=3, max_steps=10, technique="zero1", communication="fp32")
+            three_s = (
+                3
+                * rows
+                / self.rate(
+                    3, micro_batches=3, max_steps=10, technique="zero1", communication="fp32"
+                )
+            )
             self.ratio = three_s / one_s - 1
-            print(f"  {mbit:.0f} Mbit/s: R = {self.ratio:.2f}, {one_s:.3f} s alone", file=sys.stderr, flush=True)
+            print(
+                f"  {mbit:.0f} Mbit/s: R = {self.ratio:.2f}, {one_s:.3f} s alone",
+                file=sys.stderr,
+                flush=True,
+            )
             if abs(self.ratio - RATIO) < 0.3:
                 return
             mbit *= self.ratio / RATIO
@@ -140,12 +157,16 @@ def _pods(root: Path) -> Iterator[_Link]:
         for each in namespaces:
             words = (*undo.enter_context(_share(each.name)), *each.prefix)
             undo.callback(each.end_what_is_left)
-            host = SSHHost(root / each.name, each.address, 22, user.public_key, prefix=words).start()
+            host = SSHHost(
+                root / each.name, each.address, 22, user.public_key, prefix=words
+            ).start()
             undo.callback(host.stop)
             hosts.append(host)
         trust = {host.address: host.fingerprint for host in hosts}
         addresses = [host.address for host in hosts]
-        place = SSHPods(addresses, key=user.key, trust=trust, python=sys.executable, root=str(root / "root"))
+        place = SSHPods(
+            addresses, key=user.key, trust=trust, python=sys.executable, root=str(root / "root")
+        )
         with Cluster(place, PodSpec(), count=3, path=root / "cluster") as cluster:
             yield _Link(cluster, namespaces)
 
@@ -161,5 +182,7 @@ def _share(name: str) -> Iterator[tuple[str, ...]]:
         (group / "cpu.cfs_quota_us").write_text(str(round(_PERIOD_US * CORES)))
         yield ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
     finally:
-        until(lambda: not (group / "cgroup.procs").read_text(), why=lambda: f"{group} has processes")
+        until(
+            lambda: not (group / "cgroup.procs").read_text(), why=lambda: f"{group} has processes"
+        )
         group.rmdir()

@@ -39,7 +39,9 @@ def main() -> None:
     asked.add_argument("folder", type=Path)
     asked.add_argument("--seeds", type=int, default=5)
     asked.add_argument("--steps", type=int, default=300)
-    asked.add_argument("--orders", nargs="+", choices=[*ORDERS], default=[*ORDERS], help="random is always one")
+    asked.add_argument(
+        "--orders", nargs="+", choices=[*ORDERS], default=[*ORDERS], help="random is always one"
+    )
     given = asked.parse_args()
     given.orders = list(dict.fromkeys(["random", *given.orders]))
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -58,18 +60,32 @@ def main() -> None:
         for name in given.orders:
             measured[name].append(figures_of(given.folder, name, seed, given.steps))
             half, last, cpu_s, useful = measured[name][-1]
-            print(f"seed {seed} {name:7} {half:.4f} {last:.4f} {cpu_s:.1f} s, {useful:.3f} useful", flush=True)
+            print(
+                f"seed {seed} {name:7} {half:.4f} {last:.4f} {cpu_s:.1f} s, {useful:.3f} useful",
+                flush=True,
+            )
     for name in given.orders:
-        for number, what in enumerate(("loss after half of the steps", "loss after all steps", "CPU", "useful tokens")):
-            each = [one[number] / other[number] for one, other in zip(measured[name], measured["random"], strict=True)]
-            print(f"{name:7} to random, {what}: {fmean(each):.3f} ({' '.join(f'{ratio:.3f}' for ratio in each)})")
+        for number, what in enumerate(
+            ("loss after half of the steps", "loss after all steps", "CPU", "useful tokens")
+        ):
+            each = [
+                one[number] / other[number]
+                for one, other in zip(measured[name], measured["random"], strict=True)
+            ]
+            print(
+                f"{name:7} to random, {what}: {fmean(each):.3f} ({' '.join(f'{ratio:.3f}' for ratio in each)})"
+            )
 
 
 def where() -> str:
     """Return the processor and the commit."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout
+    named = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
+    ).stdout
     return f"{named or platform.machine()}, {os.cpu_count()} cores, commit {commit.strip()}"
 
 
@@ -90,10 +106,19 @@ def figures_of(root: Path, name: str, seed: int, steps: int) -> Figures:
             raise SystemExit(f"{folder.name} failed; see {folder / 'rank-0' / 'stderr.log'}")
     lines = (folder / "rank-0" / "stdout.log").read_text(encoding="utf-8").splitlines()
     events = [event for line in lines if (event := parse_event(line))]
-    losses = {event.whole("step"): event.number("eval_loss") or 0.0 for event in events if event.kind == "eval"}
+    losses = {
+        event.whole("step"): event.number("eval_loss") or 0.0
+        for event in events
+        if event.kind == "eval"
+    }
     (end,) = [event for event in events if event.kind == "end"]
     useful, padded = (end.number(f"{name}_tokens_per_s") or 0.0 for name in ("useful", "padded"))
-    return losses[steps // 2], losses[steps], float(json.loads((folder / "cpu.json").read_text())), useful / padded
+    return (
+        losses[steps // 2],
+        losses[steps],
+        float(json.loads((folder / "cpu.json").read_text())),
+        useful / padded,
+    )
 
 
 def train(root: Path, folder: Path, name: str, seed: int, steps: int) -> None:
@@ -101,7 +126,14 @@ def train(root: Path, folder: Path, name: str, seed: int, steps: int) -> None:
     own.mkdir(exist_ok=True)
     options = dict(ORDERS[name])
     order = options.pop("order", ROW_ORDER)
-    job = FineTune(technique="single", max_steps=steps, eval_steps=steps // 2, seed=seed, predict_rows=0, **options)
+    job = FineTune(
+        technique="single",
+        max_steps=steps,
+        eval_steps=steps // 2,
+        seed=seed,
+        predict_rows=0,
+        **options,
+    )
     job = job.replace(profile_step=0)
     files = {part: str(root / f"{part}.jsonl") for part in ROWS}
     raw = {"job": job.to_dict(), **files, "hub": None, "deepspeed": None, "gpus": 0, "order": order}

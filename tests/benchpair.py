@@ -41,7 +41,17 @@ class Measured:
     plain: list[float] = field(default_factory=list)
     took_s: float = 0.0
 
-    COLUMNS = ("measured", "ours", "plain", "the plain way", "better by", "bound", "met", "turns", "seconds")
+    COLUMNS = (
+        "measured",
+        "ours",
+        "plain",
+        "the plain way",
+        "better by",
+        "bound",
+        "met",
+        "turns",
+        "seconds",
+    )
 
     @property
     def medians(self) -> tuple[float, float]:
@@ -59,12 +69,21 @@ class Measured:
         ours, plain = self.medians
         sign, number, unit = f"{self.pair.bound} -".split()[:3]
         value = {"x": self.ratio, "of": _over(ours, plain)}.get(unit, ours)
-        return "yes" if (value <= float(number) if sign == "<=" else value >= float(number)) else "no"
+        return (
+            "yes" if (value <= float(number) if sign == "<=" else value >= float(number)) else "no"
+        )
 
     @property
     def cells(self) -> tuple[str, ...]:
         ours, plain = self.medians
-        figures = f"{ours:.3g}", f"{plain:.3g}", self.pair.plain_is, f"{self.ratio:.2f} x", self.pair.bound, self.met
+        figures = (
+            f"{ours:.3g}",
+            f"{plain:.3g}",
+            self.pair.plain_is,
+            f"{self.ratio:.2f} x",
+            self.pair.bound,
+            self.met,
+        )
         return (self.pair.what, *figures, str(len(self.ours)), f"{self.took_s:.0f}")
 
 

@@ -44,7 +44,12 @@ def first_steps(root: Path) -> Iterator[Sequence[Pair]]:
                 plain_is="torchrun, ZeRO-1",
                 bound=f"<= {bound} s",
             )
-            for technique, bound in (("zero1", 1.5), ("zero3", 2.5), ("zero3-offload", 2.5), ("fsdp", 2.5))
+            for technique, bound in (
+                ("zero1", 1.5),
+                ("zero3", 2.5),
+                ("zero3-offload", 2.5),
+                ("fsdp", 2.5),
+            )
         ]
 
 
@@ -52,12 +57,16 @@ def launchers(root: Path) -> Iterator[Sequence[Pair]]:
     """Compare the first step through DeepSpeed's launchers, and one from nothing, with the `deepspeed` command's."""
     number = itertools.count()
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "launchers") as cluster:
-        pdsh, openmpi = (FineTune(technique="zero1", launcher=name, **JOB) for name in ("pdsh", "openmpi"))
+        pdsh, openmpi = (
+            FineTune(technique="zero1", launcher=name, **JOB) for name in ("pdsh", "openmpi")
+        )
         folder = recipe_in(root / "by-hand", cluster.submit(pdsh).wait().raise_for_status())
 
         def from_nothing() -> float:
             began, path = time.monotonic(), root / f"cold-{next(number)}"
-            apart = mock.patch.dict(os.environ, TORCH_HOME=str(path))  # or it would share the import of `cluster`
+            apart = mock.patch.dict(
+                os.environ, TORCH_HOME=str(path)
+            )  # or it would share the import of `cluster`
             with apart, Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=path) as cold:
                 ready = time.monotonic()
                 return ready - began + first_step_of(cold, FineTune(technique="zero1", **JOB))
@@ -69,8 +78,18 @@ def launchers(root: Path) -> Iterator[Sequence[Pair]]:
         }
         step = "seconds to the first step, 3 ranks, ZeRO-1"
         yield [
-            Pair(what=f"{step}, pdsh", ours=partial(first_step_of, cluster, pdsh), bound="<= 3.5 s", **same),
-            Pair(what=f"{step}, openmpi", ours=partial(first_step_of, cluster, openmpi), bound="<= 3.5 s", **same),
+            Pair(
+                what=f"{step}, pdsh",
+                ours=partial(first_step_of, cluster, pdsh),
+                bound="<= 3.5 s",
+                **same,
+            ),
+            Pair(
+                what=f"{step}, openmpi",
+                ours=partial(first_step_of, cluster, openmpi),
+                bound="<= 3.5 s",
+                **same,
+            ),
             Pair(
                 what="seconds from nothing to the first step, 3 pods, ZeRO-1",
                 ours=from_nothing,
@@ -93,7 +112,9 @@ def many_pods(root: Path) -> Iterator[Sequence[Pair]]:
 
     def life() -> float:
         laps = Laps()
-        with Cluster(LocalPods(), PodSpec(cpus=1), count=PODS, path=root / f"many-{next(number)}") as many:
+        with Cluster(
+            LocalPods(), PodSpec(cpus=1), count=PODS, path=root / f"many-{next(number)}"
+        ) as many:
             seen["ready"] = laps.lap()
             if not (diagnosis := many.doctor(bandwidth=False)).ok:
                 raise RuntimeError(str(diagnosis))
@@ -206,7 +227,13 @@ def recipe_in(folder: Path, result: RunResult) -> Path:
 
 def deepspeed_by_hand(cluster: Cluster, folder: Path) -> float:
     """Train over a cluster's pods with DeepSpeed's own command, and return the seconds to the first step."""
-    head = ["deepspeed", "--hostfile", str(cluster.path / "hostfile"), "--master_addr", cluster.pods[0].address]
+    head = [
+        "deepspeed",
+        "--hostfile",
+        str(cluster.path / "hostfile"),
+        "--master_addr",
+        cluster.pods[0].address,
+    ]
     head += ["--launcher", "pdsh", "--force_multi", "--no_ssh_check", "--no_local_rank", "train.py"]
     return loss_times(head, folder, pdsh_environment(Identity(cluster.path / "identity")))[0]
 
@@ -242,7 +269,9 @@ def over_pdsh(cluster: Cluster, command: Sequence[str]) -> float:
     names = ",".join(pod.address for pod in cluster.pods)
     env = {**os.environ, **pdsh_environment(Identity(cluster.path / "identity"))}
     began = time.monotonic()
-    subprocess.run(["pdsh", "-S", "-f", "64", "-w", names, *command], env=env, check=True, capture_output=True)
+    subprocess.run(
+        ["pdsh", "-S", "-f", "64", "-w", names, *command], env=env, check=True, capture_output=True
+    )
     return time.monotonic() - began
 
 
@@ -251,7 +280,10 @@ def daemons_by_hand(folder: Path) -> float:
     folder.mkdir()
     began = time.monotonic()
     keys = [folder / f"key-{number}" for number in range(PODS)]
-    makers = [subprocess.Popen(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]) for key in keys]
+    makers = [
+        subprocess.Popen(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)])
+        for key in keys
+    ]
     assert not any(maker.wait() for maker in makers)
     daemons = []
     for number, key in enumerate(keys):

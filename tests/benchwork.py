@@ -48,12 +48,22 @@ class Training:
     precision: str = "fp32"
 
 
-_SMALL = Training(model="t5-small", learned=20, steps=10, padded_steps=3, evaluated=256, bound=">= 5.5 x", turns=2)
+_SMALL = Training(
+    model="t5-small", learned=20, steps=10, padded_steps=3, evaluated=256, bound=">= 5.5 x", turns=2
+)
 _HAS_AMX = "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="ascii").split()
 """Whether this CPU multiplies matrices of bf16 faster than of FP32."""
 
 TRAININGS = (
-    Training(model="tiny-t5", learned=150, steps=40, padded_steps=10, evaluated=512, bound=">= 4 x", turns=3),
+    Training(
+        model="tiny-t5",
+        learned=150,
+        steps=40,
+        padded_steps=10,
+        evaluated=512,
+        bound=">= 4 x",
+        turns=3,
+    ),
     _SMALL,
     *([replace(_SMALL, precision="bf16")] if _HAS_AMX else []),
 )
@@ -74,10 +84,19 @@ def training(root: Path) -> Iterator[Sequence[Pair]]:
 
 def _rows_of(each: Training, cluster: Cluster, folder: Path) -> Sequence[Pair]:
     job = FineTune(
-        model=str(folder / "model"), dataset=str(folder), technique="single", max_steps=each.learned, profile_step=0,
-        per_device_train_batch_size=16, gradient_accumulation_steps=2, learning_rate=1e-3, max_source_length=96,
-        max_target_length=96, predict_rows=0, precision=each.precision,
-    )  # fmt: skip
+        model=str(folder / "model"),
+        dataset=str(folder),
+        technique="single",
+        max_steps=each.learned,
+        profile_step=0,
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-3,
+        max_source_length=96,
+        max_target_length=96,
+        predict_rows=0,
+        precision=each.precision,
+    )
     learned = cluster.submit(job).wait(progress=False).raise_for_status()
     losses = _padded(cluster, "learn", folder, each.learned)
     watched: list[float] = []
@@ -103,23 +122,38 @@ def _rows_of(each: Training, cluster: Cluster, folder: Path) -> Sequence[Pair]:
     model = f"{each.model} in {each.precision}"
     return (
         Pair(
-            what=f"samples/s, {model}, one pod, {AT_ONCE} rows, {each.steps} steps", ours=ours, plain=plain,
-            bound=each.bound, more_is_better=True, **both,
+            what=f"samples/s, {model}, one pod, {AT_ONCE} rows, {each.steps} steps",
+            ours=ours,
+            plain=plain,
+            bound=each.bound,
+            more_is_better=True,
+            **both,
         ),
         Pair(
-            what=f"samples/s, {model}, all watched, after the first step", ours=lambda: watched[-1], plain=bare,
-            plain_is="the same script, bare", bound=">= 0.98 x", more_is_better=True, turns=each.turns,
+            what=f"samples/s, {model}, all watched, after the first step",
+            ours=lambda: watched[-1],
+            plain=bare,
+            plain_is="the same script, bare",
+            bound=">= 0.98 x",
+            more_is_better=True,
+            turns=each.turns,
         ),
         Pair(
-            what=f"useful of all tokens, {model}, {each.learned} steps", ours=partial(_useful, learned),
-            plain=partial(losses.__getitem__, "useful"), bound=">= 0.9", more_is_better=True, **both,
+            what=f"useful of all tokens, {model}, {each.learned} steps",
+            ours=partial(_useful, learned),
+            plain=partial(losses.__getitem__, "useful"),
+            bound=">= 0.9",
+            more_is_better=True,
+            **both,
         ),
         Pair(
             what=f"masked evaluation loss after {AT_ONCE * each.learned} samples, {model}",
-            ours=lambda: learned.eval_loss or 0.0, plain=partial(losses.__getitem__, "eval_loss"),
-            bound="<= 1.02 of plain", **both,
+            ours=lambda: learned.eval_loss or 0.0,
+            plain=partial(losses.__getitem__, "eval_loss"),
+            bound="<= 1.02 of plain",
+            **both,
         ),
-    )  # fmt: skip
+    )
 
 
 def _padded(cluster: Cluster, action: str, folder: Path, steps: int) -> dict[str, float]:
@@ -150,17 +184,25 @@ def write_model(folder: Path, name: str, evaluated: int = 512) -> None:
     for part, most in (("train", None), ("eval", evaluated)):
         lines = (ROWS / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()[:most]
         rows = [row_from(json.loads(line), part) for line in lines]
-        (folder / f"{part}.jsonl").write_text("".join(row.to_json() + "\n" for row in rows), encoding="utf-8")
+        (folder / f"{part}.jsonl").write_text(
+            "".join(row.to_json() + "\n" for row in rows), encoding="utf-8"
+        )
         examples += [Example(source=row.source, target=row.target) for row in rows]
     if name == "tiny-t5":
         loaded = load(name, examples, seed=0)
         model, tokenizer = loaded.model, loaded.tokenizer
     else:
-        text = train_tokenizer([text for e in examples for text in (e.source, e.target)], vocabulary=8192)
+        text = train_tokenizer(
+            [text for e in examples for text in (e.source, e.target)], vocabulary=8192
+        )
         from tokenizers import Tokenizer
 
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token=PAD, eos_token=END)
-        model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0))  # whose defaults are t5-small's
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(text), pad_token=PAD, eos_token=END
+        )
+        model = T5ForConditionalGeneration(
+            T5Config(decoder_start_token_id=0)
+        )  # whose defaults are t5-small's
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 
@@ -175,10 +217,18 @@ def answers(root: Path) -> Iterator[Sequence[Pair]]:
     folder, asked, steps = root / "asked", 1000, 150
     write_model(folder, "tiny-t5", evaluated=asked)
     job = FineTune(
-        model=str(folder / "model"), dataset=str(folder), technique="single", max_steps=steps, learning_rate=2e-3,
-        per_device_train_batch_size=AT_ONCE, max_source_length=96, max_target_length=96, predict_rows=0,
-        eval_strategy="no", profile_step=0,
-    )  # fmt: skip
+        model=str(folder / "model"),
+        dataset=str(folder),
+        technique="single",
+        max_steps=steps,
+        learning_rate=2e-3,
+        per_device_train_batch_size=AT_ONCE,
+        max_source_length=96,
+        max_target_length=96,
+        predict_rows=0,
+        eval_strategy="no",
+        profile_step=0,
+    )
     with Cluster(LocalPods(), PodSpec(cpus=2), path=root / "asked-cluster") as cluster:
         run = cluster.submit(job)
         run.wait(progress=False).raise_for_status()
@@ -220,7 +270,9 @@ def reading(root: Path) -> Iterator[Sequence[Pair]]:
         write_model(folder := root / f"read-{count}", "tiny-t5")
         lines = (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()
         rows = (json.loads(lines[n % len(lines)]) for n in range(count))
-        texts = (json.dumps({**row, "source": f"{row['source']} {n}"}) for n, row in enumerate(rows))
+        texts = (
+            json.dumps({**row, "source": f"{row['source']} {n}"}) for n, row in enumerate(rows)
+        )
         (folder / "train.jsonl").write_text("\n".join(texts) + "\n", encoding="utf-8")
     last: dict[str, float] = {}
 
@@ -236,16 +288,24 @@ def reading(root: Path) -> Iterator[Sequence[Pair]]:
     yield [
         Pair(
             what="seconds from 80,000 rows to token batches, one core",
-            ours=turn("ours"), plain=turn("plain"), bound="<= 60 s", **both,
+            ours=turn("ours"),
+            plain=turn("plain"),
+            bound="<= 60 s",
+            **both,
         ),
         Pair(
             what="MiB of memory more for 80,000 rows than for 8,000",
-            ours=lambda: last["ours"], plain=lambda: last["plain"], bound="<= 10 MiB", **both,
+            ours=lambda: last["ours"],
+            plain=lambda: last["plain"],
+            bound="<= 10 MiB",
+            **both,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _read(who: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, READING, who, str(folder)]
-    figures: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    figures: dict[str, float] = json.loads(
+        subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    )
     return figures

@@ -40,7 +40,9 @@ def shared_data() -> Path:
     """The folder of real WikiSQL questions beside a developer's checkout; the test is skipped where there is none."""
     folder = REPOSITORY.parent / "shared" / "data" / "wikisql"
     if not (folder / "train.jsonl").is_file():
-        pytest.skip("needs the real WikiSQL rows: ../shared/data/wikisql beside the checkout is not there")
+        pytest.skip(
+            "needs the real WikiSQL rows: ../shared/data/wikisql beside the checkout is not there"
+        )
     return folder
 
 
@@ -53,8 +55,12 @@ def processes_with(*marks: str) -> list[str]:
             environ = (folder / "environ").read_bytes()
         except OSError:
             continue  # it ended meanwhile, or is another user's
-        if int(folder.name) != os.getpid() and any(mark.encode() in argv + environ for mark in marks):
-            found.append(f"{folder.name} {argv.replace(bytes(1), b' ').decode(errors='replace').strip()[:150]}")
+        if int(folder.name) != os.getpid() and any(
+            mark.encode() in argv + environ for mark in marks
+        ):
+            found.append(
+                f"{folder.name} {argv.replace(bytes(1), b' ').decode(errors='replace').strip()[:150]}"
+            )
     return found
 
 
@@ -99,7 +105,9 @@ def order_files(items: list[pytest.Item]) -> None:
     """
     weights: Counter[Path] = Counter()
     for item in items:
-        weights[item.path] += 10 * bool(item.get_closest_marker("notebook")) + bool(item.get_closest_marker("slow"))
+        weights[item.path] += 10 * bool(item.get_closest_marker("notebook")) + bool(
+            item.get_closest_marker("slow")
+        )
     heavy = [path for path, weight in weights.most_common() if weight]
     light = [path for path, weight in weights.items() if not weight]
     share = len(light) / max(1, len(heavy))
@@ -115,7 +123,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     worker = getattr(session.config, "workeroutput", None)
     if worker is not None:
         worker["measured"] = list(MEASURED)
-    elif left := left_after(*(f"{REPOSITORY}/{folder}/runs/" for folder in ("notebooks", "docs/walkthroughs"))):
+    elif left := left_after(
+        *(f"{REPOSITORY}/{folder}/runs/" for folder in ("notebooks", "docs/walkthroughs"))
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         MEASURED.extend(["still running after the notebooks:", *left])
 

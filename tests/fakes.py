@@ -37,7 +37,7 @@ class WorkersV1:
         self.tells_addresses = True
         self.quota = 100
 
-    def launch_workers(
+    def launch_workers(  # noqa: PLR0913 - the real interface takes as many
         self,
         n: int,
         cpu: float,
@@ -51,7 +51,9 @@ class WorkersV1:
         resource_group_id: int | None = None,
         env: dict[str, str] | None = None,
     ) -> list[dict[str, Any]]:
-        self.calls.append(("launch_workers", {"n": n, "cpu": cpu, "memory": memory, "nvidia_gpu": nvidia_gpu}))
+        self.calls.append(
+            ("launch_workers", {"n": n, "cpu": cpu, "memory": memory, "nvidia_gpu": nvidia_gpu})
+        )
         if len(self.processes) + n > self.quota:
             raise RuntimeError("403: cpu quota exceeded for user ada")
         return [self._launch(code, env or {}) for _ in range(n)]
@@ -60,7 +62,9 @@ class WorkersV1:
         self._recall()
         for number, process in self.processes.items():
             if process.poll() is not None and self.workers[number]["status"] == "running":
-                self.workers[number]["status"] = "succeeded" if process.returncode == 0 else "failed"
+                self.workers[number]["status"] = (
+                    "succeeded" if process.returncode == 0 else "failed"
+                )
         return [dict(worker) for worker in self.workers.values()]
 
     def await_workers(
@@ -91,7 +95,12 @@ class WorkersV1:
         number = 101 + len(self.workers)
         address = f"127.0.0.{2 + len(self.workers) % 200}"
         told = address if self.tells_addresses else None
-        worker = {"id": number, "app_url": f"https://w{number}.example", "ip_address": told, "status": "running"}
+        worker = {
+            "id": number,
+            "app_url": f"https://w{number}.example",
+            "ip_address": told,
+            "status": "running",
+        }
         self.workers[number] = worker
         if number in self.failing:
             worker["status"] = "failed"
@@ -164,5 +173,10 @@ def install_cml(folder: Path) -> None:
     (package / "__init__.py").write_text("")
     names = ("launch_workers", "list_workers", "await_workers", "stop_workers")
     head = ["from pathlib import Path", "", "from tests.fakes import WorkersV1", ""]
-    lines = [*head, "FAKE = WorkersV1(Path(__file__).parent)", *(f"{n} = FAKE.{n}" for n in names), ""]
+    lines = [
+        *head,
+        "FAKE = WorkersV1(Path(__file__).parent)",
+        *(f"{n} = FAKE.{n}" for n in names),
+        "",
+    ]
     (package / "workers_v1.py").write_text("\n".join(lines))

@@ -85,7 +85,9 @@ class Plan:
         files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
         raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
         raw |= {"metric_inputs": sent or {}, "order": ROW_ORDER}
-        raw["json_keys"] = list(own_keys(spec.deepspeed)) if isinstance(spec.deepspeed, Mapping) else []
+        raw["json_keys"] = (
+            list(own_keys(spec.deepspeed)) if isinstance(spec.deepspeed, Mapping) else []
+        )
         (folder / "job.json").write_text(json.dumps(raw))
         self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})
 
@@ -96,7 +98,10 @@ class Plan:
     def ran(self) -> dict[str, Ran]:
         """Give the runs that were done by name."""
         folders = [Path(str(run["folder"])) for run in self.runs]
-        codes = {f.name: {int(k): v for k, v in json.loads((f / "exit.json").read_text()).items()} for f in folders}
+        codes = {
+            f.name: {int(k): v for k, v in json.loads((f / "exit.json").read_text()).items()}
+            for f in folders
+        }
         return {f.name: Ran(folder=f, exit_codes=codes[f.name]) for f in folders}
 
 
@@ -111,7 +116,9 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
     parent.stdin.flush()
     answered = select.select([parent.stdout], [], [], timeout_s)[0]
     assert answered, f"the runs took more than {timeout_s:.0f} s"
-    assert parent.stdout.readline() == "0\n", "the runs could not be done; why is on the standard error"
+    assert parent.stdout.readline() == "0\n", (
+        "the runs could not be done; why is on the standard error"
+    )
     return [plan.ran() for plan in plans]
 
 
@@ -119,7 +126,9 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
 def _parent() -> subprocess.Popen[str]:
     """What every run of this session is forked from: to import takes it 5 s of CPU."""
     forkrun = Path(__file__).parent / "worker" / "forkrun.py"
-    return subprocess.Popen([sys.executable, str(forkrun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, str(forkrun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def end_parent() -> None:
@@ -141,4 +150,6 @@ def follows(run: Ran, reference: Ran, what: str = "") -> None:
     for key in ("eval_loss", "first_eval_loss", "train_loss"):
         assert end[key] == pytest.approx(reference_end[key], rel=0.01)
     if what:
-        MEASURED.append(f"{what}: loss within {off['loss']:.1e}, gradient norm within {off['grad_norm']:.1e} of single")
+        MEASURED.append(
+            f"{what}: loss within {off['loss']:.1e}, gradient norm within {off['grad_norm']:.1e} of single"
+        )

@@ -36,7 +36,9 @@ class Hub:
     commits: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
-    def reply(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, object, Headers]:
+    def reply(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, object, Headers]:
         self.asked.append(f"{method} {path}")
         if "/datasets/" in path:
             return self.of_rows(path.partition("?")[0])
@@ -53,21 +55,32 @@ class Hub:
             case "revision", []:
                 return 200, {"id": "me/rows", "sha": COMMIT, "private": False, "siblings": []}, {}
             case "tree", []:
-                files = [{"type": "file", "path": n, "size": len(b), "oid": "3" * 40} for n, b in self.rows.items()]
+                files = [
+                    {"type": "file", "path": n, "size": len(b), "oid": "3" * 40}
+                    for n, b in self.rows.items()
+                ]
                 return 200, files, {}
             case "resolve", [file] if file in self.rows:
                 return 200, self.rows[file], {"ETag": '"3"', "X-Repo-Commit": COMMIT}
             case "tree" | "resolve", _:
-                return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}
+                return (
+                    404,
+                    {"error": "Entry not found"},
+                    {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT},
+                )
         raise AssertionError(f"{path} is not what this version of datasets was read to ask")
 
-    def of_models(self, method: str, path: str, body: bytes, token: str) -> tuple[int, object]:
+    def of_models(self, method: str, path: str, body: bytes, token: str) -> tuple[int, object]:  # noqa: C901
         if path.startswith("/store/"):
             return self.store(path.removeprefix("/store/"), body)
         if token != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid credentials"}
         if path == "/api/whoami-v2":
-            return 200, {"name": "me", "orgs": [{"name": "team"}], "auth": {"accessToken": {"role": self.role}}}
+            return 200, {
+                "name": "me",
+                "orgs": [{"name": "team"}],
+                "auth": {"accessToken": {"role": self.role}},
+            }
         if path == "/api/repos/create":
             return self.create(json.loads(body))
         if path == "/api/validate-yaml":
@@ -81,20 +94,33 @@ class Hub:
         match method, rest:
             case "GET", "":
                 siblings = [{"rfilename": name} for name in self.files]
-                return 200, {"id": "me/model", "private": self.private["me/model"], "siblings": siblings}
-            case "GET", "/tree/main?recursive=true&expand=false" | "/tree/main?recursive=True&expand=False":
+                return 200, {
+                    "id": "me/model",
+                    "private": self.private["me/model"],
+                    "siblings": siblings,
+                }
+            case (
+                "GET",
+                "/tree/main?recursive=true&expand=false" | "/tree/main?recursive=True&expand=False",
+            ):
                 return 200, [
-                    {"type": "file", "path": p, "size": len(b), "oid": "0" * 40} for p, b in self.files.items()
+                    {"type": "file", "path": p, "size": len(b), "oid": "0" * 40}
+                    for p, b in self.files.items()
                 ]
             case "GET", "/auth-check/write":
                 return (200, {}) if self.writable else (403, {"error": "no"})
             case "POST", "/preupload/main":
                 return 200, {"files": [self.mode(each) for each in json.loads(body)["files"]]}
             case "POST", ".git/info/lfs/objects/batch":
-                return 200, {"transfer": "basic", "objects": [self.place(o) for o in json.loads(body)["objects"]]}
+                return 200, {
+                    "transfer": "basic",
+                    "objects": [self.place(o) for o in json.loads(body)["objects"]],
+                }
             case "POST", "/commit/main":
                 return self.commit([json.loads(line) for line in body.splitlines()])
-        raise AssertionError(f"{method} {path} is not what this version of huggingface_hub was read to ask")
+        raise AssertionError(
+            f"{method} {path} is not what this version of huggingface_hub was read to ask"
+        )
 
     def create(self, asked: dict[str, Any]) -> tuple[int, object]:
         name = f"{asked['organization'] or 'me'}/{asked['name']}"
@@ -109,7 +135,11 @@ class Hub:
     def mode(self, file: dict[str, Any]) -> dict[str, object]:
         large = file["path"].endswith((".safetensors", "tokenizer.json"))
         assert len(base64.b64decode(file["sample"])) == min(512, file["size"])
-        return {"path": file["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+        return {
+            "path": file["path"],
+            "uploadMode": "lfs" if large else "regular",
+            "shouldIgnore": False,
+        }
 
     def place(self, wanted: dict[str, Any]) -> dict[str, object]:
         return {**wanted, "actions": {"upload": {"href": f"{self.url}/store/{wanted['oid']}"}}}
@@ -148,7 +178,9 @@ def hub() -> Iterator[Hub]:
 
         def answer(self) -> None:
             try:
-                status, reply, headers = held.reply(self.command, self.path, self.body(), self.headers)
+                status, reply, headers = held.reply(
+                    self.command, self.path, self.body(), self.headers
+                )
             except Exception as error:
                 errors.append(error)
                 status, reply, headers = 500, {"error": repr(error)}, {}

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from poll import until
 
-HOMES = ("HOME", "IPYTHONDIR", "XDG_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
+HOMES = (
+    "HOME",
+    "IPYTHONDIR",
+    "XDG_RUNTIME_DIR",
+    "JUPYTER_CONFIG_DIR",
+    "JUPYTER_DATA_DIR",
+    "JUPYTER_RUNTIME_DIR",
+)
 _START_S = 120.0
 
 
@@ -45,11 +52,26 @@ def start_server(home: Path, module: str, *options: str) -> Iterator[Server]:
     token = secrets.token_hex(16)
     env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     env |= {name: str(place) for name, place in homes.items()} | {"JUPYTER_TOKEN": token}
-    argv = [sys.executable, "-m", module, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
-            "--ServerApp.port=0", f"--ServerApp.root_dir={folder}", *options]  # fmt: skip
+    argv = [
+        sys.executable,
+        "-m",
+        module,
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.ip=127.0.0.1",
+        "--ServerApp.port=0",
+        f"--ServerApp.root_dir={folder}",
+        *options,
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, cwd=folder, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=env,
+            cwd=folder,
+            start_new_session=True,
         )
     try:
         info = homes["JUPYTER_RUNTIME_DIR"] / f"jpserver-{process.pid}.json"

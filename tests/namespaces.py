@@ -54,7 +54,9 @@ class Namespace:
 
     def end_what_is_left(self) -> None:
         """End what still runs in it: sshd's sessions whose line broke learn of it late."""
-        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=10)
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=10
+        )
         for pid in map(int, listed.stdout.split()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -76,7 +78,18 @@ def joined(count: int) -> Iterator[list[Namespace]]:
             for each in made:
                 ip("netns", "add", each.name)
                 undo.callback(ip, "netns", "del", each.name)
-                ip("link", "add", each.port, "type", "veth", "peer", "name", "eth0", "netns", each.name)
+                ip(
+                    "link",
+                    "add",
+                    each.port,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    each.name,
+                )
                 ip("link", "set", each.port, "master", tag, "up")
                 ip("-n", each.name, "addr", "add", f"{each.address}/24", "dev", "eth0")
                 ip("-n", each.name, "link", "set", "eth0", "up")

@@ -17,6 +17,8 @@ def until(
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began >= within_s:
-            raise AssertionError(f"it did not come true in {within_s:g} s" + (f": {why()}" if why else ""))
+            raise AssertionError(
+                f"it did not come true in {within_s:g} s" + (f": {why()}" if why else "")
+            )
         time.sleep(every_s)
     return time.monotonic() - began

@@ -12,7 +12,9 @@ from pathlib import Path
 def small_disk(path: Path, size: str | int) -> Iterator[Path]:
     """Mount one of this size, as `mount` takes it; it is gone afterwards, with what is on it."""
     path.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "small", str(path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "small", str(path)], check=True
+    )
     try:
         yield path
     finally:

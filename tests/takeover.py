@@ -27,7 +27,11 @@ def kill_keeper(cluster: Cluster) -> int:
     status = cluster_status(cluster.path)
     assert status.pid is not None
     os.kill(status.pid, signal.SIGKILL)
-    until(lambda: find(status.pid or 0) is None and not is_locked(ClusterPaths(cluster.path).keeper_lock))
+    until(
+        lambda: (
+            find(status.pid or 0) is None and not is_locked(ClusterPaths(cluster.path).keeper_lock)
+        )
+    )
     return status.pid
 
 
@@ -42,7 +46,11 @@ def exact(run: Run, lines: int, ranks: int = 2) -> None:
     for rank in range(ranks):
         ours = [line for line in printed(run, rank).splitlines() if line.startswith("rank")]
         assert ours == [f"rank {rank} line {n}" for n in range(lines)]
-        steps = [event.whole("step") for event in run.events() if event.kind == "step" and event.rank == rank]
+        steps = [
+            event.whole("step")
+            for event in run.events()
+            if event.kind == "step" and event.rank == rank
+        ]
         assert steps == list(range(1, lines + 1))
     assert curve(run) == sorted([*range(1, lines + 1)] * ranks)
 

@@ -22,21 +22,37 @@ def test_rows_take_turns_and_share_a_plain_way() -> None:
         gone.append(name)
         return next(figures) if name == "a" else 2.0
 
-    rows = [Pair(what=name, ours=lambda name=name: ours(name), plain=plain, plain_is="p") for name in ("a", "b")]
+    rows = [
+        Pair(what=name, ours=lambda name=name: ours(name), plain=plain, plain_is="p")
+        for name in ("a", "b")
+    ]
     a, b = measure(rows, 3, Laps())
     assert gone == ["a", "plain", "b"] * 3
     assert (a.medians, b.medians, a.ratio) == ((3.0, 4.0), (2.0, 4.0), pytest.approx(4 / 3))
     assert [
-        len(row.ours) for row in measure([Pair(what="c", ours=plain, plain=plain, plain_is="", turns=1)], 3, Laps())
+        len(row.ours)
+        for row in measure(
+            [Pair(what="c", ours=plain, plain=plain, plain_is="", turns=1)], 3, Laps()
+        )
     ] == [1]
 
 
 @pytest.mark.parametrize(
     ("bound", "more", "met"),
     [
-        *[("<= 2 s", False, "yes"), ("<= 1.9 s", False, "no"), (">= 2 x", False, "yes"), (">= 2.1 x", False, "no")],
+        *[
+            ("<= 2 s", False, "yes"),
+            ("<= 1.9 s", False, "no"),
+            (">= 2 x", False, "yes"),
+            (">= 2.1 x", False, "no"),
+        ],
         *[(">= 0.5 x", True, "yes"), (">= 0.6 x", True, "no"), ("<= 0.5 of plain", False, "yes")],
-        *[("<= 0.4 of plain", False, "no"), (">= 2", True, "yes"), (">= 2.5", True, "no"), ("", False, "")],
+        *[
+            ("<= 0.4 of plain", False, "no"),
+            (">= 2", True, "yes"),
+            (">= 2.5", True, "no"),
+            ("", False, ""),
+        ],
     ],
 )
 def test_a_bound_is_of_our_figure_or_of_the_ratio(bound: str, more: bool, met: str) -> None:
@@ -46,7 +62,9 @@ def test_a_bound_is_of_our_figure_or_of_the_ratio(bound: str, more: bool, met: s
 
 @pytest.mark.parametrize("more", [True, False])
 def test_a_row_one_of_whose_figures_is_nought_is_printed(more: bool) -> None:
-    pair = Pair(what="w", ours=float, plain=float, plain_is="p", bound="<= 10 MiB", more_is_better=more)
+    pair = Pair(
+        what="w", ours=float, plain=float, plain_is="p", bound="<= 10 MiB", more_is_better=more
+    )
     assert "inf x" in Measured(pair, [2.0] if more else [0.0], [0.0] if more else [2.0]).cells
 
 

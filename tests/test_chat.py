@@ -24,7 +24,12 @@ COLOURS = {"apple": "red", "pear": "green", "plum": "blue", "lemon": "yellow"}
 
 
 def chat(fruit: str, other: str) -> list[dict[str, str]]:
-    said = [("user", fruit), ("assistant", COLOURS[fruit]), ("user", other), ("assistant", COLOURS[other])]
+    said = [
+        ("user", fruit),
+        ("assistant", COLOURS[fruit]),
+        ("user", other),
+        ("assistant", COLOURS[other]),
+    ]
     return [{"role": role, "content": content} for role, content in said]
 
 
@@ -41,11 +46,20 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
     for name, rows in {"train": chats * 4, "eval": chats[1:9:2]}.items():
         (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = FineTune(
-        model="tiny-llama", dataset=str(data), technique="ddp", max_steps=40, learning_rate=5e-3, profile_step=0,
-        chat_template=TEMPLATE, max_target_length=24, predict_rows=4,
-    )  # fmt: skip
+        model="tiny-llama",
+        dataset=str(data),
+        technique="ddp",
+        max_steps=40,
+        learning_rate=5e-3,
+        profile_step=0,
+        chat_template=TEMPLATE,
+        max_target_length=24,
+        predict_rows=4,
+    )
     with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "cluster") as cluster:
-        with pytest.raises(ConfigError, match=r"train\.jsonl, line 1 .*'tiny-llama' has no chat template"):
+        with pytest.raises(
+            ConfigError, match=r"train\.jsonl, line 1 .*'tiny-llama' has no chat template"
+        ):
             cluster.submit(job.replace(chat_template=None))
         run = cluster.submit(job)
         result = run.wait(300, progress=False).raise_for_status()
@@ -53,7 +67,10 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
     assert result.eval_loss < 0.2 * result.first_eval_loss
     assert result.exact_match == 1.0
     saved = json.loads((run.paths.model / "generation_config.json").read_text())
-    assert len(saved["eos_token_id"]) == 2 and (run.paths.model / "chat_template.jinja").read_text() == TEMPLATE
+    assert (
+        len(saved["eos_token_id"]) == 2
+        and (run.paths.model / "chat_template.jinja").read_text() == TEMPLATE
+    )
     # Chats, rows that hold their answer, and texts; nothing is written after the end of the turn.
     asked = chat("plum", "pear")
     answers = run.predict([asked[:3], {"messages": asked}, "lemon"], before=True)
@@ -70,7 +87,9 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
 
     talk = run.chat(before=True)
     first = talk.send("plum", add)
-    assert list(first) == ["before training", "after training"] and first["after training"] == "blue"
+    assert (
+        list(first) == ["before training", "after training"] and first["after training"] == "blue"
+    )
     assert pieces["after training"].strip() == "blue"
     assert talk.send("lemon")["after training"] == "yellow"
     assert "lemon" in str(talk) and "yellow" in str(talk) and "blue" in talk._repr_html_()
@@ -91,19 +110,35 @@ def test_calls_of_a_tool_are_learned_and_written_where_it_is_at_hand(tmp_path: P
     rows = []
     for fruit, colour in COLOURS.items():
         call = {"function": {"name": "look", "arguments": json.dumps({"at": fruit})}}
-        turns = [{"role": "user", "content": fruit}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-        answered = [*turns, {"role": "tool", "content": colour}, {"role": "assistant", "content": f"It is {colour}"}]
+        turns = [
+            {"role": "user", "content": fruit},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+        answered = [
+            *turns,
+            {"role": "tool", "content": colour},
+            {"role": "assistant", "content": f"It is {colour}"},
+        ]
         rows += [{"messages": turns, "tools": tools}, {"messages": answered, "tools": tools}]
     for name, several in {"train": rows * 8, "eval": rows}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in several))
     job = FineTune(
-        model="tiny-llama", dataset=str(tmp_path), technique="single", max_steps=60, learning_rate=5e-3,
-        profile_step=0, chat_template=CALLS, max_target_length=32, predict_rows=8,
-    )  # fmt: skip
+        model="tiny-llama",
+        dataset=str(tmp_path),
+        technique="single",
+        max_steps=60,
+        learning_rate=5e-3,
+        profile_step=0,
+        chat_template=CALLS,
+        max_target_length=32,
+        predict_rows=8,
+    )
     with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster") as cluster:
         run = cluster.submit(job)
         result = run.wait(300, progress=False).raise_for_status()
     assert result.exact_match == 1.0 and result.predictions is not None
     assert {row.expected for row in result.predictions} == {
-        text for fruit, colour in COLOURS.items() for text in (f'look {{"at": "{fruit}"}}', f"It is {colour}")
+        text
+        for fruit, colour in COLOURS.items()
+        for text in (f'look {{"at": "{fruit}"}}', f"It is {colour}")
     }

@@ -31,14 +31,20 @@ def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None
         ({"technique": "zero-1"}, "Allowed: single, ddp, zero1, zero2, zero3, zero3-offload, fsdp"),
         ({"launcher": "slurm"}, "Allowed: ssh, pdsh, openmpi"),
         ({"dataset": {"kind": "csv"}}, "Allowed: wikisql-mini, files, release, hub"),
-        ({"model": "./no-such-model"}, "is neither a folder on this machine nor a hub id; allowed: 'tiny-t5'"),
+        (
+            {"model": "./no-such-model"},
+            "is neither a folder on this machine nor a hub id; allowed: 'tiny-t5'",
+        ),
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
         ({"precision": "fp16"}, "T5 family overflow"),
         ({"technique": "zero1", "deepspeed": {"zero_optimization": {"stage": 3}}}, "stage"),
         ({"deepspeed": {"zero_optimization": {"stage": 1}, "elasticity": {}}}, "elasticity"),
         ({"deepspeed": "no-such.json"}, "no-such.json"),
-        ({"deepspeed": {"zero_optimization": {"stage": 1}, "train_batch_size": 7}}, "train_batch_size"),
+        (
+            {"deepspeed": {"zero_optimization": {"stage": 1}, "train_batch_size": 7}},
+            "train_batch_size",
+        ),
         ({"technique": "single", "launcher": "pdsh"}, "one rank"),
     ],
 )
@@ -51,15 +57,22 @@ def test_what_is_refused_starts_nothing(
     assert not out.exists()
 
 
-def test_broken_deepspeed_json_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_deepspeed_json_names_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.json").write_text('{\n  "zero_optimization": {"stage": 1},\n}\n')
-    assert main(["run", spec(tmp_path, {"deepspeed": "mine.json"}), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        main(["run", spec(tmp_path, {"deepspeed": "mine.json"}), "--out", str(tmp_path / "out")])
+        == 2
+    )
     said = capsys.readouterr().out
     assert "mine.json" in said
     assert "line 3" in said or ":3" in said
 
 
-def test_broken_rows_name_file_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_rows_name_file_line_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = {"table_id": "1-1", "question": "Who?", "sql": {"sel": "Name", "conds": [], "agg": ""}}
     bad = {**good, "sql": {"sel": "Name", "conds": [], "agg": "MEDIAN"}}
     (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
@@ -71,7 +84,9 @@ def test_broken_rows_name_file_line_and_field(tmp_path: Path, capsys: pytest.Cap
         assert part in said
 
 
-def test_a_missing_spec_and_one_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_spec_and_one_that_is_not_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", str(tmp_path / "none.json")]) == 2
     (tmp_path / "bad.json").write_text("{")
     assert main(["run", str(tmp_path / "bad.json")]) == 2
@@ -79,7 +94,9 @@ def test_a_missing_spec_and_one_that_is_not_json(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_the_doctor_looks_at_the_pods_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_looks_at_the_pods_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", spec(tmp_path, {}, {**LOCAL, "count": 1})]) == 0
     said = capsys.readouterr().out
     assert "1 host: all well" in said
@@ -88,7 +105,9 @@ def test_the_doctor_looks_at_the_pods_and_leaves_nothing(tmp_path: Path, capsys:
     assert main(["doctor", spec(tmp_path, {}, {**LOCAL, "count": 0})]) == 2
 
 
-def test_a_directory_with_another_run_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_another_run_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "spec.json").write_text("mine")
@@ -152,7 +171,9 @@ def test_pods_that_cannot_be_reached_leave_a_result_that_says_so(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_exits_with_1_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_exits_with_1_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     job = {"model": str(_broken_model(tmp_path)), "technique": "single", "max_steps": 2}
     assert main(["run", spec(tmp_path, job, {**LOCAL, "count": 1}), "--out", str(out)]) == 1
@@ -174,7 +195,11 @@ def _broken_model(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.long
 def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> None:
-    data = {"kind": "jsonl", "train": str(shared_data / "train.jsonl"), "eval": str(shared_data / "eval.jsonl")}
+    data = {
+        "kind": "jsonl",
+        "train": str(shared_data / "train.jsonl"),
+        "eval": str(shared_data / "eval.jsonl"),
+    }
     job = {
         "dataset": data,
         "technique": "zero1",

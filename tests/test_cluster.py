@@ -36,12 +36,17 @@ each_launcher = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
+    ) as cluster:
         yield cluster
 
 
 def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster) -> None:
-    results = {name: cluster.submit(TINY.replace(launcher=name)).wait(300, progress=False) for name in LAUNCHERS}
+    results = {
+        name: cluster.submit(TINY.replace(launcher=name)).wait(300, progress=False)
+        for name in LAUNCHERS
+    }
     for name, result in results.items():
         result.raise_for_status()
         assert (result.launcher, result.world_size, result.steps) == (name, 2, 4)
@@ -92,9 +97,16 @@ def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
 
 @each_launcher
 def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None:
-    command = cluster.command(Script(path=MESH, args=["--steps", "5", "two words", "$HOME"], launcher=launcher))
+    command = cluster.command(
+        Script(path=MESH, args=["--steps", "5", "two words", "$HOME"], launcher=launcher)
+    )
     done = subprocess.run(
-        ["bash", "-c", str(command)], capture_output=True, text=True, timeout=120, cwd="/", check=False
+        ["bash", "-c", str(command)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("words ['two words', '$HOME']") == 2
@@ -102,12 +114,18 @@ def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None
 
 
 @each_launcher
-def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, launcher: str) -> None:
+def test_the_rank_that_raised_is_named_with_its_own_traceback(
+    cluster: Cluster, launcher: str
+) -> None:
     job = Script(path=MESH, args=["--fail", "raise"], launcher=launcher)
     result = cluster.submit(job).wait(120, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "ValueError")
+    assert (result.error.rank, result.error.host, result.error.kind) == (
+        1,
+        "127.0.0.3",
+        "ValueError",
+    )
     assert "row 17 is bad" in result.error.message
     assert "mesh.py" in result.error.traceback
     assert result.left_processes == 0
@@ -151,12 +169,16 @@ def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
     result = run.wait(120, progress=False)
     result.raise_for_status()
     assert "token hf_" in run.logs(0, "stdout")
-    found = [p for p in cluster.path.rglob("*") if p.is_file() and canary.encode() in p.read_bytes()]
+    found = [
+        p for p in cluster.path.rglob("*") if p.is_file() and canary.encode() in p.read_bytes()
+    ]
     assert found == []
 
 
 def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
-    result = cluster.submit(Script(path=MESH, args=["--steps", "5"]), pods=1).wait(60, progress=False)
+    result = cluster.submit(Script(path=MESH, args=["--steps", "5"]), pods=1).wait(
+        60, progress=False
+    )
     assert (result.state, result.world_size) == (RunState.SUCCEEDED, 1)
     with pytest.raises(ConfigError, match="has 2"):
         cluster.submit(Script(path=MESH), pods=3)
@@ -183,7 +205,10 @@ time.sleep(600)
 def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "cluster"
     kernel = subprocess.Popen(
-        [sys.executable, "-c", NOTEBOOK, str(root), MESH], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", NOTEBOOK, str(root), MESH],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert kernel.stdout is not None
     # `start` says first what it waits for.
@@ -220,7 +245,9 @@ def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
-    cluster = Cluster(LocalPods(), count=2, path=tmp_path / "cluster", lease_s=3, warm=False).start()
+    cluster = Cluster(
+        LocalPods(), count=2, path=tmp_path / "cluster", lease_s=3, warm=False
+    ).start()
     run = cluster.submit(Script(path=MESH))
     until(lambda: "step 3" in _log(run), 120)
     os.kill(json.loads((cluster.path / "state.json").read_text())["pid"], signal.SIGKILL)

@@ -30,7 +30,9 @@ ENDLESS = FineTune(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
+    ) as cluster:
         yield cluster
 
 
@@ -68,7 +70,9 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     assert result.steps is not None and 3 <= result.steps < 1000
     assert result.predictions is None
     told = [event.data for event in run.events() if event.kind in ("step", "eval")]
-    assert [data["step"] for data in told][-2:] == [result.steps] * 2, "the last step is logged and evaluated"
+    assert [data["step"] for data in told][-2:] == [result.steps] * 2, (
+        "the last step is logged and evaluated"
+    )
     assert result.eval_loss == told[-1]["eval_loss"]
     assert None not in (result.train_loss, result.train_samples_per_s, result.first_eval_loss)
     with safe_open(run.paths.model / "model.safetensors", "pt") as weights:
@@ -89,13 +93,25 @@ def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -
     until(lambda: "stopping after a checkpoint" in run.message)
     run.cancel()
     result = run.wait(60, progress=False)
-    assert (result.state, result.message, result.left_processes) == (RunState.CANCELLED, "stopped when asked", 0)
-    evaluated = [event.whole("step") for event in run.events() if event.kind == "eval" and event.whole("step")]
+    assert (result.state, result.message, result.left_processes) == (
+        RunState.CANCELLED,
+        "stopped when asked",
+        0,
+    )
+    evaluated = [
+        event.whole("step")
+        for event in run.events()
+        if event.kind == "eval" and event.whole("step")
+    ]
     assert result.eval_step == (evaluated[-1] if evaluated else None)
-    assert (result.eval_loss is None) == (not evaluated), "an evaluation that did not take place is not stated"
+    assert (result.eval_loss is None) == (not evaluated), (
+        "an evaluation that did not take place is not stated"
+    )
 
 
-def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run = cluster.submit(Script(BEAT))
     until(lambda: beats(run))
     assert all("beat.py" in text for text in run.stacks().values())
@@ -106,8 +122,12 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Clu
     run.stop()
     result = run.wait(120, progress=False)
     assert (result.state, result.error, result.left_processes) == (RunState.STOPPED, None, 0)
-    assert re.fullmatch(r"stopped when asked: its ranks ended by themselves within \d+ s of SIGINT", result.message)
-    assert all("KeyboardInterrupt" in run.logs(rank, "stderr") for rank in range(2)), "Python made it an exception"
+    assert re.fullmatch(
+        r"stopped when asked: its ranks ended by themselves within \d+ s of SIGINT", result.message
+    )
+    assert all("KeyboardInterrupt" in run.logs(rank, "stderr") for rank in range(2)), (
+        "Python made it an exception"
+    )
 
     saves = tmp_path / "saves" / "saves.py"
     saves.parent.mkdir()
@@ -115,7 +135,12 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Clu
     run = cluster.submit(Script(saves, stop_grace_s=5, outputs=["*.txt"]))
     until(lambda: beats(run))
     run.stop()
-    until(lambda: run.state.is_terminal or "asked to stop, and killed if it has not ended 5 s later" in run.message)
+    until(
+        lambda: (
+            run.state.is_terminal
+            or "asked to stop, and killed if it has not ended 5 s later" in run.message
+        )
+    )
     result = run.wait(120, progress=False)
     assert result.message.startswith(
         "stopped when asked: ranks [1] did not end when asked and were killed; outputs/ has"
@@ -157,18 +182,33 @@ def over_the_lengths(predictions: list[str], references: list[str]) -> dict[str,
     return {"share": share(1, 0)}
 
 
-def test_what_fails_after_the_training_does_not_cost_the_model(cluster: Cluster, tmp_path: Path) -> None:
+def test_what_fails_after_the_training_does_not_cost_the_model(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     metrics = tmp_path / "metrics.py"
     metrics.write_text(
         "import os\nimport sys\ncalls = []\n\n"
         "def ends(predictions, references):\n    calls.append(1)\n    return os._exit(3) if len(calls) > 1 else {}\n"
     )
-    short = {"max_steps": 2, "predict_rows": 0, "metric_rows": 2, "max_target_length": 4, "logging_steps": 1}
+    short = {
+        "max_steps": 2,
+        "predict_rows": 0,
+        "metric_rows": 2,
+        "max_target_length": 4,
+        "logging_steps": 1,
+    }
     own: list[list[object]] = [[answered, over_the_lengths], [f"{metrics}:ends"]]
     runs = [cluster.submit(ENDLESS.replace(**short, metrics=each)) for each in own]
     raised, ended = (run.wait(240, progress=False) for run in runs)
-    assert (raised.state, raised.eval_step, raised.metrics) == (RunState.SUCCEEDED, 2, {"answered": 2.0})
-    assert "the metric over_the_lengths is missing at step 0: ZeroDivisionError: division by zero" in raised.message
+    assert (raised.state, raised.eval_step, raised.metrics) == (
+        RunState.SUCCEEDED,
+        2,
+        {"answered": 2.0},
+    )
+    assert (
+        "the metric over_the_lengths is missing at step 0: ZeroDivisionError: division by zero"
+        in raised.message
+    )
     assert re.search(rf"\({re.escape(__file__)} line \d+: return part / whole\)", str(raised))
     # The spec names the file that was made of each: it starts the run again.
     made = RunSpec.load(runs[0].paths.spec, of_run=True).job

@@ -27,7 +27,11 @@ README = (ROOT / "README.md").read_text()
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WALKTHROUGHS = sorted((ROOT / "docs" / "walkthroughs").glob("*.ipynb"))
-PINS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+PINS = [
+    line
+    for line in (ROOT / "requirements.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
 
 
 def fenced_block_after(heading: str) -> list[str]:
@@ -64,13 +68,20 @@ def test_file_tree_of_the_readme_is_true() -> None:
 
 def test_every_room_and_top_level_file_is_in_the_tree() -> None:
     paths = set(tree_paths(fenced_block_after("Files")))
-    rooms = {f"workbench/{p.name}/" for p in (ROOT / "workbench").iterdir() if (p / "__init__.py").exists()}
+    rooms = {
+        f"workbench/{p.name}/"
+        for p in (ROOT / "workbench").iterdir()
+        if (p / "__init__.py").exists()
+    }
     notebooks = {f"notebooks/{p.name}" for p in NOTEBOOKS}
     assert (rooms | notebooks) - paths == set()
 
 
 def test_the_tree_of_the_readme_has_two_levels() -> None:
-    assert {len(line) - len(line.lstrip()) for line in fenced_block_after("Files") if line} == {0, 2}
+    assert {len(line) - len(line.lstrip()) for line in fenced_block_after("Files") if line} == {
+        0,
+        2,
+    }
 
 
 def test_the_readme_stays_short_and_leads_to_every_page() -> None:
@@ -125,18 +136,32 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 def test_numbers_of_the_promises_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "promises.md").read_text()
     row = re.compile(r"^\| .+ \| ([\d ]+) s.* \| `(\w+)\((\w+)=…\)`", flags=re.MULTILINE)
-    promised = {(owner, option): float(value.replace(" ", "")) for value, owner, option in row.findall(page)}
-    code = {(o, n): inspect.signature(getattr(workbench, o)).parameters[n].default for o, n in promised}
+    promised = {
+        (owner, option): float(value.replace(" ", "")) for value, owner, option in row.findall(page)
+    }
+    code = {
+        (o, n): inspect.signature(getattr(workbench, o)).parameters[n].default for o, n in promised
+    }
     assert len(promised) == 5
     assert promised == code
 
 
 def test_the_structure_page_has_the_floors_of_the_contract() -> None:
     page = (ROOT / "docs" / "structure.md").read_text().replace("\\|", "|")
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = {contract["containers"][0]: contract["layers"] for contract in contracts if contract["type"] == "layers"}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = {
+        contract["containers"][0]: contract["layers"]
+        for contract in contracts
+        if contract["type"] == "layers"
+    }
     for container in sorted(set(layers) - {"workbench"}):
-        row = re.search(rf"^\| `{container.removeprefix('workbench.')}/` \| (.*;.*) \|$", page, flags=re.MULTILINE)
+        row = re.search(
+            rf"^\| `{container.removeprefix('workbench.')}/` \| (.*;.*) \|$",
+            page,
+            flags=re.MULTILINE,
+        )
         assert row is not None, container
         shown = [re.sub(r"`| \(.*?\)", "", layer).strip() for layer in row[1].split(";")]
         assert shown == layers[container]
@@ -146,24 +171,36 @@ def test_the_structure_page_has_the_floors_of_the_contract() -> None:
 
 
 def test_the_paths_of_the_structure_page_are_there() -> None:
-    rooms = "|".join(path.name for path in (ROOT / "workbench").iterdir() if (path / "__init__.py").exists())
-    paths = set(re.findall(rf"`((?:{rooms})/[\w/]*)`", (ROOT / "docs" / "structure.md").read_text()))
+    rooms = "|".join(
+        path.name for path in (ROOT / "workbench").iterdir() if (path / "__init__.py").exists()
+    )
+    paths = set(
+        re.findall(rf"`((?:{rooms})/[\w/]*)`", (ROOT / "docs" / "structure.md").read_text())
+    )
     assert len(paths) > 20
     places = {path: ROOT / "workbench" / path for path in paths}
-    assert [name for name, place in places.items() if not (place.is_dir() or place.with_suffix(".py").exists())] == []
+    assert [
+        name
+        for name, place in places.items()
+        if not (place.is_dir() or place.with_suffix(".py").exists())
+    ] == []
 
 
 def test_every_fault_of_the_page_is_held_by_tests_that_are_there() -> None:
     page = (ROOT / "docs" / "faults.md").read_text()
     rows = re.findall(r"^\| (\d+[a-z]?) \|.*\| (.*) \|$", page, flags=re.MULTILINE)
-    whole = [int(number) for number, _ in rows if number.isdigit()]  # a letter behind it: one that came in between
+    whole = [
+        int(number) for number, _ in rows if number.isdigit()
+    ]  # a letter behind it: one that came in between
     assert whole == list(range(1, len(whole) + 1)) and len(whole) > 60
     for number, cell in rows:
         names = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
         assert names, f"row {number} names no test"
         for path, name in names:
             tree = ast.parse((ROOT / path).read_text())
-            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
+            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+                f"{path}::{name}"
+            )
 
 
 QUOTED = (
@@ -207,9 +244,13 @@ def test_the_notebooks_of_the_design_are_here() -> None:
 def test_notebook_is_kept_clean(path: Path) -> None:
     notebook = json.loads(path.read_text())
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
-    assert {"name", "version", "mimetype"} <= notebook["metadata"]["language_info"].keys(), "opening it would change it"
+    assert {"name", "version", "mimetype"} <= notebook["metadata"]["language_info"].keys(), (
+        "opening it would change it"
+    )
     cells = cells_of(path)
-    assert [c["id"] for c in cells if c.get("outputs") or c.get("execution_count")] == [], "run nbstripout"
+    assert [c["id"] for c in cells if c.get("outputs") or c.get("execution_count")] == [], (
+        "run nbstripout"
+    )
     ids = [cell["id"] for cell in cells]
     assert len(set(ids)) == len(ids)
     for cell in cells:
@@ -239,22 +280,40 @@ def test_versions_are_exact_and_are_what_is_installed() -> None:
 
 def test_versions_install_on_the_oldest_python() -> None:
     oldest = "3.11.2"  # Debian 12's; some packages ask for a later patch release
-    needs = {line.partition("==")[0]: metadata(line.partition("==")[0])["Requires-Python"] for line in PINS}
-    assert [name for name, need in needs.items() if need and not SpecifierSet(need).contains(oldest)] == []
+    needs = {
+        line.partition("==")[0]: metadata(line.partition("==")[0])["Requires-Python"]
+        for line in PINS
+    }
+    assert [
+        name for name, need in needs.items() if need and not SpecifierSet(need).contains(oldest)
+    ] == []
 
 
 def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
     pins = dict(line.split("==") for line in PINS)
-    needs = [Requirement(n) for n in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
-    assert [str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))] == []
+    needs = [
+        Requirement(n)
+        for n in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ]
+    assert [
+        str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))
+    ] == []
 
 
 def test_no_page_sends_users_to_the_package_index_for_this_project() -> None:
     """The index does not have it yet: a stranger could register the name."""
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    texts = [ROOT / name for name in tracked.splitlines() if name.endswith((".py", ".md", ".ipynb", ".txt", ".yaml"))]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    texts = [
+        ROOT / name
+        for name in tracked.splitlines()
+        if name.endswith((".py", ".md", ".ipynb", ".txt", ".yaml"))
+    ]
     sent = re.compile(r"pip install [^\n`]*\bdeepspeed-workbench\b")
-    assert [str(path) for path in texts if path != Path(__file__) and sent.search(path.read_text())] == []
+    assert [
+        str(path) for path in texts if path != Path(__file__) and sent.search(path.read_text())
+    ] == []
 
 
 def test_every_pin_but_torch_is_locked_by_hashes() -> None:
@@ -264,7 +323,9 @@ def test_every_pin_but_torch_is_locked_by_hashes() -> None:
     locked = {pin: hashes for pin, *hashes in lines}
     assert locked.keys() == {pin for pin in PINS if not pin.startswith("torch==")}
     for pin, hashes in locked.items():
-        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), pin
+        assert hashes and all(
+            re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes
+        ), pin
 
 
 def test_setup_installs_by_hash_and_pip_refuses_another_file(tmp_path: Path) -> None:
@@ -273,16 +334,30 @@ def test_setup_installs_by_hash_and_pip_refuses_another_file(tmp_path: Path) -> 
     wheel = tmp_path / "idna-3.0-py3-none-any.whl"
     wheel.write_bytes(b"not what was locked")
     (tmp_path / "lock").write_text(f"idna @ {wheel.as_uri()} --hash=sha256:{'0' * 64}\n")
-    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--no-index", "--target"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--require-hashes",
+        "--no-index",
+        "--target",
+    ]
     done = subprocess.run(
-        [*argv, tmp_path / "there", "-r", tmp_path / "lock"], capture_output=True, text=True, timeout=120
+        [*argv, tmp_path / "there", "-r", tmp_path / "lock"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def test_every_promise_of_security_names_a_test_that_is_there() -> None:
-    rows = re.findall(r"^\| (.+) \| (`tests/.+`) \|$", (ROOT / "SECURITY.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+) \| (`tests/.+`) \|$", (ROOT / "SECURITY.md").read_text(), flags=re.MULTILINE
+    )
     assert len(rows) > 10
     for promise, held in rows:
         file = ""
@@ -316,15 +391,24 @@ def test_every_page_of_the_site_shows_all_pages_in_its_left_column(tmp_path: Pat
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    captions = re.findall(r"^:caption: (.+)$", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)
+    captions = re.findall(
+        r"^:caption: (.+)$", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE
+    )
     assert len(captions) == 5
-    pages = [path for path in tmp_path.rglob("*.html") if path.name not in ("genindex.html", "search.html")]
+    pages = [
+        path
+        for path in tmp_path.rglob("*.html")
+        if path.name not in ("genindex.html", "search.html")
+    ]
     assert len(pages) > 30
     for page in pages:
         column = BeautifulSoup(page.read_text(), "html.parser").select_one("aside.sidebar-drawer")
         assert column is not None, page
         assert [caption.get_text() for caption in column.select("p.caption")] == captions, page
-        linked = {(page.parent / str(link["href"]).split("#")[0]).resolve() for link in column.select("li a")}
+        linked = {
+            (page.parent / str(link["href"]).split("#")[0]).resolve()
+            for link in column.select("li a")
+        }
         # A page's own link is an anchor.
         assert {each.resolve() for each in pages} - {tmp_path / "index.html"} <= linked | {
             page.resolve(),

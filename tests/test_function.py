@@ -70,7 +70,9 @@ def test_a_raise_fails_the_run_with_the_functions_own_line(cluster: Cluster) -> 
     assert 'raise ValueError(f"{wanted} is too much")' in error.traceback
     assert "call.py" not in error.traceback
     assert "7 is too much" in str(failed.value)
-    assert 'raise ValueError(f"{wanted} is too much")' in run._repr_mimebundle_()["text/html"].replace("&#34;", '"')
+    assert 'raise ValueError(f"{wanted} is too much")' in run._repr_mimebundle_()[
+        "text/html"
+    ].replace("&#34;", '"')
     with pytest.raises(RunError, match="returned nothing"):
         _ = run.returned
 
@@ -80,13 +82,17 @@ def test_what_cannot_travel_starts_nothing_and_a_late_run_is_cancelled(
 ) -> None:
     before = len(cluster.runs)
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.rundir.make.function._PYTHON", "3.1")  # the notebook's, not that of the pods
+        patch.setattr(
+            "workbench.rundir.make.function._PYTHON", "3.1"
+        )  # the notebook's, not that of the pods
         with pytest.raises(
-            ConfigError, match=r"measure .* pickled by Python 3\.1, which Python 3\.1\d\.\S+ of pod-0 cannot"
+            ConfigError,
+            match=r"measure .* pickled by Python 3\.1, which Python 3\.1\d\.\S+ of pod-0 cannot",
         ):
             cluster.run(measure, 2.5, name="mine")
     with pytest.raises(
-        ConfigError, match="the variable 'GATE' in draw_from_the_gate, of type generator, cannot travel"
+        ConfigError,
+        match="the variable 'GATE' in draw_from_the_gate, of type generator, cannot travel",
     ):
         cluster.run(draw_from_the_gate)
     assert len(cluster.runs) == before

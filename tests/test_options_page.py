@@ -31,7 +31,9 @@ PUBLIC = (
 
 @pytest.fixture(scope="module")
 def options() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("options_directive", ROOT / "docs" / "_ext" / "options.py")
+    spec = importlib.util.spec_from_file_location(
+        "options_directive", ROOT / "docs" / "_ext" / "options.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 TRACKER = Path(__file__).parent / "samples" / "trackers" / "mlflow.py"
 
 
-def wheel(folder: Path, name: str, number: str, *, needs: Sequence[str] = (), text: str = "") -> Path:
+def wheel(
+    folder: Path, name: str, number: str, *, needs: Sequence[str] = (), text: str = ""
+) -> Path:
     """Make the wheel of a package with one module, which says its version."""
     info = f"{name}-{number}.dist-info"
     required = "".join(f"Requires-Dist: {need}\n" for need in needs)
@@ -29,7 +31,9 @@ def wheel(folder: Path, name: str, number: str, *, needs: Sequence[str] = (), te
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     hashes = {path: hashlib.sha256(text.encode()).digest() for path, text in files.items()}
-    sums = {path: urlsafe_b64encode(digest).rstrip(b"=").decode() for path, digest in hashes.items()}
+    sums = {
+        path: urlsafe_b64encode(digest).rstrip(b"=").decode() for path, digest in hashes.items()
+    }
     lines = [f"{path},sha256={sums[path]},{len(text)}" for path, text in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
     made = folder / f"{name}-{number}-py3-none-any.whl"
@@ -73,7 +77,11 @@ def test_what_a_pod_lacks_lies_once_behind_its_own(wheels: Path, tmp_path: Path)
     with Cluster(LocalPods(), spec, count=2, path=tmp_path / "cluster", warm=False) as cluster:
         (folder,) = (cluster.path / "pods" / "store").glob("packages-*[!k]")
         seen = cluster.run(look, progress=False)
-        assert sorted(path.name for path in folder.glob("*.py")) == ["wb_above.py", "wb_below.py", "wb_direct.py"]
+        assert sorted(path.name for path in folder.glob("*.py")) == [
+            "wb_above.py",
+            "wb_below.py",
+            "wb_direct.py",
+        ]
         assert not (folder / "numpy").exists()
         assert not list(folder.parent.glob(".packages-*"))
     for each in seen:
@@ -87,16 +95,29 @@ def test_what_a_pod_lacks_lies_once_behind_its_own(wheels: Path, tmp_path: Path)
 def test_the_trainer_has_them_too(tmp_path: Path) -> None:
     wheel(tmp_path, "mlflow", "3.18.0", text=TRACKER.read_text())
     data = {"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 4}
-    job = FineTune(technique="single", dataset=data, max_steps=1, profile_step=0, predict_rows=0, report_to=["mlflow"])
+    job = FineTune(
+        technique="single",
+        dataset=data,
+        max_steps=1,
+        profile_step=0,
+        predict_rows=0,
+        report_to=["mlflow"],
+    )
     with Cluster(LocalPods(), offline(tmp_path, "mlflow"), path=tmp_path / "cluster") as cluster:
         cluster.submit(job).wait(300, progress=False).raise_for_status()
 
 
-def test_what_cannot_be_installed_is_told_before_any_rank_starts(wheels: Path, tmp_path: Path) -> None:
-    with pytest.raises(PodError, match=r"(?s)could not install wb_nowhere on pod-\d:.*No matching distribution"):
+def test_what_cannot_be_installed_is_told_before_any_rank_starts(
+    wheels: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        PodError, match=r"(?s)could not install wb_nowhere on pod-\d:.*No matching distribution"
+    ):
         Cluster(LocalPods(), offline(wheels, "wb_nowhere"), path=tmp_path / "a", warm=False).start()
     own = version("numpy").replace(".", r"\.")
-    with pytest.raises(PodError, match=rf"wb_greedy wants numpy 0\.0\.1, and the pod has {own} of its own"):
+    with pytest.raises(
+        PodError, match=rf"wb_greedy wants numpy 0\.0\.1, and the pod has {own} of its own"
+    ):
         Cluster(LocalPods(), offline(wheels, "wb_greedy"), path=tmp_path / "b", warm=False).start()
     assert version("numpy") != "0.0.1"
 
@@ -104,17 +125,29 @@ def test_what_cannot_be_installed_is_told_before_any_rank_starts(wheels: Path, t
 def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request, and never answers
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
-        env = {"PIP_INDEX_URL": index, "PIP_DEFAULT_TIMEOUT": "300", "PIP_CONFIG_FILE": os.devnull, "no_proxy": "*"}
+        env = {
+            "PIP_INDEX_URL": index,
+            "PIP_DEFAULT_TIMEOUT": "300",
+            "PIP_CONFIG_FILE": os.devnull,
+            "no_proxy": "*",
+        }
         cluster = Cluster(
-            LocalPods(), PodSpec(cpus=1, pip=["wb-above"], env=env), path=tmp_path / "c", warm=False, start_timeout_s=25
+            LocalPods(),
+            PodSpec(cpus=1, pip=["wb-above"], env=env),
+            path=tmp_path / "c",
+            warm=False,
+            start_timeout_s=25,
         )
         with pytest.raises(
-            PodTimeout, match=r"pip did not finish in 25 s on pod-0 \(wb-above\); raise start_timeout_s"
+            PodTimeout,
+            match=r"pip did not finish in 25 s on pod-0 \(wb-above\); raise start_timeout_s",
         ):
             cluster.start()
 
 
-@pytest.mark.parametrize("pip", [["--index-url=http://x"], [" -U"], ["evaluate "], [""], ["a\nb"], "evaluate", [3]])
+@pytest.mark.parametrize(
+    "pip", [["--index-url=http://x"], [" -U"], ["evaluate "], [""], ["a\nb"], "evaluate", [3]]
+)
 def test_what_is_no_requirement_is_refused(pip: object) -> None:
     with pytest.raises(ConfigError, match="pip"):
         PodSpec(pip=pip)

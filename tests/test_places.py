@@ -32,7 +32,9 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_pa
             f"from workbench import Cluster, FineTune, PodSpec, {name}\n\n"
             f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), 3"
         )
-        done = NotebookClient(book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        done = NotebookClient(
+            book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}
+        ).execute()
         outputs = [out for cell in done.cells for out in cell.get("outputs", [])]
         text = "\n".join(out.get("data", {}).get("text/plain", "") for out in outputs)
         (cluster,) = (tmp_path / "runs").iterdir()
@@ -45,6 +47,9 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_pa
         result = run.result.raise_for_status()
         told = json.loads(run.paths.result.read_text())["hosts"]
         pods = json.loads((cluster / "state.json").read_text())["pods"]
-        assert (result.world_size, [host["address"] for host in told]) == (3, [pod["address"] for pod in pods])
+        assert (result.world_size, [host["address"] for host in told]) == (
+            3,
+            [pod["address"] for pod in pods],
+        )
         assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
         assert with_mark("WORKBENCH_POD", [pod["root"] for pod in pods]) == []

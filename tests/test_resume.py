@@ -35,7 +35,9 @@ JOB: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
+    ) as cluster:
         yield cluster
 
 
@@ -54,7 +56,10 @@ def killed(cluster: Cluster) -> Run:
     folder = Path(cluster.pods[1].root) / "runs" / run.id
     halt_at(run, folder / "rank-1", 1)
     assert not run.state.is_terminal, "checkpoints are carried here while it trains"
-    until(lambda: stopped_while_writing(folder / "rank-1") and checkpoints_of(run)[1:], why=lambda: run.message)
+    until(
+        lambda: stopped_while_writing(folder / "rank-1") and checkpoints_of(run)[1:],
+        why=lambda: run.message,
+    )
     send(signal.SIGKILL, pids_of(folder / "rank-1"))
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
@@ -108,13 +113,19 @@ def checkpoints_of(run: Run) -> list[int]:
 
 
 def curve(run: Run) -> dict[object, object]:
-    return {e.data["step"]: (e.data["loss"], e.data["grad_norm"]) for e in run.events() if e.kind == "step"}
+    return {
+        e.data["step"]: (e.data["loss"], e.data["grad_norm"])
+        for e in run.events()
+        if e.kind == "step"
+    }
 
 
 def kept(run: Run) -> list[int]:
     """The steps whose checkpoints came back, every part of them."""
     steps = [
-        path for path in run.paths.checkpoints.glob("step-*") if len(list(path.glob("pod-*/rank-*/manifest.json"))) == 2
+        path
+        for path in run.paths.checkpoints.glob("step-*")
+        if len(list(path.glob("pod-*/rank-*/manifest.json"))) == 2
     ]
     return sorted(int(path.name.removeprefix("step-")) for path in steps)
 
@@ -126,7 +137,10 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     rank, pod = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1", cluster.pods[1]
     halt_at(run, rank, 2)
     os.kill(pid_of(rank), signal.SIGKILL)
-    until(lambda: "rank 1 on pod-1 was killed by SIGKILL at step" in run.message, why=lambda: run.message)
+    until(
+        lambda: "rank 1 on pod-1 was killed by SIGKILL at step" in run.message,
+        why=lambda: run.message,
+    )
     halt_at(run, rank, kept(run)[-1] + 2)
     os.kill(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"], signal.SIGKILL)
     result = run.wait(120, progress=False).raise_for_status()
@@ -139,12 +153,16 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     assert 2 <= killed.step < lost.step < STEPS
     assert result.resumed_step == lost.step
     assert result.message == f"every rank is done; {killed}; {lost}"
-    assert all((restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts)
+    assert all(
+        (restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts
+    )
     assert curve(run) == curve(whole)
     assert [step for step, _ in RunView(run.path).curves["loss"]] == list(range(1, STEPS + 1))
     assert (result.steps, result.eval_loss) == (STEPS, whole.result.eval_loss)
     log = run.paths.rank_log(1, "stdout").read_text()
-    assert log.count('"kind": "first_step"') == 3, "one log for all attempts, on a pod that is another one too"
+    assert log.count('"kind": "first_step"') == 3, (
+        "one log for all attempts, on a pod that is another one too"
+    )
     assert "\0" not in log
     assert {pod.phase for pod in cluster.pods} == {"Running"}
 
@@ -152,7 +170,9 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
 def test_the_last_two_checkpoints_come_back_from_a_run_that_was_killed(killed: Run) -> None:
     steps = kept(killed)
     assert steps == checkpoints_of(killed)[-2:], "the one that was being written counts for nothing"
-    assert killed.message.endswith(f"resume=run.path goes on from its checkpoint of step {steps[-1]}")
+    assert killed.message.endswith(
+        f"resume=run.path goes on from its checkpoint of step {steps[-1]}"
+    )
     assert [path.name for path in killed.paths.checkpoints.iterdir() if "part" in path.name] == []
 
 
@@ -162,7 +182,9 @@ def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
     first = kept(killed)[-1]
     run = submit(cluster, resume=str(killed.path))
     result = run.wait(120, progress=False).raise_for_status()
-    assert curve(run) == {step: figures for step, figures in curve(whole).items() if int(str(step)) > first}
+    assert curve(run) == {
+        step: figures for step, figures in curve(whole).items() if int(str(step)) > first
+    }
     assert len(curve(run)) == STEPS - first
     before = whole.result
     assert (result.steps, result.resumed_step, result.eval_loss) == (STEPS, first, before.eval_loss)
@@ -171,7 +193,9 @@ def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
     assert result.message == f"every rank is done; it went on from step {first}"
 
 
-def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(cluster: Cluster, killed: Run, whole: Run) -> None:
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
+    cluster: Cluster, killed: Run, whole: Run
+) -> None:
     older, newer = kept(killed)
     damaged = next(killed.paths.checkpoints.glob(f"step-{newer}/pod-1/rank-1/state.safetensors"))
     flip(damaged)
@@ -202,7 +226,10 @@ def flip(path: Path) -> None:
             {"per_device_train_batch_size": 4, "seed": 3},
             "seed is 3 and was 0; per_device_train_batch_size is 4 and was 2",
         ),
-        ({"dataset": {"kind": "wikisql-mini", "train_rows": 61, "eval_rows": 4}}, "the training rows differ"),
+        (
+            {"dataset": {"kind": "wikisql-mini", "train_rows": 61, "eval_rows": 4}},
+            "the training rows differ",
+        ),
         ({"max_steps": 1}, "max_steps is 1, nothing is left to do after it"),
         ({"resume": "/nowhere"}, "'/nowhere', which is not the directory of a FineTune run"),
     ],
@@ -225,22 +252,32 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     assert result.state is RunState.STOPPED
     assert checkpoints_of(run) == [result.steps]
     assert f"resume=run.path goes on from its checkpoint of step {result.steps}" in result.message
-    assert list(run.paths.checkpoints.glob("*/*/*")) == [run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"]
+    assert list(run.paths.checkpoints.glob("*/*/*")) == [
+        run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"
+    ]
 
 
 @pytest.mark.parametrize("checkpoints", ["pod", "bring"])
-def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(cluster: Cluster, checkpoints: str) -> None:
+def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(
+    cluster: Cluster, checkpoints: str
+) -> None:
     """Its pod lives, and has another agent at once."""
     run = submit(cluster, save_steps=1, max_steps=200, checkpoints=checkpoints)
     until(lambda: len(checkpoints_of(run)) > 2)
-    os.kill(json.loads((Path(cluster.pods[1].root) / "agent.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(
+        json.loads((Path(cluster.pods[1].root) / "agent.json").read_text())["pid"], signal.SIGKILL
+    )
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert "lost the agent of pod-1" in result.error.message
     assert "out of reach" not in result.message
     last = max(checkpoints_of(run))
-    resumed = submit(cluster, max_steps=last + 3, resume=str(run.path)).wait(120, progress=False).raise_for_status()
+    resumed = (
+        submit(cluster, max_steps=last + 3, resume=str(run.path))
+        .wait(120, progress=False)
+        .raise_for_status()
+    )
     assert resumed.steps == last + 3
     assert resumed.resumed_step is not None
     assert resumed.resumed_step >= last - 1
@@ -269,7 +306,10 @@ def a_moment_later(pid: int) -> bool:
 def on_the_pods(cluster: Cluster, run: Run) -> list[int]:
     """The steps whose checkpoints lie whole on the pods."""
     held = [Path(pod.root) / "runs" / run.id / "checkpoints" for pod in cluster.pods]
-    parts = [{int(path.parent.parent.name[5:]) for path in each.glob("step-*/rank-?/manifest.json")} for each in held]
+    parts = [
+        {int(path.parent.parent.name[5:]) for path in each.glob("step-*/rank-?/manifest.json")}
+        for each in held
+    ]
     return sorted(set.intersection(*parts))
 
 
@@ -280,12 +320,21 @@ def test_checkpoints_stay_on_the_pods_unless_asked_for(cluster: Cluster, left: R
     assert said in left.message
 
 
-def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(cluster: Cluster, left: Run, whole: Run) -> None:
+def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(
+    cluster: Cluster, left: Run, whole: Run
+) -> None:
     older, newer = on_the_pods(cluster, left)[-2:]
     run = submit(cluster, resume=str(left.path))
     assert run.wait(120, progress=False).raise_for_status().resumed_step == newer
-    assert curve(run) == {step: figures for step, figures in curve(whole).items() if int(str(step)) > newer}
-    damaged = Path(cluster.pods[1].root) / "runs" / left.id / f"checkpoints/step-{newer}/rank-1/state.safetensors"
+    assert curve(run) == {
+        step: figures for step, figures in curve(whole).items() if int(str(step)) > newer
+    }
+    damaged = (
+        Path(cluster.pods[1].root)
+        / "runs"
+        / left.id
+        / f"checkpoints/step-{newer}/rank-1/state.safetensors"
+    )
     flip(damaged)
     try:
         result = submit(cluster, resume=str(left.path)).wait(120, progress=False).raise_for_status()
@@ -297,7 +346,9 @@ def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(cluster: Clus
     assert not left.paths.checkpoints.exists()
 
 
-def test_another_number_of_ranks_goes_on_from_what_lies_on_the_pods(cluster: Cluster, left: Run, whole: Run) -> None:
+def test_another_number_of_ranks_goes_on_from_what_lies_on_the_pods(
+    cluster: Cluster, left: Run, whole: Run
+) -> None:
     newer, held = on_the_pods(cluster, left)[-1], left.paths.held.read_bytes()
     said = r"batch is 2 rows on 1 ranks and was 4 on 2 \(per_device_train_batch_size=2, gradient_accumulation_steps=2\)"
     with pytest.raises(ConfigError, match=said):
@@ -307,14 +358,20 @@ def test_another_number_of_ranks_goes_on_from_what_lies_on_the_pods(cluster: Clu
     run = cluster.submit(FineTune(**{**JOB, **alone}), pods=1)  # type: ignore[arg-type]
     result = run.wait(120, progress=False).raise_for_status()
     assert (result.resumed_step, result.steps, len(result.workers)) == (newer, STEPS, 1)
-    losses, expected = ({step: loss for step, (loss, _) in curve(each).items()} for each in (run, whole))
-    assert losses == pytest.approx({step: expected[step] for step in range(newer + 1, STEPS + 1)}, rel=1e-4)
+    losses, expected = (
+        {step: loss for step, (loss, _) in curve(each).items()} for each in (run, whole)
+    )
+    assert losses == pytest.approx(
+        {step: expected[step] for step in range(newer + 1, STEPS + 1)}, rel=1e-4
+    )
     assert result.eval_loss == pytest.approx(whole.result.eval_loss, rel=1e-4)
     left.paths.held.write_bytes(held)  # they still lie there, for those who come next
     shutil.rmtree(left.paths.checkpoints)
 
 
-def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_go(cluster: Cluster, left: Run) -> None:
+def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_go(
+    cluster: Cluster, left: Run
+) -> None:
     last = on_the_pods(cluster, left)[-1]
     cluster.close()
     assert kept(left) == [last]

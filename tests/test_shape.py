@@ -17,7 +17,16 @@ import pytest
 import workbench
 
 PACKAGE = Path(workbench.__file__).parent
-FRAMEWORKS = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "tokenizers", "peft", "bitsandbytes"}
+FRAMEWORKS = {
+    "torch",
+    "transformers",
+    "deepspeed",
+    "datasets",
+    "accelerate",
+    "tokenizers",
+    "peft",
+    "bitsandbytes",
+}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -35,10 +44,16 @@ def test_bare_import_is_fast_and_light() -> None:
         "import sys, time; start = time.process_time(); import workbench; "
         "print(time.process_time() - start, *sorted({m.split('.')[0] for m in sys.modules}))"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
     seconds = min(float(run.stdout.split()[0]) for run in runs)
     loaded = set(runs[0].stdout.split()[1:])
-    assert loaded & (FRAMEWORKS | {"kubernetes", "paramiko", "ipywidgets", "IPython", "tensorboard"}) == set()
+    assert (
+        loaded & (FRAMEWORKS | {"kubernetes", "paramiko", "ipywidgets", "IPython", "tensorboard"})
+        == set()
+    )
     assert seconds < 0.5
 
 
@@ -68,18 +83,25 @@ def shell_calls(tree: ast.Module) -> list[str]:
         if name in ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"):
             found.append(f"line {node.lineno}: {name}")
         if any(
-            k.arg == "shell" and not (isinstance(k.value, ast.Constant) and not k.value.value) for k in node.keywords
+            k.arg == "shell" and not (isinstance(k.value, ast.Constant) and not k.value.value)
+            for k in node.keywords
         ):
             found.append(f"line {node.lineno}: shell=")
         if name.endswith("exec_command") and node.args and isinstance(node.args[0], ast.JoinedStr):
             found.append(f"line {node.lineno}: f-string into exec_command")
-        if any(isinstance(a, ast.Constant) and a.value in ("pkill", "killall") for n in node.args for a in ast.walk(n)):
+        if any(
+            isinstance(a, ast.Constant) and a.value in ("pkill", "killall")
+            for n in node.args
+            for a in ast.walk(n)
+        ):
             found.append(f"line {node.lineno}: kills by name")
     return found
 
 
 def test_no_shell_strings() -> None:
-    assert {module_name(path): calls for path in FILES if (calls := shell_calls(parsed(path)))} == {}
+    assert {
+        module_name(path): calls for path in FILES if (calls := shell_calls(parsed(path)))
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +120,11 @@ def test_the_scan_sees_a_shell(source: str) -> None:
 
 
 def test_one_file_alone_reads_a_pickle_and_pods_run_it() -> None:
-    readers = {f"{room}.{name}" for room in ("pickle", "cloudpickle") for name in ("load", "loads", "Unpickler")}
+    readers = {
+        f"{room}.{name}"
+        for room in ("pickle", "cloudpickle")
+        for name in ("load", "loads", "Unpickler")
+    }
     calls = {
         (module_name(path), dotted(node.func))
         for path in FILES
@@ -112,19 +138,26 @@ def test_files_and_what_is_exported_say_what_they_are() -> None:
     silent = [str(path) for path in FILES if not ast.get_docstring(parsed(path))]
     for name in workbench.__all__:
         text = inspect.getdoc(getattr(workbench, name)) or ""
-        silent += [name] if not text or text.startswith(f"{name}(") else []  # what a dataclass writes for itself
+        silent += (
+            [name] if not text or text.startswith(f"{name}(") else []
+        )  # what a dataclass writes for itself
     assert silent == []
 
 
 def test_methods_of_what_is_exported_say_what_they_do() -> None:
-    exported = [each for name in workbench.__all__ if inspect.isclass(each := getattr(workbench, name))]
+    exported = [
+        each for name in workbench.__all__ if inspect.isclass(each := getattr(workbench, name))
+    ]
     members = [
         (owner, name, member)
         for each in exported
         for owner in each.__mro__
         if owner.__module__.startswith("workbench")
         for name, member in vars(owner).items()
-        if not name.startswith("_") and (callable(member) or isinstance(member, property | classmethod | staticmethod))
+        if not name.startswith("_")
+        and (callable(member) or isinstance(member, property | classmethod | staticmethod))
     ]
     assert len(members) > 100
-    assert [f"{owner.__name__}.{name}" for owner, name, member in members if not inspect.getdoc(member)] == []
+    assert [
+        f"{owner.__name__}.{name}" for owner, name, member in members if not inspect.getdoc(member)
+    ] == []

@@ -16,7 +16,16 @@ from workbench.worker.agent.machine import free_port
 from workbench.worker.agent.ranks.request import RunRequest, rank_environment, torchrun_variables
 
 TELL = "import json, os; print('variables', json.dumps(dict(os.environ)))"
-PREFIXES = ("GROUP_", "ROLE_", "TORCHELASTIC_", "TORCH_NCCL_", "MASTER_", "LOCAL_", "WORLD_SIZE", "RANK")
+PREFIXES = (
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
+    "MASTER_",
+    "LOCAL_",
+    "WORLD_SIZE",
+    "RANK",
+)
 """Beginnings of torch's own names; a shell and Python set others."""
 AGENTS = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 """Variables that only an agent of torchrun has a use for."""
@@ -57,16 +66,24 @@ def torchrun() -> list[Mapping[str, str]]:
     port = str(free_port("127.0.0.1"))
     before = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
-        "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=2",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+        "--max-restarts=2",
+    ]
     nodes = [
         subprocess.Popen(
             [*command, f"--node-rank={node}", "--no-python", sys.executable, "-c", TELL],
-            env=before, stdout=subprocess.PIPE, text=True,
+            env=before,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for node in (0, 1)
-    ]  # fmt: skip
+    ]
     told = []
     for node in nodes:
         said, _ = node.communicate(timeout=300)
@@ -78,13 +95,22 @@ def torchrun() -> list[Mapping[str, str]]:
 
 def request_of(**more: object) -> RunRequest:
     ranks = [{"rank": rank, "local_rank": 0, "pod": f"pod-{rank}"} for rank in (0, 1)]
-    return RunRequest.from_dict({
-        "run": "r", "ranks": ranks, "argv": ["x"], "master_addr": "127.0.0.1", "max_restarts": 2, **more
-    })  # fmt: skip
+    return RunRequest.from_dict(
+        {
+            "run": "r",
+            "ranks": ranks,
+            "argv": ["x"],
+            "master_addr": "127.0.0.1",
+            "max_restarts": 2,
+            **more,
+        }
+    )
 
 
 @pytest.mark.slow
-def test_a_rank_gets_every_variable_of_torchrun_with_its_value(torchrun: list[Mapping[str, str]]) -> None:
+def test_a_rank_gets_every_variable_of_torchrun_with_its_value(
+    torchrun: list[Mapping[str, str]],
+) -> None:
     request = request_of()
     for place, theirs in zip(request.ranks, torchrun, strict=True):
         ours = rank_environment(request, place, Path("/pods") / place.pod, {}, {})
@@ -112,24 +138,41 @@ def test_the_number_of_a_pod_follows_its_ranks() -> None:
     places = [(0, 0, "b"), (1, 1, "b"), (2, 0, "a"), (3, 1, "a")]
     ranks = [{"rank": rank, "local_rank": local, "pod": pod} for rank, local, pod in places]
     request = request_of(ranks=ranks, world_size=4)
-    got = [rank_environment(request, place, Path("/pods") / place.pod, {}, {}) for place in request.ranks]
+    got = [
+        rank_environment(request, place, Path("/pods") / place.pod, {}, {})
+        for place in request.ranks
+    ]
     assert [(each["GROUP_RANK"], each["GROUP_WORLD_SIZE"], each["ROLE_RANK"]) for each in got] == [
-        ("0", "2", "0"), ("0", "2", "1"), ("1", "2", "2"), ("1", "2", "3")
-    ]  # fmt: skip
+        ("0", "2", "0"),
+        ("0", "2", "1"),
+        ("1", "2", "2"),
+        ("1", "2", "3"),
+    ]
 
 
 @pytest.mark.slow
 def test_every_launcher_sets_the_same(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "tell.py"
     script.write_text(TELL)
-    names = [*NAMES, "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    names = [
+        *NAMES,
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    ]
     told: dict[str, list[dict[str, str]]] = {}
     for launcher in ("ssh", "pdsh", "openmpi"):
         run = cluster.submit(Script(str(script), launcher=launcher, restarts=1))
         run.wait(300, progress=False).raise_for_status()
-        said = [json.loads(run.logs(rank=rank, stream="stdout").partition("variables ")[2]) for rank in (0, 1)]
+        said = [
+            json.loads(run.logs(rank=rank, stream="stdout").partition("variables ")[2])
+            for rank in (0, 1)
+        ]
         assert [each["TORCHELASTIC_RUN_ID"] for each in said] == [run.id] * 2
-        told[launcher] = [{name: each[name] for name in names if name != "TORCHELASTIC_RUN_ID"} for each in said]
+        told[launcher] = [
+            {name: each[name] for name in names if name != "TORCHELASTIC_RUN_ID"} for each in said
+        ]
     assert told["ssh"] == told["pdsh"] == told["openmpi"]
     assert [each["GROUP_RANK"] for each in told["ssh"]] == ["0", "1"]
     assert [each["TORCHELASTIC_MAX_RESTARTS"] for each in told["ssh"]] == ["1", "1"]

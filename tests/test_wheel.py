@@ -30,14 +30,18 @@ SPEC = {
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
-    done = subprocess.run([*pip, "-w", str(folder), str(ROOT)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*pip, "-w", str(folder), str(ROOT)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))
 
 
 def test_everything_that_is_tracked_is_packed(wheel: Path) -> None:
     tracked = ["git", "ls-files", "workbench", "dsconfig"]
-    listed = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(
+        tracked, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     expected = {name if name.startswith("workbench/") else f"workbench/{name}" for name in listed}
     packed = set(ZipFile(wheel).namelist())
     assert expected - packed == set()
@@ -51,7 +55,14 @@ def test_everything_that_is_tracked_is_packed(wheel: Path) -> None:
 def test_its_command_trains_and_reports_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(home / "bin" / "python")]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        str(home / "bin" / "python"),
+    ]
     install = ["install", "-q", "--no-deps", "--no-compile", str(wheel)]
     subprocess.run([*pip, *install], check=True, timeout=300)
     (packages,) = home.glob("lib/python*/site-packages")
@@ -62,11 +73,15 @@ def test_its_command_trains_and_reports_outside_the_checkout(wheel: Path, tmp_pa
 
     def run(*argv: str) -> str:
         argv = (str(home / "bin" / argv[0]), *argv[1:])
-        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert run("python", "-c", "import workbench; print(workbench.__file__)").startswith(str(packages))
+    assert run("python", "-c", "import workbench; print(workbench.__file__)").startswith(
+        str(packages)
+    )
     assert "Run succeeded" in run("workbench", "run", "spec.json", "--out", "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["steps"], result["world_size"]) == (4, 3)

@@ -31,33 +31,68 @@ class WrittenRun:
             out.write(json.dumps({"time_s": time_s, "rank": rank, "kind": kind, **data}) + "\n")
 
     def step(self, step: int, max_steps: int = 100, **data: object) -> None:
-        figures = {"loss": 8.0 / step, "grad_norm": 2.0, "learning_rate": 1e-3, "samples_per_s": 120.0}
-        self.event("step", T0 + step, step=step, max_steps=max_steps, epoch=step / 50, **{**figures, **data})
+        figures = {
+            "loss": 8.0 / step,
+            "grad_norm": 2.0,
+            "learning_rate": 1e-3,
+            "samples_per_s": 120.0,
+        }
+        self.event(
+            "step",
+            T0 + step,
+            step=step,
+            max_steps=max_steps,
+            epoch=step / 50,
+            **{**figures, **data},
+        )
 
     def log(self, rank: int, text: str, stream: str = "stdout") -> None:
         with self.paths.rank_log(rank, stream).open("a") as out:
             out.write(text)
 
-    def keeper(self, phase: str = "ready", *, alive: bool = True, arrived: int | None = None) -> None:
+    def keeper(
+        self, phase: str = "ready", *, alive: bool = True, arrived: int | None = None
+    ) -> None:
         pid = os.getpid()
         write_json(self.cluster.config, {"count": 3})
         pods = [
-            {"name": f"pod-{n}", "phase": "Running", "address": f"127.0.0.{n + 2}", "ssh_port": 2222, "slots": 1}
+            {
+                "name": f"pod-{n}",
+                "phase": "Running",
+                "address": f"127.0.0.{n + 2}",
+                "ssh_port": 2222,
+                "slots": 1,
+            }
             for n in range(3)
         ]
         write_json(
             self.cluster.state,
-            {"phase": phase, "message": "3 pods are ready", "pid": pid,
-             "pods": pods if arrived is None else [], "arrived": pods[:arrived or 0],
-             "start_time": process_start_time(pid) if alive else 1},
-        )  # fmt: skip
+            {
+                "phase": phase,
+                "message": "3 pods are ready",
+                "pid": pid,
+                "pods": pods if arrived is None else [],
+                "arrived": pods[: arrived or 0],
+                "start_time": process_start_time(pid) if alive else 1,
+            },
+        )
 
-    def end(self, state: str = "succeeded", message: str = "every rank is done", **facts: object) -> None:
+    def end(
+        self, state: str = "succeeded", message: str = "every rank is done", **facts: object
+    ) -> None:
         hosts = [{"address": f"127.0.0.{n + 2}", "slots": 1, "pod": f"pod-{n}"} for n in range(3)]
         result: Mapping[str, object] = {
-            "state": state, "message": message, "hosts": hosts, "world_size": 3, "technique": "zero1",
-            "launcher": "ssh", "precision": "fp32", "model": "tiny-t5", "duration_s": 25.5, "left_processes": 0,
-        }  # fmt: skip
+            "state": state,
+            "message": message,
+            "hosts": hosts,
+            "world_size": 3,
+            "technique": "zero1",
+            "launcher": "ssh",
+            "precision": "fp32",
+            "model": "tiny-t5",
+            "duration_s": 25.5,
+            "left_processes": 0,
+        }
         write_json(self.paths.result, {**result, **facts})
         self.state(state, message)
 
@@ -68,8 +103,16 @@ def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenR
     paths.logs.mkdir(parents=True)
     run = WrittenRun(paths, cluster)
     run.keeper()
-    write_json(paths.info, {"id": paths.root.name, "cluster": str(cluster.root), "submitted_s": time.time()})
-    finetune = {"kind": "finetune", "technique": "zero1", "per_device_train_batch_size": 8, "learning_rate": 1e-3}
+    write_json(
+        paths.info,
+        {"id": paths.root.name, "cluster": str(cluster.root), "submitted_s": time.time()},
+    )
+    finetune = {
+        "kind": "finetune",
+        "technique": "zero1",
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-3,
+    }
     write_json(paths.spec, {"cluster": {"count": 3}, "job": dict(job or finetune)})
     paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n127.0.0.4 slots=1\n")
     paths.events.touch()

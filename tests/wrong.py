@@ -6,15 +6,49 @@ from collections.abc import Iterator
 from typing import Any
 
 WRONG: tuple[object, ...] = (
-    *(None, True, False, -1, 0, 1.5, 1e308, 10**400, 2**63, 10**30, "", "x" * 5000, "\ud800", "a\0b", "\x1b[31m"),
-    *("/dev/zero", "~no/x", "${HOME}", "auto", [], {}, [[]], {"a": [1]}, ["x", 1, None], float("nan"), float("-inf")),
+    *(
+        None,
+        True,
+        False,
+        -1,
+        0,
+        1.5,
+        1e308,
+        10**400,
+        2**63,
+        10**30,
+        "",
+        "x" * 5000,
+        "\ud800",
+        "a\0b",
+        "\x1b[31m",
+    ),
+    *(
+        "/dev/zero",
+        "~no/x",
+        "${HOME}",
+        "auto",
+        [],
+        {},
+        [[]],
+        {"a": [1]},
+        ["x", 1, None],
+        float("nan"),
+        float("-inf"),
+    ),
 )
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to every value within a value, itself first."""
     yield at
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in pairs:
         yield from places(inner, (*at, key))
 

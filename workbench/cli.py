@@ -47,7 +47,9 @@ def _run(args: argparse.Namespace) -> bool:
         cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
         cluster.start()
     except (ConfigError, DiskFull):
-        shutil.rmtree(prepared.paths.root, ignore_errors=True)  # refused: nothing started, so nothing stays
+        shutil.rmtree(
+            prepared.paths.root, ignore_errors=True
+        )  # refused: nothing started, so nothing stays
         raise
     except WorkbenchError as error:
         write_json(prepared.paths.info, {"id": prepared.run_id, "cluster": str(cluster.path)})
@@ -112,19 +114,37 @@ def _report(args: argparse.Namespace) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="Fine-tune over several pods.")
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused")
+    run = commands.add_parser(
+        "run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused"
+    )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run directory, new or empty")
-    doctor = commands.add_parser("doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused")
-    plan = commands.add_parser("plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused")
-    plan.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs")
-    plan.add_argument("--gpus-for", action="store_true", help="print the least GPUs of every kind that it fits on")
+    doctor = commands.add_parser(
+        "doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused"
+    )
+    plan = commands.add_parser(
+        "plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused"
+    )
+    plan.add_argument(
+        "--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs"
+    )
+    plan.add_argument(
+        "--gpus-for", action="store_true", help="print the least GPUs of every kind that it fits on"
+    )
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
         parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
         parser_of_spec.set_defaults(verb=verb)
-    report = commands.add_parser("report", help="write report.html and report.md on runs; exit 0 written, 2 refused")
+    report = commands.add_parser(
+        "report", help="write report.html and report.md on runs; exit 0 written, 2 refused"
+    )
     folders = "run directories, clusters' or benchmarks' folders"
     report.add_argument("folders", type=Path, metavar="DIR", nargs="+", help=folders)
-    report.add_argument("--out", type=Path, metavar="DIR", default=Path(), help="where to; default: the current folder")
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path(),
+        help="where to; default: the current folder",
+    )
     report.set_defaults(verb=_report)
     return parser
 

@@ -58,9 +58,15 @@ def find(name: str) -> Any:
     if name in workbench.__all__:
         return getattr(workbench, name)
     defines = re.compile(rf"^(?:class|def) {re.escape(name)}\b", re.MULTILINE)
-    homes = [path for path in sorted(_PACKAGE.rglob("*.py")) if defines.search(path.read_text(encoding="utf-8"))]
+    homes = [
+        path
+        for path in sorted(_PACKAGE.rglob("*.py"))
+        if defines.search(path.read_text(encoding="utf-8"))
+    ]
     if len(homes) != 1:
-        raise LookupError(f"{name} is defined in {len(homes)} modules of workbench; exactly one is needed")
+        raise LookupError(
+            f"{name} is defined in {len(homes)} modules of workbench; exactly one is needed"
+        )
     parts = homes[0].relative_to(_PACKAGE.parent).with_suffix("").parts
     return getattr(importlib.import_module(".".join(parts).removesuffix(".__init__")), name)
 
@@ -72,7 +78,11 @@ def options_of(thing: Any) -> list[Option]:
     if is_dataclass(thing) and isinstance(thing, type):
         texts = _literals(thing)
         return [
-            Option(name=f.name, default=_default_of(f), meaning=_with_choices(thing, f.name, texts.get(f.name, "")))
+            Option(
+                name=f.name,
+                default=_default_of(f),
+                meaning=_with_choices(thing, f.name, texts.get(f.name, "")),
+            )
             for f in dataclass_fields(thing)
             if f.init
         ]
@@ -90,7 +100,11 @@ def options_of(thing: Any) -> list[Option]:
 def table_of(options: Sequence[Option], *, defaults: bool = True) -> list[str]:
     """Return the lines of a Markdown table, with or without a column of defaults."""
     if not defaults:
-        return ["| field | meaning |", "|---|---|", *(f"| `{o.name}` | {_cell(o.meaning)} |" for o in options)]
+        return [
+            "| field | meaning |",
+            "|---|---|",
+            *(f"| `{o.name}` | {_cell(o.meaning)} |" for o in options),
+        ]
     rows = [f"| `{o.name}` | {_default_text(o.default)} | {_cell(o.meaning)} |" for o in options]
     return ["| option | default | meaning |", "|---|---|---|", *rows]
 
@@ -112,7 +126,9 @@ class OptionsDirective(SphinxDirective):
             options = [o for o in options if o.name in thing.__annotations__]
         for option in options:
             if not option.meaning:
-                _LOG.warning("%s.%s has no description", name, option.name, location=self.get_location())
+                _LOG.warning(
+                    "%s.%s has no description", name, option.name, location=self.get_location()
+                )
         return _parsed(self, table_of(options, defaults="fields" not in self.options))
 
 
@@ -122,8 +138,15 @@ class NamesDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Read the names and parse the table as Markdown."""
         self.env.note_dependency(str(_PACKAGE / "__init__.py"))
-        first = {name: (inspect.getdoc(find(name)) or "").partition("\n")[0] for name in sorted(workbench.__all__)}
-        lines = ["| name | is |", "|---|---|", *(f"| `{name}` | {_cell(text)} |" for name, text in first.items())]
+        first = {
+            name: (inspect.getdoc(find(name)) or "").partition("\n")[0]
+            for name in sorted(workbench.__all__)
+        }
+        lines = [
+            "| name | is |",
+            "|---|---|",
+            *(f"| `{name}` | {_cell(text)} |" for name, text in first.items()),
+        ]
         return _parsed(self, lines)
 
 
@@ -136,7 +159,9 @@ def setup(app: Sphinx) -> dict[str, object]:
 
 def _parsed(directive: SphinxDirective, lines: Sequence[str]) -> list[nodes.Node]:
     container = nodes.container()
-    directive.state.nested_parse(StringList(list(lines), source="options"), directive.content_offset, container)
+    directive.state.nested_parse(
+        StringList(list(lines), source="options"), directive.content_offset, container
+    )
     return list(container.children)
 
 
@@ -144,7 +169,9 @@ def _of_pydantic(model: type, name: str, info: Any) -> Option:
     """Read one field of a pydantic model, whose description may stand below the field as in any other record."""
     default = _REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
     text = info.description or _literals(model).get(name, "")
-    return Option(name=info.alias or name, default=default, meaning=_with_choices(model, name, text))
+    return Option(
+        name=info.alias or name, default=default, meaning=_with_choices(model, name, text)
+    )
 
 
 def _default_of(field: Any) -> object:
@@ -171,7 +198,9 @@ def _literals(record: type) -> dict[str, str]:
 
 def _arguments(docstring: str) -> dict[str, str]:
     """Return the entries of the Args section of a Google docstring."""
-    section = re.search(r"^Args:\n(?P<body>(?:[ ]+.*\n?|\n(?=[ ]))*)", docstring, flags=re.MULTILINE)
+    section = re.search(
+        r"^Args:\n(?P<body>(?:[ ]+.*\n?|\n(?=[ ]))*)", docstring, flags=re.MULTILINE
+    )
     texts: dict[str, str] = {}
     name = ""
     for line in textwrap.dedent(section["body"]).splitlines() if section else ():

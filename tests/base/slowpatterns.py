@@ -21,7 +21,9 @@ import workbench
 
 ROOT = Path(workbench.__file__).parent
 LIMIT_S = 1.0  # of processor time, for a text of `TEXT_BYTES`
-PATTERN_LIMIT_S = 0.25  # for one pattern and `PATTERN_BYTES`: what is linear takes a hundredth of it
+PATTERN_LIMIT_S = (
+    0.25  # for one pattern and `PATTERN_BYTES`: what is linear takes a hundredth of it
+)
 PATTERN_BYTES, TEXT_BYTES = 64 << 10, 1 << 20
 FIXED = [
     *(
@@ -84,11 +86,15 @@ FIXED = [
 # What is compiled from a name that no module holds: where, and the expressions that come there.
 LOCAL: dict[str, Callable[[], list[str]]] = {
     "base/redact.py: pattern": lambda: [],  # they are in `_LOOKS`
-    "results/profile/parse.py: pattern": lambda: list(module("results.profile.parse")._HEADER.values()),
+    "results/profile/parse.py: pattern": lambda: list(
+        module("results.profile.parse")._HEADER.values()
+    ),
     "results/advice/rules.py: pattern": lambda: [
         p for ps in module("results.advice.rules")._MEMORY.values() for p in ps
     ],
-    "results/advice/rules.py: rule.words": lambda: [rule.words for rule in module("results.advice.rules")._RULES],
+    "results/advice/rules.py: rule.words": lambda: [
+        rule.words for rule in module("results.advice.rules")._RULES
+    ],
     "results/speed.py: name": lambda: [name for name, _ in module("results.speed")._PEAKS],
     "keeper/run/verdict.py: copy": lambda: [r'(?<=File ")([^"]*/r1/script/|(?=train\.py"))'],
 }
@@ -123,8 +129,12 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
         }
         for node in ast.walk(tree):
             match node:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=method)) if method != "escape":
-                    yield from of_call(where, node, method, names.get(id(node), ""), space, everything)
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=method)) if (
+                    method != "escape"
+                ):
+                    yield from of_call(
+                        where, node, method, names.get(id(node), ""), space, everything
+                    )
         for name, value in list(space.items()):
             for pattern in held(value):
                 yield f"{where}: {name}", pattern, "search"
@@ -144,13 +154,21 @@ def of_call(
     used = {method}
     if method == "compile":
         used = (
-            set(re.findall(rf"\b{name}\.(search|match|fullmatch|sub|findall|finditer|split)\b", everything))
+            set(
+                re.findall(
+                    rf"\b{name}\.(search|match|fullmatch|sub|findall|finditer|split)\b", everything
+                )
+            )
             if name
             else set()
         )
     anchored = bool(used) and used <= {"match", "fullmatch"}
     for each in found:
-        yield f"{where}:{node.lineno}", re.compile(each, flags), "fullmatch" if anchored else "search"
+        yield (
+            f"{where}:{node.lineno}",
+            re.compile(each, flags),
+            "fullmatch" if anchored else "search",
+        )
 
 
 def held(value: object, depth: int = 2) -> Iterator[re.Pattern[Any]]:
@@ -172,14 +190,20 @@ def texts_for(pattern: re.Pattern[Any]) -> Iterator[str]:
     """Yield texts that begin to match everywhere and never end, made from what a pattern itself asks for."""
     from re import _parser  # type: ignore[attr-defined]
 
-    source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
-    parts = [sample(part) for part in _parser.parse(source, pattern.flags & ~re.DEBUG & ~re.UNICODE)]
+    source = (
+        pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
+    )
+    parts = [
+        sample(part) for part in _parser.parse(source, pattern.flags & ~re.DEBUG & ~re.UNICODE)
+    ]
     for end in range(1, min(len(parts), 12) + 1):
         begin = "".join(parts[:end])
         yield begin
         yield begin[:-1]
         if parts[end - 1]:
-            yield "\0" + begin + "\0" + parts[end - 1][-1]  # once, and then its last character for ever
+            yield (
+                "\0" + begin + "\0" + parts[end - 1][-1]
+            )  # once, and then its last character for ever
 
 
 def sample(part: Any) -> str:
@@ -233,9 +257,13 @@ def uses() -> dict[str, Callable[[str], object]]:
         "Redactor.learn": lambda text: Redactor({"TOKEN": text[: 64 << 10]}),
         "collect": lambda text: _unfinished(text.encode()),
         "profile head": lambda text: parse_profile(begin + text),
-        "profile modules": lambda text: parse_profile(f"{begin}Detailed Profile per GPU\nA(\n{text}"),
+        "profile modules": lambda text: parse_profile(
+            f"{begin}Detailed Profile per GPU\nA(\n{text}"
+        ),
         "profile figures": lambda text: parse_profile(f"{begin}params of model per GPU = {text}"),
-        "nccl_words": lambda text: nccl_words([f"NCCL INFO Channel 0 : {text}", *f"NCCL INFO {text}".split("\n")]),
+        "nccl_words": lambda text: nccl_words(
+            [f"NCCL INFO Channel 0 : {text}", *f"NCCL INFO {text}".split("\n")]
+        ),
         "clean": clean,
         "fold": lambda text: fold({0: [text], 1: [text]}),
         "plain": plain,
@@ -280,8 +308,13 @@ def main(part: str) -> None:
         print(json.dumps({"patterns": len(found)}), flush=True)
         texts = {gram: long(gram, PATTERN_BYTES) for gram in [*FIXED[:20], *grams(8)[-8:]]}
         for where, pattern, method in found:
-            if where.startswith("jobs/data/sql.py"):  # which refuses longer texts, and matches from their start
-                texts_here, method = {gram: text[:20_000] for gram, text in texts.items()}, "fullmatch"
+            if where.startswith(
+                "jobs/data/sql.py"
+            ):  # which refuses longer texts, and matches from their start
+                texts_here, method = (
+                    {gram: text[:20_000] for gram, text in texts.items()},
+                    "fullmatch",
+                )
             else:
                 texts_here = texts
             made = {gram: long(gram, PATTERN_BYTES) for gram in texts_for(pattern) if gram}

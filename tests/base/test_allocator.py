@@ -24,7 +24,9 @@ child.kill()
 
 
 def looked(env: dict[str, str]) -> list[object]:
-    done = subprocess.run([sys.executable, "-c", LOOKS], env={**os.environ, **env}, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS], env={**os.environ, **env}, stdout=subprocess.PIPE, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -38,7 +40,9 @@ def test_what_a_user_preloads_stays() -> None:
     assert looked({"LD_PRELOAD": ""})[2] == ""
 
 
-def test_there_is_none_beside_a_gpu_or_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_none_beside_a_gpu_or_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(allocator, "_GPU", os.devnull)
     assert allocator.preloaded() == {}
     monkeypatch.undo()

@@ -13,9 +13,7 @@ from workbench.base.child import HOME, child_environment, replies, start
 
 
 def test_a_child_finds_this_package_and_has_a_session_of_its_own() -> None:
-    code = (
-        "import json, os, workbench; print(json.dumps([workbench.__file__, os.getcwd(), os.getsid(0) == os.getpid()]))"
-    )
+    code = "import json, os, workbench; print(json.dumps([workbench.__file__, os.getcwd(), os.getsid(0) == os.getpid()]))"
     with start("-c", code, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.read()) == [f"{HOME}/workbench/__init__.py", "/", True]
@@ -42,7 +40,9 @@ def test_replies_are_read_as_they_come_and_a_failure_says_why(
     code: str, limit_s: float | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repeat = "print(json.dumps(json.load(sys.stdin)), flush=True)"
-    (tmp_path / "repeats.py").write_text(f"import json, sys, time\ndef main():\n    {repeat}; {code}\n")
+    (tmp_path / "repeats.py").write_text(
+        f"import json, sys, time\ndef main():\n    {repeat}; {code}\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     answers = replies("repeats", request={"row": 1}, limit_s=limit_s)
     with pytest.raises(ValueError, match=reason):

@@ -25,14 +25,20 @@ def test_it_is_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(clock.now_s() - time.time()) < 1.0
 
 
-def test_a_clock_that_is_set_moves_nothing_here_or_in_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_moves_nothing_here_or_in_what_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before, real = clock.now_s(), time.time
     monkeypatch.setattr(time, "time", lambda: real() - 3600.0)
     assert 0.0 <= clock.now_s() - before < 60.0
     monkeypatch.setenv(clock.CLOCK_MARK, "")
     clock.share_clock()
     code = "import time; time.time = lambda: 0.0; from workbench.base.clock import now_s; print(now_s())"
-    there = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    there = float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert abs(there - clock.now_s()) < 60.0
 
 

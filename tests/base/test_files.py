@@ -42,7 +42,11 @@ def test_a_private_file_replaces_and_follows_no_link(tmp_path: Path) -> None:
     target.symlink_to(outside)
     write_text(target, "secret")
     assert outside.read_text() == "untouched"
-    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode), target.is_symlink()) == ("secret", 0o600, False)
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode), target.is_symlink()) == (
+        "secret",
+        0o600,
+        False,
+    )
 
 
 def test_only_regular_files_are_read_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -89,5 +93,7 @@ def test_the_run_directory_itself_may_be_reached_by_a_link(tmp_path: Path) -> No
     (tmp_path / "real" / "inputs").mkdir(parents=True)
     write_json(tmp_path / "real" / "inputs" / "job.json", {"a": 1})
     (tmp_path / "newest").symlink_to("real")
-    assert read_json(tmp_path / "newest" / "inputs" / "job.json", within=tmp_path / "newest") == {"a": 1}
+    assert read_json(tmp_path / "newest" / "inputs" / "job.json", within=tmp_path / "newest") == {
+        "a": 1
+    }
     assert read_text(tmp_path / "newest" / "inputs" / "job.json") == '{\n "a": 1\n}\n'

@@ -39,8 +39,13 @@ def test_only_its_user_and_root_may_change_what_lies_in_a_folder(tmp_path: Path)
     assert weakness(weak(tmp_path / "private group", 0o775)) == ""
     team = weak(tmp_path / "team")
     words = weakness(team / "runs" / "mine")
-    assert words.startswith(f"{team} may be written by everybody, who could put other files in the place of yours; ")
-    assert f"; run chmod o-w {team}, choose another folder, or where nobody else can log in set " in words
+    assert words.startswith(
+        f"{team} may be written by everybody, who could put other files in the place of yours; "
+    )
+    assert (
+        f"; run chmod o-w {team}, choose another folder, or where nobody else can log in set "
+        in words
+    )
     (tmp_path / "link").symlink_to(team)
     assert "may be written by everybody" in weakness(tmp_path / "link" / "mine")
 
@@ -60,7 +65,9 @@ def test_a_folder_of_nobody_here_and_one_that_is_trusted_by_name_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted, shared = weak(tmp_path / "mounted", 0o755), weak(tmp_path / "shared")
-    if os.geteuid() == 0:  # a container's root, and a folder of the host's user, who has no account in the container
+    if (
+        os.geteuid() == 0
+    ):  # a container's root, and a folder of the host's user, who has no account in the container
         os.chown(mounted, 54_321, 54_321)
         assert weakness(mounted / "mine") == ""
     assert f"set WORKBENCH_TRUSTED_FOLDERS={shared}" in weakness(shared / "mine")

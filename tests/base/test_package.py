@@ -50,7 +50,9 @@ def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_fo
     name, data = package_zip()
     (tmp_path / name).write_bytes(data)
     code = "import logging, workbench.worker.agent.supervisor as it\nprint(it.__file__)\n"
-    code += "try:\n    it.Agent.end(None, '')\nexcept AttributeError:\n    logging.exception('ended')\n"
+    code += (
+        "try:\n    it.Agent.end(None, '')\nexcept AttributeError:\n    logging.exception('ended')\n"
+    )
     done = run_from(tmp_path / name, code)
     assert done.stdout.strip() == f"{tmp_path / name}/workbench/worker/agent/supervisor.pyc"
     assert 'File "workbench/worker/agent/supervisor.py", line' in done.stderr
@@ -60,7 +62,10 @@ def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_fo
 def test_another_python_takes_the_source(tmp_path: Path) -> None:
     name, data = package_zip()
     magic = b"\0\0\r\n"  # of no Python that there is
-    with zipfile.ZipFile(io.BytesIO(data)) as packed, zipfile.ZipFile(tmp_path / name, "w") as other:
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as packed,
+        zipfile.ZipFile(tmp_path / name, "w") as other,
+    ):
         for member in packed.namelist():
             content = packed.read(member)
             other.writestr(member, magic + content[4:] if member.endswith(".pyc") else content)

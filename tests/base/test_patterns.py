@@ -29,12 +29,22 @@ def test_any_text_is_searched_masked_and_parsed_in_a_second(part: str) -> None:
 
 @pytest.mark.parametrize(
     "secret",
-    ["hf_" + "a1B2" * 8, "token=" + "a1b2" * 8, "eyJhbGciOiJI." + "e30x" * 300 + ".c2ln", "https://me:s3cr3tpw@host/"],
+    [
+        "hf_" + "a1B2" * 8,
+        "token=" + "a1b2" * 8,
+        "eyJhbGciOiJI." + "e30x" * 300 + ".c2ln",
+        "https://me:s3cr3tpw@host/",
+    ],
 )
 def test_a_secret_anywhere_in_a_long_line_is_masked(secret: str) -> None:
     """Such a line is masked in pieces; a secret on a seam stands in two."""
     hidden = secret.removeprefix("token=").removeprefix("https://me:").partition("@")[0]
-    for before in (*range(8192 - len(secret) - 3, 8192 + 3, max(1, len(secret) // 12)), 0, 20_000, 30_000):
+    for before in (
+        *range(8192 - len(secret) - 3, 8192 + 3, max(1, len(secret) // 12)),
+        0,
+        20_000,
+        30_000,
+    ):
         line = "x" * (before - 1) + " " * (before > 0) + secret + " " + "y" * 9000
         masked = mask_secrets(line)
         assert len(masked) == len(line)

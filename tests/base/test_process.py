@@ -44,12 +44,20 @@ def test_descendants_are_found_and_ended_though_they_ignore_term(tmp_path: Path)
     mine = {process.pid for process in live_descendants(os.getpid())}
     assert child.pid in mine
     below = live_descendants(child.pid)
-    assert below == sorted(below, key=lambda process: process.start_time), "a parent comes before its children"
+    assert below == sorted(below, key=lambda process: process.start_time), (
+        "a parent comes before its children"
+    )
     assert len(below) >= 1
     root = find(child.pid)
     assert root is not None
     began_s = time.monotonic()
-    assert end_all(lambda: [p for p in (root, *below, *live_descendants(child.pid)) if p.is_alive()], grace_s=0.3) == []
+    assert (
+        end_all(
+            lambda: [p for p in (root, *below, *live_descendants(child.pid)) if p.is_alive()],
+            grace_s=0.3,
+        )
+        == []
+    )
     assert time.monotonic() - began_s > 0.3
     assert child.wait(5) == -signal.SIGKILL
 
@@ -58,7 +66,9 @@ def test_a_mark_must_be_the_whole_variable() -> None:
     env = {"PATH": os.environ["PATH"], "MARK": "/a/pod-1"}
     marked = subprocess.Popen(["sleep", "60"], env=env)
     like_it = subprocess.Popen(["sleep", "60"], env=env | {"MARK": "/a/pod-10"})
-    in_argv = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "MARK=/a/pod-1"])
+    in_argv = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", "MARK=/a/pod-1"]
+    )
     try:
         until(lambda: with_mark("MARK", ["/a/pod-1", "/b"]))  # until it has become `sleep`
         assert [process.pid for process in with_mark("MARK", ["/a/pod-1", "/b"])] == [marked.pid]
@@ -97,7 +107,9 @@ def test_a_process_is_read_whatever_its_name(sleeper: subprocess.Popen[bytes]) -
     assert look_up(2**22 + 1) is None
 
 
-def test_a_signal_reaches_only_the_process_with_the_right_start_time(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_signal_reaches_only_the_process_with_the_right_start_time(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     found = look_up(sleeper.pid)
     other = Process(found.pid, found.start_time + 1)
     assert other.send(signal.SIGKILL) is False
@@ -121,7 +133,9 @@ def test_descent_is_followed_to_the_end_and_up_again() -> None:
 
 def test_the_table_of_a_family_has_those_below_and_nobody_else() -> None:
     inner = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
         family = family_table([parent.pid])
@@ -155,7 +169,9 @@ else:
 @pytest.mark.parametrize(("does", "times"), [("nothing", 1), ("writes", 2)])
 def test_pages_that_a_fork_shares_with_its_parent_count_once(does: str, times: int) -> None:
     command = [sys.executable, "-c", FORKS, does]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None and parent.stdin is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         sizes = {pid: memory(pid)[0] for pid in pids}

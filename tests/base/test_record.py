@@ -75,25 +75,48 @@ class Raft(Record):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "A", "mast": 1}, "ship option 'mast' is not known: did you mean 'masts'? Allowed: name, masts, "),
+        (
+            {"name": "A", "mast": 1},
+            "ship option 'mast' is not known: did you mean 'masts'? Allowed: name, masts, ",
+        ),
         ({"mast": 1, "boats": -1}, "ship option 'mast' is not known"),
         ({"boats": -1}, "ship of kind 'ship' needs the option 'name': What it is called."),
         ({"name": ""}, "ship name is ''; it must be text"),
-        ({"name": "A", "masts": 0}, "ship masts is 0; it must be a whole number, 1 or more, or None"),
+        (
+            {"name": "A", "masts": 0},
+            "ship masts is 0; it must be a whole number, 1 or more, or None",
+        ),
         ({"name": "A", "masts": True}, "ship masts is True; it must be a whole number"),
         ({"name": "A", "boats": 1.0}, "ship boats is 1.0; it must be a whole number, 0 or more"),
         ({"name": "A", "boats": "1"}, "ship boats is '1'; it must be a whole number, 0 or more"),
-        ({"name": "A", "hull": "steal"}, "ship hull 'steal' is not known: did you mean 'steel'? Allowed: steel, wood"),
-        ({"name": "A", "hull": ["wood"]}, "ship hull ['wood'] is not known: did you mean 'wood'? Allowed: steel, wood"),
+        (
+            {"name": "A", "hull": "steal"},
+            "ship hull 'steal' is not known: did you mean 'steel'? Allowed: steel, wood",
+        ),
+        (
+            {"name": "A", "hull": ["wood"]},
+            "ship hull ['wood'] is not known: did you mean 'wood'? Allowed: steel, wood",
+        ),
         ({"name": "A", "ports": "Graz"}, "ship ports is 'Graz'; it must be a list of ports"),
-        ({"name": "A", "ports": ["Graz", ""]}, "ship ports is ['Graz', '']; it must be a list of ports"),
-        ({"name": "A", "engine": {"power": 0}}, "engine power is 0; it must be a number more than 0"),
-        ({"name": "A", "engine": {"power": float("inf")}}, "engine power is inf; it must be a number more than 0"),
+        (
+            {"name": "A", "ports": ["Graz", ""]},
+            "ship ports is ['Graz', '']; it must be a list of ports",
+        ),
+        (
+            {"name": "A", "engine": {"power": 0}},
+            "engine power is 0; it must be a number more than 0",
+        ),
+        (
+            {"name": "A", "engine": {"power": float("inf")}},
+            "engine power is inf; it must be a number more than 0",
+        ),
         ({"name": "A", "engine": 3}, "ship engine is 3; it must be an object"),
         ({"name": "A", "hull": "steel", "masts": 1}, "a hull of steel carries no masts"),
     ],
 )
-def test_a_refusal_names_the_option_the_value_and_what_is_allowed(options: dict[str, object], message: str) -> None:
+def test_a_refusal_names_the_option_the_value_and_what_is_allowed(
+    options: dict[str, object], message: str
+) -> None:
     for make in (lambda: Ship(**options), lambda: Ship.from_dict(options)):  # type: ignore[arg-type]
         with pytest.raises(ConfigError) as refused:
             make()
@@ -101,7 +124,11 @@ def test_a_refusal_names_the_option_the_value_and_what_is_allowed(options: dict[
 
 
 def test_a_refusal_shows_no_value_of_the_environment() -> None:
-    for env in ({"TOKEN": "canary", "a b": "canary"}, {"TOKEN": "canary", "OTHER": ["canary"]}, ["canary"]):
+    for env in (
+        {"TOKEN": "canary", "a b": "canary"},
+        {"TOKEN": "canary", "OTHER": ["canary"]},
+        ["canary"],
+    ):
         with pytest.raises(ConfigError, match="env") as refused:
             Ship(name="A", env=env)  # type: ignore[arg-type]
         assert "canary" not in "".join(traceback.format_exception(refused.value))
@@ -111,7 +138,14 @@ def test_a_refusal_shows_no_value_of_the_environment() -> None:
 
 def test_the_json_form_is_whole_and_reads_back() -> None:
     ship = Ship(name="A", ports=("Graz",), engine=Engine(power=2))
-    data = {"kind": "ship", "name": "A", "masts": None, "boats": 0, "hull": "wood", "ports": ["Graz"]}
+    data = {
+        "kind": "ship",
+        "name": "A",
+        "masts": None,
+        "boats": 0,
+        "hull": "wood",
+        "ports": ["Graz"],
+    }
     assert ship.to_dict() == {**data, "engine": {"power": 2}, "env": {}}
     assert Ship.from_dict(Ship(name="A").to_dict()) == Ship(name="A", ports=[])
     assert isinstance(Engine(power=2).power, int), "a whole number stays as it was written"
@@ -134,9 +168,13 @@ def test_a_record_is_a_value() -> None:
 
 
 def test_help_shows_every_option() -> None:
-    assert "(*, name: str, masts: int | None = None, boats: int = 0, hull: str = 'wood'" in str(inspect.signature(Ship))
+    assert "(*, name: str, masts: int | None = None, boats: int = 0, hull: str = 'wood'" in str(
+        inspect.signature(Ship)
+    )
     text = inspect.getdoc(Ship) or ""
-    assert text.startswith("A ship.\n\nArgs:\n    name: What it is called.\n    masts: Masts that carry sails.\n")
+    assert text.startswith(
+        "A ship.\n\nArgs:\n    name: What it is called.\n    masts: Masts that carry sails.\n"
+    )
     assert "    hull: What it is made of. One of steel, wood.\n" in text
 
 
@@ -154,8 +192,16 @@ def test_options_are_listed_for_pages_and_forms() -> None:
     ]
     assert [options[name].required for name in ("name", "hull")] == [True, False]
     hull, masts = options["hull"], options["masts"]
-    assert (hull.choices, hull.default, hull.meaning) == (("steel", "wood"), "wood", "What it is made of.")
-    assert (masts.unit, masts.allowed, masts.default) == ("masts", "a whole number, 1 or more, or None", None)
+    assert (hull.choices, hull.default, hull.meaning) == (
+        ("steel", "wood"),
+        "wood",
+        "What it is made of.",
+    )
+    assert (masts.unit, masts.allowed, masts.default) == (
+        "masts",
+        "a whole number, 1 or more, or None",
+        None,
+    )
     assert (options["engine"].default, options["env"].default) == (Engine(), {})
 
 

@@ -25,7 +25,14 @@ ORDINARY = (
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_lines_stay_what_they_are(text: str) -> None:
     assert (
-        Redactor({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "HF_HOME": "/home/me/lib", "MODE": "training"})(text)
+        Redactor(
+            {
+                "NCCL_DEBUG": "INFO",
+                "OMP_NUM_THREADS": "4",
+                "HF_HOME": "/home/me/lib",
+                "MODE": "training",
+            }
+        )(text)
         == text
     )
 
@@ -33,7 +40,10 @@ def test_ordinary_lines_stay_what_they_are(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "hidden"),
     [
-        *[(name, "abcd", True) for name in ("HF_TOKEN", "GH_PAT", "PGPASS", "OPENAI_KEY", "SENTRY_DSN", "MY_AUTH")],
+        *[
+            (name, "abcd", True)
+            for name in ("HF_TOKEN", "GH_PAT", "PGPASS", "OPENAI_KEY", "SENTRY_DSN", "MY_AUTH")
+        ],
         ("MLFLOW_TRACKING_URI", "https://u:pw@host", True),
         ("LOGIN", "me:hunter2secret", True),
         ("LD_LIBRARY_PATH", "/opt/lib:/usr/lib", False),
@@ -47,7 +57,9 @@ def test_which_variables_are_secret(name: str, value: str, hidden: bool) -> None
 
 def test_a_value_is_hidden_in_every_form_that_it_may_take() -> None:
     value = 'pä"ss\nwörd-77/x'
-    redact = Redactor({"DATABASE_URL": f"postgres://me:{value.splitlines()[1]}@db", "MY_AUTH": value})
+    redact = Redactor(
+        {"DATABASE_URL": f"postgres://me:{value.splitlines()[1]}@db", "MY_AUTH": value}
+    )
     shown = f"{value} {json.dumps(value)} {value.encode().decode('latin-1')} p%C3%A4%22ss%0Aw%C3%B6rd-77%2Fx {value!r}"
     assert "rd-77" not in redact(shown)
     assert redact.blob(shown.encode()).count(b"\n") == shown.encode().count(b"\n")

@@ -10,7 +10,18 @@ from workbench.base import shown
 from workbench.base.shown import Shown, as_html, as_markdown, as_page, as_text, follow, load_views
 from workbench.base.table import facts
 
-ROOMS = ("base", "jobs", "pods", "planner", "rundir", "keeper", "results", "client", "benchmark", "display")
+ROOMS = (
+    "base",
+    "jobs",
+    "pods",
+    "planner",
+    "rundir",
+    "keeper",
+    "results",
+    "client",
+    "benchmark",
+    "display",
+)
 GRID = facts("Facts", [("a", "<b>")])
 
 
@@ -25,22 +36,37 @@ def shown_classes() -> list[type]:
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
     # A dataclass with slots is a copy: the class that it was made of may still be there.
-    return [cls for cls in classes(Shown) if getattr(sys.modules[cls.__module__], cls.__name__, None) is cls]
+    return [
+        cls
+        for cls in classes(Shown)
+        if getattr(sys.modules[cls.__module__], cls.__name__, None) is cls
+    ]
 
 
 def test_every_record_has_its_text_and_its_html() -> None:
     assert load_views()
     records = [cls for cls in shown_classes() if cls is not shown.ShownLive]
     assert len(records) > 12
-    lacking = [cls for view in (as_text, as_html) for cls in records if view.dispatch(cls) is view.dispatch(object)]
+    lacking = [
+        cls
+        for view in (as_text, as_html)
+        for cls in records
+        if view.dispatch(cls) is view.dispatch(object)
+    ]
     assert lacking == []
 
 
 def test_every_live_record_has_its_live_view() -> None:
     load_views()
-    live = [cls for cls in shown_classes() if issubclass(cls, shown.ShownLive) and cls is not shown.ShownLive]
+    live = [
+        cls
+        for cls in shown_classes()
+        if issubclass(cls, shown.ShownLive) and cls is not shown.ShownLive
+    ]
     assert live
-    assert [cls for cls in live if shown.as_live.dispatch(cls) is shown.as_live.dispatch(object)] == []
+    assert [
+        cls for cls in live if shown.as_live.dispatch(cls) is shown.as_live.dispatch(object)
+    ] == []
 
 
 def test_views_are_loaded_at_the_first_look_without_widgets_or_plots() -> None:

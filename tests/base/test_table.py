@@ -12,7 +12,10 @@ from workbench.display.kit.templates import html_table
 
 EVIL = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n"
 GRID = Grid(
-    columns=("pod", "GiB"), rows=[("pod-0", "1.5"), ("漢字", "12"), (EVIL, "–")], right={"GiB"}, caption="Pods & more"
+    columns=("pod", "GiB"),
+    rows=[("pod-0", "1.5"), ("漢字", "12"), (EVIL, "–")],
+    right={"GiB"},
+    caption="Pods & more",
 )
 
 
@@ -35,7 +38,9 @@ class Cells(HTMLParser):
 
 
 def test_text_is_aligned_numbers_at_the_right_and_wide_letters_counted() -> None:
-    assert text_table(Grid(columns=GRID.columns, rows=GRID.rows[:2], right={"GiB"})).splitlines() == [
+    assert text_table(
+        Grid(columns=GRID.columns, rows=GRID.rows[:2], right={"GiB"})
+    ).splitlines() == [
         "pod    GiB",
         "-----  ---",
         "pod-0  1.5",
@@ -46,7 +51,17 @@ def test_text_is_aligned_numbers_at_the_right_and_wide_letters_counted() -> None
 def test_html_is_escaped() -> None:
     seen = Cells(html_table(GRID))
     assert seen.tags == {"table", "caption", "span", "thead", "tbody", "tr", "th", "td"}
-    assert seen.cells == ["Pods & more", "pod", "GiB", "pod-0", "1.5", "漢字", "12", f"{plain(EVIL)}\n", "–"]
+    assert seen.cells == [
+        "Pods & more",
+        "pod",
+        "GiB",
+        "pod-0",
+        "1.5",
+        "漢字",
+        "12",
+        f"{plain(EVIL)}\n",
+        "–",
+    ]
 
 
 def test_a_terminal_gets_no_control_characters() -> None:
@@ -66,7 +81,9 @@ def test_both_faces_state_the_same(rows: list[tuple[str, str]]) -> None:
 
 
 def test_a_long_cell_goes_on_in_the_next_line() -> None:
-    lines = text_table(Grid(columns=("a", "b"), rows=[("one two three", "x")]), width=8).splitlines()
+    lines = text_table(
+        Grid(columns=("a", "b"), rows=[("one two three", "x")]), width=8
+    ).splitlines()
     assert lines[2:] == ["one two  x", "three"]
 
 
@@ -79,7 +96,10 @@ def test_marked_words() -> None:
 
 
 def test_a_bar_is_a_letter_for_each_part() -> None:
-    assert cell_text(Bar((("parameters", 0.25), ("logits", 0.125)), limit=0.75)) == "pppppplll.........|......"
+    assert (
+        cell_text(Bar((("parameters", 0.25), ("logits", 0.125)), limit=0.75))
+        == "pppppplll.........|......"
+    )
 
 
 def test_colours_are_the_themes_own() -> None:

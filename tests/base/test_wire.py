@@ -67,7 +67,12 @@ def test_a_false_keeper_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
 
 def test_an_answer_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "keeper.sock"
-    for answer in (b"[" * 100_000 + b"\n", b'{"ok": ' * 900 + b"1" + b"}" * 900 + b"\n", b"5\n", b"\xff\n"):
+    for answer in (
+        b"[" * 100_000 + b"\n",
+        b'{"ok": ' * 900 + b"1" + b"}" * 900 + b"\n",
+        b"5\n",
+        b"\xff\n",
+    ):
         with listen(path) as server:
             pid = os.fork()
             if pid == 0:

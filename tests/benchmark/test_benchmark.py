@@ -60,7 +60,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(cluster: Cluster, tmp_path: Path) -> None:
+def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     good, bad = script(tmp_path), script(tmp_path, "raise ValueError('no such column')", "bad")
     gone = Script(path=str(tmp_path / "gone.py"))
     with pytest.raises(ConfigError, match=r"gone\.py does not exist"):
@@ -83,22 +85,36 @@ def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(cluster: Clus
     assert again.rows[2].path != table.rows[2].path
     assert "2 from disk" in repr(again)
 
-    (tmp_path / "script-work" / "work.py").write_text("print('better')")  # other code is another run
+    (tmp_path / "script-work" / "work.py").write_text(
+        "print('better')"
+    )  # other code is another run
     changed = Benchmark([good], path=tmp_path / "b").run(cluster)
     assert outcomes(changed) == [(Outcome.SUCCEEDED, 1, False)]
     assert changed.rows[0].path in [row.path for row in kept_rows(tmp_path / "b")]
 
-    assert two.path is not None  # one row reruns alone from its spec.json, and so does a spec written by hand
+    assert (
+        two.path is not None
+    )  # one row reruns alone from its spec.json, and so does a spec written by hand
     hand = tmp_path / "hand.json"
-    hand.write_text(json.dumps({"job": {"kind": "script", "path": good.path}, "pods": 2, "cluster": {"count": 2}}))
+    hand.write_text(
+        json.dumps(
+            {"job": {"kind": "script", "path": good.path}, "pods": 2, "cluster": {"count": 2}}
+        )
+    )
     both = Benchmark.from_specs([two.path / "spec.json", hand], path=tmp_path / "b")
-    assert outcomes(both.run(cluster)) == [(Outcome.SUCCEEDED, 2, False)]  # the two files ask for one and the same
+    assert outcomes(both.run(cluster)) == [
+        (Outcome.SUCCEEDED, 2, False)
+    ]  # the two files ask for one and the same
 
 
 @pytest.mark.slow
-def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     beat = Script(path=str(SCRIPTS / "beat.py"))
-    grid = Benchmark([script(tmp_path), beat, script(tmp_path, "print(2)", "after")], path=tmp_path / "b")
+    grid = Benchmark(
+        [script(tmp_path), beat, script(tmp_path, "print(2)", "after")], path=tmp_path / "b"
+    )
     schedule = Schedule(grid.grid.rows, cluster, grid.path)
 
     def show(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress]) -> None:
@@ -107,7 +123,11 @@ def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(clust
 
     with pytest.raises(KeyboardInterrupt):
         schedule.run(show)
-    assert [row.outcome for row in schedule.rows] == [Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.WAITING]
+    assert [row.outcome for row in schedule.rows] == [
+        Outcome.SUCCEEDED,
+        Outcome.CANCELLED,
+        Outcome.WAITING,
+    ]
     assert [row.outcome for row in kept_rows(grid.path)] == [row.outcome for row in schedule.rows]
     with pytest.raises(ConfigError, match="wants 3 pods; the cluster has 2"):
         Benchmark([beat], pods=[3], path=tmp_path / "b").run(cluster)
@@ -118,8 +138,17 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
     folder, end = tmp_path / "b", tmp_path / "end"
 
     def kernel(number: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", KERNEL, str(SCRIPTS / "beat.py"), str(folder), str(tmp_path / f"c{number}")]
-        return subprocess.Popen([*command, str(end)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        command = [
+            sys.executable,
+            "-c",
+            KERNEL,
+            str(SCRIPTS / "beat.py"),
+            str(folder),
+            str(tmp_path / f"c{number}"),
+        ]
+        return subprocess.Popen(
+            [*command, str(end)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def beats() -> bool:
         logs = list(folder.glob("*/logs/rank-0.stdout.log"))
@@ -152,7 +181,11 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
             Cluster.attach(tmp_path / "c1").close()
     assert second.returncode == 0
     rows = eval(said.strip().splitlines()[-1])  # what KERNEL printed
-    assert [row[:2] for row in rows] == [("succeeded", True), ("succeeded", True), ("succeeded", False)]
+    assert [row[:2] for row in rows] == [
+        ("succeeded", True),
+        ("succeeded", True),
+        ("succeeded", False),
+    ]
     assert len(list(folder.glob("*/run.json"))) == 3  # nothing ran twice
 
 
@@ -164,13 +197,20 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     assert "a pod has 0.10 GiB" in memory.refusal
     roomy = small.replace(cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
     assert forecast_memory(roomy).refusal == ""
-    forecast = Benchmark([job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b").forecast()
+    forecast = Benchmark(
+        [job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b"
+    ).forecast()
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
-    assert "will be skipped: predicted" in str(forecast) and "will be skipped" in forecast._repr_html_()
+    assert (
+        "will be skipped: predicted" in str(forecast)
+        and "will be skipped" in forecast._repr_html_()
+    )
 
 
 def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
-    def row(pods: int, micro: int = 8, seconds: float | None = None, steps: int = 10) -> BenchmarkRow:
+    def row(
+        pods: int, micro: int = 8, seconds: float | None = None, steps: int = 10
+    ) -> BenchmarkRow:
         job = FineTune(technique="zero1", max_steps=steps, per_device_train_batch_size=micro)
         asked = skipped_row(RunSpec(cluster=ClusterSpec(count=3), job=job, pods=pods), "")
         if seconds is None:
@@ -181,7 +221,9 @@ def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
     assert forecast_time(row(2), []).seconds is None
     assert forecast_time(row(2), [row(1, seconds=8.0)]).basis == "not known yet"
     assert forecast_time(row(2), [row(2, seconds=8.0)]).seconds == 13.0  # the very same row
-    assert forecast_time(row(2, steps=20), [row(2, seconds=8.0)]).seconds == pytest.approx(5.0 + 16.0)
+    assert forecast_time(row(2, steps=20), [row(2, seconds=8.0)]).seconds == pytest.approx(
+        5.0 + 16.0
+    )
     # One rank: 0.1 s a row. Three ranks: 0.8 s of compute and 0.7 s of network a step.
     told = [row(1, seconds=8.0), row(3, seconds=15.0)]
     guess = forecast_time(row(2, micro=16), told)

@@ -11,7 +11,9 @@ from workbench.benchmark.published import CAVEATS, PUBLISHED
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 
 
-def made(technique: str = "zero1", pods: int = 1, samples_per_s: float | None = 100.0, **more: object) -> BenchmarkRow:
+def made(
+    technique: str = "zero1", pods: int = 1, samples_per_s: float | None = 100.0, **more: object
+) -> BenchmarkRow:
     facts: dict[str, object] = {
         "name": f"{technique}-{pods}",
         "key": f"{technique}-{pods}",
@@ -60,11 +62,26 @@ def test_rows_that_did_other_work_stand_apart_with_the_difference_named() -> Non
 
 
 def test_a_row_that_failed_early_stays_with_what_it_would_have_done() -> None:
-    failed = made(pods=2, outcome=Outcome.FAILED, steps=3, samples_per_s=None, provenance=Provenance())
-    skipped = made(pods=3, outcome=Outcome.SKIPPED, steps=None, samples_per_s=None, provenance=Provenance())
-    other = made(pods=3, outcome=Outcome.SKIPPED, steps=None, global_batch=512, provenance=Provenance(), key="x")
+    failed = made(
+        pods=2, outcome=Outcome.FAILED, steps=3, samples_per_s=None, provenance=Provenance()
+    )
+    skipped = made(
+        pods=3, outcome=Outcome.SKIPPED, steps=None, samples_per_s=None, provenance=Provenance()
+    )
+    other = made(
+        pods=3,
+        outcome=Outcome.SKIPPED,
+        steps=None,
+        global_batch=512,
+        provenance=Provenance(),
+        key="x",
+    )
     (first, second) = groups([failed, skipped, other, made()])
-    assert [row.outcome for row in first.rows] == [Outcome.FAILED, Outcome.SKIPPED, Outcome.SUCCEEDED]
+    assert [row.outcome for row in first.rows] == [
+        Outcome.FAILED,
+        Outcome.SKIPPED,
+        Outcome.SUCCEEDED,
+    ]
     assert second.difference == "global batch 512 instead of 24"
 
 
@@ -140,9 +157,13 @@ def test_published_rows_agree_with_themselves() -> None:
     """The published seconds and samples a second are of the same three epochs: 56,355 training rows each."""
     for row in PUBLISHED:
         if row.duration_s and row.samples_per_s and row.epochs:
-            assert row.duration_s * row.samples_per_s / row.epochs == pytest.approx(56_355, rel=1e-3)
+            assert row.duration_s * row.samples_per_s / row.epochs == pytest.approx(
+                56_355, rel=1e-3
+            )
     small = next(r for r in PUBLISHED if r.model == "t5-small" and r.pods == 3)
-    large = next(r for r in PUBLISHED if r.model == "t5-large" and r.technique == "zero1" and r.pods == 3)
+    large = next(
+        r for r in PUBLISHED if r.model == "t5-large" and r.technique == "zero1" and r.pods == 3
+    )
     # N k / (k + R) with N = 3 pods, k = 1 micro-batch: R was found to be 2.7 and 3.2.
     assert [round(3 / row.speed_up - 1, 1) for row in (small, large) if row.speed_up] == [2.7, 3.2]
     assert any("5 epochs" in caveat for caveat in CAVEATS)
@@ -165,4 +186,7 @@ def test_a_row_on_several_pods_has_the_forecast_from_one_pod() -> None:
     step_s = (2 * 0.5 / 3 + 0.25 / 3) * 1.5 + 0.5
     assert folded.predicted_samples_per_s == pytest.approx(3 * 2 * 8 / step_s)
     unknown = made("zero1", pods=3, per_device_batch=8, accumulation=2)
-    assert [s.row.predicted_samples_per_s for g in groups([one, unknown]) for s in g.summaries] == [None, None]
+    assert [s.row.predicted_samples_per_s for g in groups([one, unknown]) for s in g.summaries] == [
+        None,
+        None,
+    ]

@@ -15,7 +15,9 @@ def names(grid: BenchmarkGrid) -> list[str]:
 
 
 def test_everything_is_multiplied_and_what_makes_no_sense_is_left_out_with_a_word() -> None:
-    grid = make_grid([FineTune()], ["single", "zero1"], [1, 2], {"precision": ["fp32", "bf16"]}, repeats=2)
+    grid = make_grid(
+        [FineTune()], ["single", "zero1"], [1, 2], {"precision": ["fp32", "bf16"]}, repeats=2
+    )
     assert names(grid)[::2] == [
         "single on 1 pod, precision fp32",
         "single on 1 pod, precision bf16",
@@ -36,25 +38,35 @@ def test_everything_is_multiplied_and_what_makes_no_sense_is_left_out_with_a_wor
 @pytest.mark.parametrize(("pods", "slots", "micro"), [(1, 1, 24), (2, 1, 12), (3, 1, 8), (3, 2, 4)])
 def test_a_global_batch_is_divided_among_the_ranks(pods: int, slots: int, micro: int) -> None:
     grid = make_grid([FineTune()], ["ddp"], [pods], {"global_batch_size": [24]}, slots=slots)
-    assert [row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)] == [micro]
-    assert names(grid) == [f"ddp on {pods} {'pod' if pods == 1 else 'pods'}"]  # one value tells nothing apart
+    assert [
+        row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)
+    ] == [micro]
+    assert names(grid) == [
+        f"ddp on {pods} {'pod' if pods == 1 else 'pods'}"
+    ]  # one value tells nothing apart
 
 
 def test_one_rank_takes_the_whole_batch_and_one_that_does_not_divide_is_left_out() -> None:
     job = FineTune(gradient_accumulation_steps=2)
     grid = make_grid([job], ["single", "zero1"], [1, 3], {"global_batch_size": [8]}, slots=2)
-    micros = [row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)]
+    micros = [
+        row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)
+    ]
     assert micros == [4, 2]
     assert "8 rows does not divide into 12" in grid.left_out[-1].why
 
 
 def test_options_of_a_jobs_own_technique_do_not_go_to_another() -> None:
-    grid = make_grid([FineTune(technique="zero1", deepspeed={"gradient_clipping": 1.0})], ["zero1", "ddp"])
+    grid = make_grid(
+        [FineTune(technique="zero1", deepspeed={"gradient_clipping": 1.0})], ["zero1", "ddp"]
+    )
     assert [row.job.deepspeed for row in grid.rows if isinstance(row.job, FineTune)] == [
         {"gradient_clipping": 1.0},
         None,
     ]
-    grid = make_grid([FineTune(technique="single", device_map="auto", max_memory={0: 1})], ["single", "zero1"])
+    grid = make_grid(
+        [FineTune(technique="single", device_map="auto", max_memory={0: 1})], ["single", "zero1"]
+    )
     jobs = [row.job for row in grid.rows if isinstance(row.job, FineTune)]
     assert [(job.device_map, job.max_memory) for job in jobs] == [("auto", {"0": 1}), (None, {})]
 
@@ -67,11 +79,19 @@ def test_combinations_that_are_refused_say_why() -> None:
 
 def test_a_script_is_the_same_under_every_technique() -> None:
     grid = make_grid([Script(path="t.py")], ["ddp", "zero1"], [1, 2], {"launcher": ["ssh", "pdsh"]})
-    assert [(row.pods, row.job.launcher) for row in grid.rows] == [(1, "ssh"), (2, "ssh"), (1, "pdsh"), (2, "pdsh")]
+    assert [(row.pods, row.job.launcher) for row in grid.rows] == [
+        (1, "ssh"),
+        (2, "ssh"),
+        (1, "pdsh"),
+        (2, "pdsh"),
+    ]
 
 
 def test_added_grids_run_what_is_in_both_once() -> None:
-    one, other = make_grid([FineTune()], ["ddp"], [1, 2]), make_grid([FineTune()], ["ddp", "zero1"], [2])
+    one, other = (
+        make_grid([FineTune()], ["ddp"], [1, 2]),
+        make_grid([FineTune()], ["ddp", "zero1"], [2]),
+    )
     assert names(one + other) == ["ddp on 1 pod", "ddp on 2 pods", "zero1 on 2 pods"]
 
 
@@ -86,7 +106,10 @@ def test_added_grids_run_what_is_in_both_once() -> None:
         ({"pods": [0]}, r"pods is \[0\]; it must be a list of whole numbers, 1 or more"),
         ({"repeats": 0}, "repeats is 0"),
         ({"vary": {"precison": ["fp32"]}}, "did you mean 'precision'"),
-        ({"vary": {"precision": "fp32"}}, "vary is a dict; it must be an object that holds lists of values"),
+        (
+            {"vary": {"precision": "fp32"}},
+            "vary is a dict; it must be an object that holds lists of values",
+        ),
         ({"vary": {"technique": ["ddp"]}}, "give it as `techniques`"),
         ({"techniques": ["single"], "pods": [2]}, "no row of this grid makes sense"),
         ({"vary": {"global_batch_size": [0]}}, "global_batch_size is 0"),

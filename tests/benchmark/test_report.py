@@ -49,18 +49,39 @@ def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
 def test_it_holds_everything(written: tuple[str, str]) -> None:
     # The words of a plot stand in attributes.
     page = " ".join([Page(written[0]).text, *re.findall(r'data-text="([^"]*)"', written[0])])
-    for heading in ("Rows", "Scaling", "Memory", "Loss", "Profiles", "Answers", "Published figures", "Run cards"):
+    for heading in (
+        "Rows",
+        "Scaling",
+        "Memory",
+        "Loss",
+        "Profiles",
+        "Answers",
+        "Published figures",
+        "Run cards",
+    ):
         assert f"{heading} " in page
     for fact in (
-        "Like for like", "Apart: model", "speed-up in samples/s", "87%, published: 16 nodes", "optimizer step",
-        "seconds since the start was asked for", "FLOPS profile of one step of rank 0", "3 answers", "torch 2.13.0",
-        "the last words of tiny-t5", "Run this row again, alone", "Unpack the files", "2.146",
-    ):  # fmt: skip
+        "Like for like",
+        "Apart: model",
+        "speed-up in samples/s",
+        "87%, published: 16 nodes",
+        "optimizer step",
+        "seconds since the start was asked for",
+        "FLOPS profile of one step of rank 0",
+        "3 answers",
+        "torch 2.13.0",
+        "the last words of tiny-t5",
+        "Run this row again, alone",
+        "Unpack the files",
+        "2.146",
+    ):
         assert fact in page, fact
     assert written[0].count("<details><summary>✓ succeeded") == 3
 
 
-def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(written: tuple[str, str]) -> None:
+def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(
+    written: tuple[str, str],
+) -> None:
     tags = Page(written[0]).tags
     for tag, attributes in tags:
         assert tag not in ("link", "iframe", "object", "img", "base", "form", "image")
@@ -84,7 +105,9 @@ def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(written: tu
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
     assert html.escape(EVIL) in written[0]
-    named = [attributes["id"] for _, attributes in tags if attributes.get("id", "").startswith("files")]  # type: ignore[union-attr]
+    named = [
+        attributes["id"] for _, attributes in tags if attributes.get("id", "").startswith("files")
+    ]  # type: ignore[union-attr]
     assert len(set(named)) == len(named) == 3
 
 
@@ -122,7 +145,9 @@ def test_markdown_is_tables_and_text_and_loads_nothing(written: tuple[str, str])
 
 
 def test_rows_are_enough(tmp_path: Path) -> None:
-    page, md = (path.read_text() for path in write_report(mixed_rows(), tmp_path, title="Mine & yours"))
+    page, md = (
+        path.read_text() for path in write_report(mixed_rows(), tmp_path, title="Mine & yours")
+    )
     assert "<title>Mine &amp; yours</title>" in page
     assert "Never started." in md
     assert "needs 91 GiB" in page
@@ -136,7 +161,9 @@ def test_the_order_and_the_skipped_rows_are_those_of_the_benchmark(tmp_path: Pat
     for name in ("a", "b", "b-before"):
         root = write_row(tmp_path / name)
         info = json.loads(RunPaths(root).info.read_text())
-        RunPaths(root).info.write_text(json.dumps({**info, "benchmark": {"key": name[0], "repeat": 0}}))
+        RunPaths(root).info.write_text(
+            json.dumps({**info, "benchmark": {"key": name[0], "repeat": 0}})
+        )
     skipped = next(row for row in mixed_rows() if row.outcome is Outcome.SKIPPED)
     mine = [rows_below([tmp_path / name])[0][0].to_dict() for name in ("b", "a")]
     kept = {"rows": [{**mine[0], "cost": 1.5}, skipped.to_dict(), mine[1]]}

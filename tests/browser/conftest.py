@@ -21,10 +21,20 @@ from workbench.base.wire import ask
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARTIFACTS = REPOSITORY / "artifacts"
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-         "--disable-sync", "--disable-dev-shm-usage")  # fmt: skip
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
 SETTINGS = {
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
+    "apputils-extension/notification": {
+        "fetchNews": "false",
+        "checkForUpdates": False,
+        "doNotDisturbMode": True,
+    },
     "docmanager-extension/plugin": {"autosave": False},
 }
 
@@ -64,14 +74,18 @@ class Book:
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         try:
             self.wait_idle(30)
-        except sync_api().TimeoutError:  # seen once: JupyterLab, just started, never said what the kernel does
+        except (
+            sync_api().TimeoutError
+        ):  # seen once: JupyterLab, just started, never said what the kernel does
             page.reload()
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
             self.wait_idle(60)
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
 
     def _command(self, name: str, **args: object) -> None:
-        self.page.evaluate("([name, args]) => { window.jupyterapp.commands.execute(name, args); }", [name, args])
+        self.page.evaluate(
+            "([name, args]) => { window.jupyterapp.commands.execute(name, args); }", [name, args]
+        )
 
     def save(self) -> None:
         """Save the notebook, and wait until that is done."""
@@ -82,7 +96,9 @@ class Book:
 
     def run(self, index: int) -> Any:
         """Run one cell and give its output area; does not wait for it."""
-        self.page.evaluate("i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index)
+        self.page.evaluate(
+            "i => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = i; }", index
+        )
         self._command("notebook:run-cell")
         return self.output(index)
 
@@ -107,7 +123,12 @@ class Book:
             return wanted in texts[0]
 
         # Each look has the browser lay the page out.
-        until(shown, timeout_s, every_s=0.3, why=lambda: f"{wanted!r} in cell {index}:\n{texts[0][-3000:]}")
+        until(
+            shown,
+            timeout_s,
+            every_s=0.3,
+            why=lambda: f"{wanted!r} in cell {index}:\n{texts[0][-3000:]}",
+        )
         return texts[0]
 
     def wait_idle(self, timeout_s: float) -> None:
@@ -135,7 +156,9 @@ class Book:
 
     def saved(self) -> Any:
         """The notebook as it would be saved now."""
-        return self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.model.toJSON()")
+        return self.page.evaluate(
+            "() => window.jupyterapp.shell.currentWidget.context.model.toJSON()"
+        )
 
     def shoot(self, index: int, name: str) -> None:
         """Keep pictures of a cell: wide in the light theme, and half as wide in the dark one."""
@@ -164,7 +187,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab with a token, a free port, and a home of its own."""
     home = tmp_path_factory.mktemp("lab")
     for plugin, settings in SETTINGS.items():
-        file = home / "jupyter_config_dir/lab/user-settings/@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file = (
+            home
+            / "jupyter_config_dir/lab/user-settings/@jupyterlab"
+            / f"{plugin}.jupyterlab-settings"
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
     with start_server(home, "jupyterlab", "--LabApp.expose_app_in_browser=True") as server:
@@ -192,7 +219,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_book(browser: Any, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Book]]:
+def open_book(
+    browser: Any, lab: Lab, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], Book]]:
     """Opens a notebook that is in the lab; a picture of the page at the end is kept."""
     pages = []
 

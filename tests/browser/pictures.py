@@ -80,7 +80,12 @@ def take(book: Any, index: int, name: str, *, most: int) -> None:
     left, top = min(box["x"] for box in boxes), min(box["y"] for box in boxes)
     right = max(box["x"] + box["width"] for box in boxes)
     bottom = max(box["y"] + box["height"] for box in boxes)
-    clip = {"x": left - 4, "y": top + 1, "width": right - left + 5, "height": min(most, bottom - top) - 1}
+    clip = {
+        "x": left - 4,
+        "y": top + 1,
+        "width": right - left + 5,
+        "height": min(most, bottom - top) - 1,
+    }
     keep(book.page.screenshot(clip=clip), name)
 
 
@@ -93,7 +98,9 @@ def take_sidebar(book: Any) -> None:
     frame = page.locator(".dw-tab:visible").frame_locator("iframe")
     frame.get_by_text(re.compile(r"^1\d\d of 240 steps")).wait_for(timeout=120_000)
     keep(page.screenshot(), "sidebar")
-    page.evaluate("() => { window.jupyterapp.shell.currentWidget.close(); window.jupyterapp.shell.collapseLeft(); }")
+    page.evaluate(
+        "() => { window.jupyterapp.shell.currentWidget.close(); window.jupyterapp.shell.collapseLeft(); }"
+    )
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context?.path")
     page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
 
@@ -108,17 +115,37 @@ def keep(shot: bytes, name: str) -> None:
 def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
     PICTURES.mkdir(exist_ok=True)
     (lab.folder / "train.py").write_text(FAILING)
-    cells = (START, PANEL, "result = run.wait(progress=False)", CARD, PLAN, DOCTOR, BENCHMARK, PLOTS, COMPOSE)
+    cells = (
+        START,
+        PANEL,
+        "result = run.wait(progress=False)",
+        CARD,
+        PLAN,
+        DOCTOR,
+        BENCHMARK,
+        PLOTS,
+        COMPOSE,
+    )
     book = open_book(lab.add(notebook(*cells, "cluster.close()"), "demo.ipynb"))
     book.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
-    names = {2: "panel", 3: "card", 4: "plan", 5: "doctor", 6: "benchmark", 7: "plots", 8: "compose"}
+    names = {
+        2: "panel",
+        3: "card",
+        4: "plan",
+        5: "doctor",
+        6: "benchmark",
+        7: "plots",
+        8: "compose",
+    }
     for index in range(len(cells)):
         book.run(index)
         if index == 1:
             take_sidebar(book)
         book.wait_idle(600)
         if index in names:
-            most = 520 if names[index] == "benchmark" else HEIGHT  # what others published is no picture
+            most = (
+                520 if names[index] == "benchmark" else HEIGHT
+            )  # what others published is no picture
             take(book, 1 if names[index] == "panel" else index, names[index], most=most)
     book.run(len(cells))
     book.wait_idle(120)

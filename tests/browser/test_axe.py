@@ -92,7 +92,9 @@ def audit(page: Any) -> list[str]:
     """Return what axe-core finds in all that is ours."""
     page.evaluate(UNFOLD)
     if not page.evaluate("() => !!window.axe"):
-        page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        page.evaluate(
+            files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        )
     violations: list[str] = page.evaluate(AUDIT, PARTS)
     return violations
 

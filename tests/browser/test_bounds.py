@@ -54,7 +54,9 @@ COUNT_CHANGES = """cell => {
 
 
 @pytest.fixture
-def printing(lab: Any, open_book: Callable[[str], Any]) -> Iterator[Callable[[int, float, int], tuple[Any, int]]]:
+def printing(
+    lab: Any, open_book: Callable[[str], Any]
+) -> Iterator[Callable[[int, float, int], tuple[Any, int]]]:
     """Opens a page with a script that prints so many lines at such a speed once `go` exists; gives the kernel's pid."""
     (lab.folder / "printing.py").write_text(PRINTING)
     go = lab.folder / "go"
@@ -62,7 +64,9 @@ def printing(lab: Any, open_book: Callable[[str], Any]) -> Iterator[Callable[[in
     def opened(lines: int, per_s: float, at_once: int) -> tuple[Any, int]:
         cell = PRINT.format(lines=lines, per_s=per_s, at_once=at_once, go=go)
         start = START.format(lines=lines)
-        book = open_book(lab.add(notebook(start, cell, "run.wait()", "cluster.close()"), "printing.ipynb"))
+        book = open_book(
+            lab.add(notebook(start, cell, "run.wait()", "cluster.close()"), "printing.ipynb")
+        )
         book.run(0)
         said = re.search(r"process (\d+) of", book.see(0, "of this kernel", 120))
         assert said
@@ -75,7 +79,9 @@ def printing(lab: Any, open_book: Callable[[str], Any]) -> Iterator[Callable[[in
     go.unlink(missing_ok=True)
 
 
-def test_a_million_lines_are_on_disk_and_nowhere_else(lab: Any, printing: Callable[..., tuple[Any, int]]) -> None:
+def test_a_million_lines_are_on_disk_and_nowhere_else(
+    lab: Any, printing: Callable[..., tuple[Any, int]]
+) -> None:
     book, kernel = printing(LINES, float("inf"), 1000)
     session = book.page.context.new_cdp_session(book.page)
     before = sizes_mib(kernel, session)
@@ -85,7 +91,9 @@ def test_a_million_lines_are_on_disk_and_nowhere_else(lab: Any, printing: Callab
     took_s = time.monotonic() - began
     after = sizes_mib(kernel, session)
     grown = {name: after[name] - before[name] for name in before}
-    print(f"{LINES:,} lines in {took_s:.1f} s; MiB before {before}, growth {grown}", file=sys.stderr)
+    print(
+        f"{LINES:,} lines in {took_s:.1f} s; MiB before {before}, growth {grown}", file=sys.stderr
+    )
     text = (lab.folder / f"printed-{LINES}" / "logs" / "rank-0.stdout.log").read_bytes()
     assert text.startswith(b"ready\nline 0 of many")
     assert text.count(b"\nline ") == LINES
@@ -94,7 +102,9 @@ def test_a_million_lines_are_on_disk_and_nowhere_else(lab: Any, printing: Callab
     book.wait_idle(60)
 
 
-def test_a_thousand_lines_a_second_cost_little(lab: Any, printing: Callable[..., tuple[Any, int]]) -> None:
+def test_a_thousand_lines_a_second_cost_little(
+    lab: Any, printing: Callable[..., tuple[Any, int]]
+) -> None:
     book, kernel = printing(60 * PER_S, PER_S, 50)
     book.run(2)
     (lab.folder / "go").touch()
@@ -107,7 +117,10 @@ def test_a_thousand_lines_a_second_cost_little(lab: Any, printing: Callable[...,
     # What one look at the run changes arrives as several messages within a few milliseconds.
     changes = book.page.evaluate("window.changes")
     updates = sum(1 for n, at in enumerate(changes) if not n or at - changes[n - 1] > 60) / took_s
-    print(f"{PER_S} lines/s: {share:.2%} of a core in the kernel, {updates:.1f} updates/s", file=sys.stderr)
+    print(
+        f"{PER_S} lines/s: {share:.2%} of a core in the kernel, {updates:.1f} updates/s",
+        file=sys.stderr,
+    )
     assert 0 < updates <= 4.2
     assert share < 0.25  # 4 to 13 % were seen on two cores
     book.output(1).get_by_role("button", name="Kill").click()
@@ -121,9 +134,14 @@ def sizes_mib(kernel: int, session: Any) -> dict[str, int]:
     """Memory of the kernel, of the browser's processes (shared parts by share) and of the page's script."""
     session.send("HeapProfiler.collectGarbage")
     session.send("Performance.enable")
-    page = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    page = {
+        metric["name"]: metric["value"]
+        for metric in session.send("Performance.getMetrics")["metrics"]
+    }
     in_kib = {"kernel": share_kib(kernel), "browser": sum(share_kib(pid) for pid in browser_pids())}
-    return {name: size >> 10 for name, size in in_kib.items()} | {"script": int(page["JSHeapUsedSize"]) >> 20}
+    return {name: size >> 10 for name, size in in_kib.items()} | {
+        "script": int(page["JSHeapUsedSize"]) >> 20
+    }
 
 
 def share_kib(pid: int) -> int:

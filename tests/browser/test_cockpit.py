@@ -53,8 +53,14 @@ workbench.history(".")
 
 
 @pytest.mark.long
-def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callable[[str], Any]) -> None:
-    book = open_book(lab.add(notebook("import workbench\nworkbench.compose(count=1, max_steps=10)"), "form.ipynb"))
+def test_the_form_explains_starts_stops_and_is_saved(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
+    book = open_book(
+        lab.add(
+            notebook("import workbench\nworkbench.compose(count=1, max_steps=10)"), "form.ipynb"
+        )
+    )
     book.run(0)
     form = book.output(0)
     book.see(0, "1 rank = 8 rows")
@@ -70,7 +76,11 @@ def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callab
     book.see(0, "with Cluster(")
     assert not form.get_by_label("LoRA rank").is_visible()
     form.get_by_label("PEFT").select_option("lora")
-    for field, value in {"Max steps": "2000", "Per-device batch size": "4", "LoRA rank": "2"}.items():
+    for field, value in {
+        "Max steps": "2000",
+        "Per-device batch size": "4",
+        "LoRA rank": "2",
+    }.items():
         form.get_by_label(field).fill(value)
         form.get_by_label(field).press("Tab")
     book.see(0, "1 rank = 4 rows; 2,000 steps")
@@ -79,8 +89,12 @@ def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callab
     form.get_by_role("button", name="Insert as a cell").click()
     until(lambda: len(book.saved()["cells"]) == 2, 10)
     first, second = book.saved()["cells"]
-    assert second["source"].startswith("from workbench import ") and second["source"] in book.said(0)
-    assert second["cell_type"] == "code" and not second["outputs"] and first["outputs"], "it is put there, and not run"
+    assert second["source"].startswith("from workbench import ") and second["source"] in book.said(
+        0
+    )
+    assert second["cell_type"] == "code" and not second["outputs"] and first["outputs"], (
+        "it is put there, and not run"
+    )
     form.get_by_role("button", name="Start").click()
     moving_steps(book, 0, 3, 120)
     form.get_by_role("button", name="Stop the pods").click()
@@ -96,7 +110,9 @@ def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callab
 
 
 @pytest.mark.long
-def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
     write = """
 import time
 from pathlib import Path
@@ -115,7 +131,9 @@ writer.close()
     book.run(1)
     pid, start_time = (int(word) for word in book.see(1, "it ends with this kernel").split()[:2])
     assert book.output(1).locator("iframe").count() == 0
-    link = str(book.output(1).get_by_role("link", name="Open TensorBoard in a tab").get_attribute("href"))
+    link = str(
+        book.output(1).get_by_role("link", name="Open TensorBoard in a tab").get_attribute("href")
+    )
     assert link.startswith("/workbench/tensorboard/"), "it comes through this very server"
     book.output(1).get_by_role("button", name="Show it here").click()
     frame = book.output(1).frame_locator("iframe:visible")
@@ -180,7 +198,8 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
         cell.source = re.sub(r"max_steps=\d+", "max_steps=60", cell.source)
         cell.source = re.sub(r"eval_steps=\d+", "eval_steps=20", cell.source)
     panel, result = (
-        next(i for i, cell in enumerate(book.cells) if each in cell.source) for each in ("run.wait()", "display(result")
+        next(i for i, cell in enumerate(book.cells) if each in cell.source)
+        for each in ("run.wait()", "display(result")
     )
     page = open_book(lab.add(book, "00_quickstart.ipynb"))
     page.run_all()
@@ -209,5 +228,10 @@ def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[i
             steps.append(step)
         return len(steps) >= wanted
 
-    until(enough, timeout_s, every_s=0.3, why=lambda: f"the bar showed {steps}; the cell:\n{book.said(index)[-2000:]}")
+    until(
+        enough,
+        timeout_s,
+        every_s=0.3,
+        why=lambda: f"the bar showed {steps}; the cell:\n{book.said(index)[-2000:]}",
+    )
     return steps

@@ -24,7 +24,9 @@ bar.widget._trait_values["buttons"] = [asdict(Button(name="stop", text="Stop the
 
 
 @pytest.mark.long
-def test_buttons_come_though_their_first_state_was_lost(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_buttons_come_though_their_first_state_was_lost(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
     book = open_book(lab.add(notebook(LOST), "lost.ipynb"))
     book.run(0)
     button = book.output(0).get_by_role("button", name="Stop the test")

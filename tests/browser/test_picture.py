@@ -50,7 +50,9 @@ ERROR = "Error displaying widget"
 @pytest.fixture
 def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
     """A notebook with a cluster and a run that goes on, shown."""
-    name = lab.add(notebook(WRITE, CLUSTER, RUN, STEP, END, LEFT, RUN), f"{request.node.name}.ipynb")
+    name = lab.add(
+        notebook(WRITE, CLUSTER, RUN, STEP, END, LEFT, RUN), f"{request.node.name}.ipynb"
+    )
     book = open_book(name)
     for cell in (0, 1, 2):
         book.run(cell)
@@ -65,7 +67,9 @@ def answers_under_the_pointer(cell: Any) -> None:
     plot = cell.locator("svg.wb-plot").first
 
     def is_reached() -> bool:
-        with contextlib.suppress(pytest.importorskip("playwright.sync_api").Error):  # it was drawn anew meanwhile
+        with contextlib.suppress(
+            pytest.importorskip("playwright.sync_api").Error
+        ):  # it was drawn anew meanwhile
             plot.scroll_into_view_if_needed()
             plot.hover()
             return True
@@ -80,7 +84,9 @@ def answers_under_the_pointer(cell: Any) -> None:
     assert loss == f"training loss {8 / int(step.removeprefix('step ')):.4g}"
 
 
-def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(shown: Any) -> None:
+def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(
+    shown: Any,
+) -> None:
     cell = shown.output(2)
     answers_under_the_pointer(cell)
     assert cell.locator("img").count() == 1 and not cell.locator("img").is_visible()
@@ -104,7 +110,10 @@ def card_and_model_are_downloaded_by_links(book: Any) -> None:
     for cell in (5, 6):
         book.run(cell)
     book.see(6, "Download: run card · config.json (2 bytes)", 60)
-    for link, name, begins in (("run card", "card.html", "<!doctype html>"), ("config.json", "config.json", "{}")):
+    for link, name, begins in (
+        ("run card", "card.html", "<!doctype html>"),
+        ("config.json", "config.json", "{}"),
+    ):
         with book.page.expect_download() as download:
             book.output(6).get_by_role("link", name=link).click()
         assert download.value.suggested_filename == name
@@ -120,7 +129,9 @@ def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str
     book.output(2).get_by_role("button", name="Stacks").wait_for()
 
 
-def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Callable[[str], Any]) -> None:
+def test_reopened_without_a_kernel_the_picture_stands(
+    shown: Any, open_book: Callable[[str], Any]
+) -> None:
     shown.save()
     shown.restart()
     shown.output(2).get_by_role("button", name="Stacks").click()

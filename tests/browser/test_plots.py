@@ -51,9 +51,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of three rows whose losses differ, one of which failed."""
     root = tmp_path_factory.mktemp("plots")
     for name, drop in (("ddp", 1.0), ("zero1", 1.5), ("zero3", 2.0)):
-        run = write_row(root / name, technique=name, state="failed" if name == "zero3" else "succeeded")
+        run = write_row(
+            root / name, technique=name, state="failed" if name == "zero3" else "succeeded"
+        )
         steps = [
-            {"time_s": 10.0 + n, "rank": 0, "kind": "step", "step": n, "loss": 8.0 / n**drop} for n in range(1, 31)
+            {"time_s": 10.0 + n, "rank": 0, "kind": "step", "step": n, "loss": 8.0 / n**drop}
+            for n in range(1, 31)
         ]
         (run / "events.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     return write_report(rows_below([root])[0], root / "out")[0]
@@ -65,7 +68,9 @@ def test_a_report_answers_without_a_network(report: Path, browser: Any) -> None:
     errors: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console", lambda message: errors.append(message.text) if message.type == "error" else None
+    )
     page.goto(report.as_uri())
     plot = page.locator(".js-plotly-plot").filter(has_text="training loss").first
     plot.scroll_into_view_if_needed()
@@ -89,9 +94,18 @@ def test_a_report_answers_without_a_network(report: Path, browser: Any) -> None:
     ticks = plot.locator(".ytick text")
     before = ticks.all_text_contents()
     plot.locator(".updatemenu-button", has_text="log").click()
-    until(lambda: plot.evaluate("e => e.layout.yaxis.type") == "log" and ticks.all_text_contents() != before, 120)
+    until(
+        lambda: (
+            plot.evaluate("e => e.layout.yaxis.type") == "log"
+            and ticks.all_text_contents() != before
+        ),
+        120,
+    )
     plot.locator(".updatemenu-button", has_text="seconds").click()
-    until(lambda: "seconds since the start was asked for" in plot.locator(".xtitle").text_content(), 120)
+    until(
+        lambda: "seconds since the start was asked for" in plot.locator(".xtitle").text_content(),
+        120,
+    )
     plot.locator(".updatemenu-button", has_text=re.compile("^0.9$")).click()
     until(lambda: plot.evaluate("e => e.data[0].y.at(-1)") > 0.3, 120)
 
@@ -133,14 +147,23 @@ written.end()
 SIDE = "workbench.compare([run, run], names=['one', 'two'])"
 
 
-def test_a_plot_in_a_notebook_follows_its_run_and_stays(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_a_plot_in_a_notebook_follows_its_run_and_stays(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
     tests = Path(__file__).resolve().parents[1]
-    cells = (f"import sys; sys.path.append({str(tests)!r})\n{FOLLOW}", MORE, END, f"import workbench\n{SIDE}")
+    cells = (
+        f"import sys; sys.path.append({str(tests)!r})\n{FOLLOW}",
+        MORE,
+        END,
+        f"import workbench\n{SIDE}",
+    )
     book = open_book(lab.add(notebook(*cells), "plots.ipynb"))
     book.run(0)
     plot = book.output(0).locator(".wb-live-plot")
     plot.locator(".updatemenu-button", has_text="raw").wait_for(timeout=120_000)
-    assert book.output(0).locator("svg.wb-plot").is_hidden(), "the picture stands aside while the figure lives"
+    assert book.output(0).locator("svg.wb-plot").is_hidden(), (
+        "the picture stands aside while the figure lives"
+    )
     plot.locator(".updatemenu-button", has_text="log").click()
     until(lambda: plot.evaluate("e => e.layout.yaxis.type") == "log", 120)
     plot.evaluate("e => e.querySelector('.nsewdrag').scrollIntoView({block: 'center'})")
@@ -161,7 +184,9 @@ def test_a_plot_in_a_notebook_follows_its_run_and_stays(lab: Any, open_book: Cal
 
     book.run(2)
     book.run(3)
-    final = book.output(0).locator(".jp-RenderedPlotly .js-plotly-plot, .jp-RenderedPlotly.js-plotly-plot")
+    final = book.output(0).locator(
+        ".jp-RenderedPlotly .js-plotly-plot, .jp-RenderedPlotly.js-plotly-plot"
+    )
     final.first.wait_for(timeout=120_000)
     until(lambda: book.output(0).locator(".wb-live-plot").count() == 0, 120)
     side = book.output(3).locator(".jp-RenderedPlotly")
@@ -171,7 +196,14 @@ def test_a_plot_in_a_notebook_follows_its_run_and_stays(lab: Any, open_book: Cal
     book.save()
     saved = (lab.folder / "plots.ipynb").read_text()
     assert len(saved) < 1_000_000 and "plotly.js v" not in saved
-    outputs = [output for cell in json.loads(saved)["cells"] for output in cell["outputs"] if "data" in output]
-    assert not [output for output in outputs if "application/vnd.jupyter.widget-view+json" in output["data"]]
+    outputs = [
+        output
+        for cell in json.loads(saved)["cells"]
+        for output in cell["outputs"]
+        if "data" in output
+    ]
+    assert not [
+        output for output in outputs if "application/vnd.jupyter.widget-view+json" in output["data"]
+    ]
     title, plotted = ("".join(output["data"]["text/html"]) for output in outputs[:2])
     assert ">loss, run 2026" in title and "<svg" in plotted

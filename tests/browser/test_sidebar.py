@@ -39,8 +39,10 @@ def page(browser: Any, lab: Any) -> Iterator[Any]:
     page.add_init_script(ELSEWHERE)
     page.goto(f"{lab.url}lab/workspaces/sidebar?token={lab.token}")
     page.wait_for_selector("#jp-main-dock-panel", timeout=WAIT_MS)
-    page.evaluate("() => window.jupyterapp.restored.then(() => window.jupyterapp.shell.activateById"
-                  "('deepspeed-workbench-runs'))")  # fmt: skip
+    page.evaluate(
+        "() => window.jupyterapp.restored.then(() => window.jupyterapp.shell.activateById"
+        "('deepspeed-workbench-runs'))"
+    )
     page.locator(".dw-side").wait_for(timeout=WAIT_MS)
     yield page
     page.screenshot(path=str(ARTIFACTS / "last-sidebar.png"))
@@ -49,9 +51,13 @@ def page(browser: Any, lab: Any) -> Iterator[Any]:
 
 def shoot(page: Any, name: str) -> None:
     for theme, width in (("light", 1205), ("dark", 700)):
-        page.evaluate("t => window.jupyterapp.commands.execute('apputils:change-theme', {theme: t})",
-                      f"JupyterLab {theme.title()}")  # fmt: skip
-        page.wait_for_selector(f"body[data-jp-theme-light='{str(theme == 'light').lower()}']", state="attached")
+        page.evaluate(
+            "t => window.jupyterapp.commands.execute('apputils:change-theme', {theme: t})",
+            f"JupyterLab {theme.title()}",
+        )
+        page.wait_for_selector(
+            f"body[data-jp-theme-light='{str(theme == 'light').lower()}']", state="attached"
+        )
         page.set_viewport_size({"width": width, "height": 800})
         time.sleep(1)
         page.screenshot(path=str(ARTIFACTS / f"{name}-{width}-{theme}.png"))
@@ -67,7 +73,12 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     ended = write_run(lab.folder / "older")
     ended.keeper("closed", alive=False)
     ended.step(30)
-    ended.end("failed", "<img src=x onerror=alert(1)> on rank 1", steps=30, peak_memory_gib={"127.0.0.2": 1.5})
+    ended.end(
+        "failed",
+        "<img src=x onerror=alert(1)> on rank 1",
+        steps=30,
+        peak_memory_gib={"127.0.0.2": 1.5},
+    )
     writer = ScalarWriter(ended.paths.tensorboard)
     writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": 1, "loss": 2.0}))
     writer.close()
@@ -75,7 +86,9 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     shutil.copytree(ended.paths.root, damaged)
     (damaged / "result.json").write_text("{")
 
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=lab.folder / "runs" / "small", warm=False) as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=1, path=lab.folder / "runs" / "small", warm=False
+    ) as cluster:
         run = cluster.submit(Script(str(BEAT)))
         live = side.locator(".dw-run[data-state='running']")
         live.wait_for(timeout=WAIT_MS)
@@ -96,7 +109,10 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
         frame = tab.frame_locator("iframe")
         frame.get_by_text("line").first.wait_for(timeout=WAIT_MS)
         assert run.id in frame.locator("body").inner_text()
-        assert page.evaluate("() => window.jupyterapp.shell.currentWidget.title.label") == "beat.py script"
+        assert (
+            page.evaluate("() => window.jupyterapp.shell.currentWidget.title.label")
+            == "beat.py script"
+        )
         assert tab.locator("iframe").get_attribute("sandbox") == "allow-same-origin"
         log, fold = frame.locator(".wb-log").first, frame.locator("details").first
         until(lambda: log.evaluate("e => e.scrollHeight > e.clientHeight"), 120, every_s=0.5)

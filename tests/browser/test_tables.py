@@ -26,8 +26,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 CELL = 1205  # pixels of an output in a JupyterLab of 1400
 NARROW = 700
 MODEL = "/home/somebody/projects/text-to-sql/runs/20261121-140252/model-of-the-house"
-THEMES = {"light": "#fff; color: #212121", "dark": "#111; color: #e6e6e6; --jp-layout-color0: #111; "
-          "--jp-ui-font-color1: #e6e6e6; --jp-ui-font-color2: #aaa"}  # fmt: skip
+THEMES = {
+    "light": "#fff; color: #212121",
+    "dark": "#111; color: #e6e6e6; --jp-layout-color0: #111; "
+    "--jp-ui-font-color1: #e6e6e6; --jp-ui-font-color2: #aaa",
+}
 OUT_OF_SIGHT = """box => [...box.querySelectorAll("table")].filter(
     table => table.getBoundingClientRect().right > box.getBoundingClientRect().right + 1).map(
     table => `${table.caption?.innerText}: ${table.getBoundingClientRect().right}`)"""
@@ -50,11 +53,15 @@ BROKEN = """(box, longest) => {
 def answers() -> Answers:
     asked = [
         judge(
-            f"How many people live in town {n} of the county that has most?", "SELECT COUNT people WHERE town = a", said
+            f"How many people live in town {n} of the county that has most?",
+            "SELECT COUNT people WHERE town = a",
+            said,
         )
         for n, said in enumerate(["SELECT COUNT people WHERE town = b", "a " * 300, "x" * 90, ""])
     ]
-    return Answers(names=("before training", "zero1 on 3 pods"), models=(Predictions(tuple(asked)),) * 2)
+    return Answers(
+        names=("before training", "zero1 on 3 pods"), models=(Predictions(tuple(asked)),) * 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +77,14 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         facts = {"train_samples_per_s": 131.25 * n, "exact_match": 0.25, "eval_loss": 1.0 / (n + 1)}
         root = folder / f"benchmark-{n % 2}" / f"20261121-14025{n}-zero1-6c8c"
         run = make_run(root, float(n), job, model=MODEL if n % 2 else "tiny-t5", **facts)
-        run.name, run.note = f"try number {n}", "with the rows that were cleaned on Tuesday, and a longer warm-up"
-    rows = [*mixed_rows(), *(make_row("zero2", n, 90.0 + n, exact_match=0.5, perplexity=3.0) for n in (1, 2, 3))]
+        run.name, run.note = (
+            f"try number {n}",
+            "with the rows that were cleaned on Tuesday, and a longer warm-up",
+        )
+    rows = [
+        *mixed_rows(),
+        *(make_row("zero2", n, 90.0 + n, exact_match=0.5, perplexity=3.0) for n in (1, 2, 3)),
+    ]
     result = BenchmarkResult(name="sweep", folder=folder, rows=tuple(rows))
     return {
         "plan": as_html(table(*LARGE)),
@@ -100,13 +113,19 @@ def show(page: Any, html: str, width: int, theme: str = "light") -> Any:
     return page.locator("#cell")
 
 
-@pytest.mark.parametrize("name", ["plan", "history", "benchmark", "answers", "one model's answers", "result"])
-def test_the_last_column_is_in_sight_and_no_word_is_broken(page: Any, views: dict[str, str], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["plan", "history", "benchmark", "answers", "one model's answers", "result"]
+)
+def test_the_last_column_is_in_sight_and_no_word_is_broken(
+    page: Any, views: dict[str, str], name: str
+) -> None:
     assert show(page, views[name], CELL).evaluate(OUT_OF_SIGHT) == []
     assert show(page, views[name], NARROW).evaluate(BROKEN, 40) == []
 
 
-def test_what_came_out_of_a_benchmark_is_in_sight_before_what_was_put_in(page: Any, views: dict[str, str]) -> None:
+def test_what_came_out_of_a_benchmark_is_in_sight_before_what_was_put_in(
+    page: Any, views: dict[str, str]
+) -> None:
     cell = show(page, views["benchmark"], CELL)
     for title in ("samples/s", "speed-up", "measured", "eval loss", "exact match"):
         box = cell.locator("thead th", has_text=title).first.bounding_box()
@@ -115,9 +134,13 @@ def test_what_came_out_of_a_benchmark_is_in_sight_before_what_was_put_in(page: A
 
 
 @pytest.mark.parametrize("name", ["benchmark", "report"])
-def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(page: Any, views: dict[str, str], name: str) -> None:
+def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(
+    page: Any, views: dict[str, str], name: str
+) -> None:
     errors: list[str] = []
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console", lambda message: errors.append(message.text) if message.type == "error" else None
+    )
     if name == "report":
         page.set_content(views[name])
     else:
@@ -127,7 +150,9 @@ def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(page: Any, views:
 
     def order() -> list[str]:
         return [
-            row.split("\t")[0].strip() for row in body.inner_text().splitlines() if row.split("\t")[0].strip().isdigit()
+            row.split("\t")[0].strip()
+            for row in body.inner_text().splitlines()
+            if row.split("\t")[0].strip().isdigit()
         ]
 
     before = order()
@@ -142,7 +167,10 @@ def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(page: Any, views:
     assert falling == [*reversed(known), "5", "6"]
     assert rising == [*known, "5", "6"] != before
     assert (
-        "no such thing" in body.locator("tr", has_text="failed").locator("xpath=following-sibling::tr[1]").inner_text()
+        "no such thing"
+        in body.locator("tr", has_text="failed")
+        .locator("xpath=following-sibling::tr[1]")
+        .inner_text()
     )
     assert errors == []
 
@@ -151,7 +179,10 @@ def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(page: Any, views:
 def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_book: Any) -> None:
     for n, loss in enumerate((0.5, 0.25, 0.75)):
         run = make_run(lab.folder / "runs" / f"run-{n}", float(n), eval_loss=loss)
-        steps = [{"time_s": 9.0 + n, "rank": 0, "kind": "step", "step": n, "loss": loss + 1 / n} for n in (1, 2, 3)]
+        steps = [
+            {"time_s": 9.0 + n, "rank": 0, "kind": "step", "step": n, "loss": loss + 1 / n}
+            for n in (1, 2, 3)
+        ]
         run.paths.events.write_text("".join(json.dumps(step) + "\n" for step in steps))
     show_runs = "from workbench import history\nhistory('runs')"
     book = open_book(lab.add(notebook(show_runs), "history.ipynb"))
@@ -160,7 +191,10 @@ def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_boo
     rows = book.output(0).locator("table.wb-sort tbody tr")
     assert [text.split()[1] for text in rows.all_inner_texts()] == ["run-2", "run-1", "run-0"]
     book.output(0).locator("th", has_text="eval").click()
-    until(lambda: [text.split()[1] for text in rows.all_inner_texts()] == ["run-1", "run-0", "run-2"], 120)
+    until(
+        lambda: [text.split()[1] for text in rows.all_inner_texts()] == ["run-1", "run-0", "run-2"],
+        120,
+    )
 
     compare = book.output(0).get_by_role("button", name="Compare the ticked runs")
     compare.click()
@@ -168,7 +202,10 @@ def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_boo
     for run in ("run-1", "run-2"):
         book.output(0).locator("tr", has_text=run).get_by_role("checkbox").check()
     compare.click()
-    assert "run-0" not in book.see(0, "What they came to", 60).partition("Loss over optimizer steps")[2]
+    assert (
+        "run-0"
+        not in book.see(0, "What they came to", 60).partition("Loss over optimizer steps")[2]
+    )
     book.output(0).locator(".jp-RenderedPlotly").wait_for(timeout=60_000)
     book.shoot(0, "history-compared")
     saved = json.dumps(book.saved()["cells"][0]["outputs"])

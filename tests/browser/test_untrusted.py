@@ -25,7 +25,9 @@ def saved_book(written: WrittenRun) -> Any:
     written.event("start", world_size=3, global_batch_size=24, parameters=1_033_984)
     for step in range(1, 120):
         written.step(step)
-        written.event("sample", 1_700_000_000.0 + step, rank=None, host="127.0.0.2", rss_gib=0.5 + step / 1000)
+        written.event(
+            "sample", 1_700_000_000.0 + step, rank=None, host="127.0.0.2", rss_gib=0.5 + step / 1000
+        )
     written.end()
     panel = RunPanel(Run.load(written.paths.root))
     bundle = to_bundle(panel.look(at_once=True))
@@ -37,15 +39,19 @@ def saved_book(written: WrittenRun) -> Any:
 
 
 @pytest.mark.long
-def test_an_untrusted_notebook_reads_as_a_panel(lab: Any, open_book: Callable[[str], Any], written: WrittenRun) -> None:
+def test_an_untrusted_notebook_reads_as_a_panel(
+    lab: Any, open_book: Callable[[str], Any], written: WrittenRun
+) -> None:
     book = open_book(lab.add(saved_book(written), "untrusted.ipynb"))
-    assert not book.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.cells.get(0).trusted"), (
-        "no one has run it here"
-    )
+    assert not book.page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.content.model.cells.get(0).trusted"
+    ), "no one has run it here"
     said = book.see(0, "succeeded", 60)
     assert book.output(0).locator("svg.wb-plot").count() == 0
     assert re.search(r"succeeded · (\S.* · )?Run \d{8}-", said), said[:300]
-    assert not [line for line in said.splitlines() if len(re.findall(r"\d", line)) > 80], "no wall of figures"
+    assert not [line for line in said.splitlines() if len(re.findall(r"\d", line)) > 80], (
+        "no wall of figures"
+    )
     assert "step 1training" not in said and "steptraining" not in said
     images = book.output(0).locator("img")
     until(lambda: images.count() == 1 and images.first.is_visible(), 30)

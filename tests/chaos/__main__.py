@@ -57,7 +57,9 @@ class Chaos:
         self._tally.growth, self._tally.not_reached = self._soak.growth, len(self._trials)
         for name, site in self._sites.items():
             outcome = Outcome(kind="close", victim=name)
-            self._guarded(outcome, lambda site=site, outcome=outcome: outcome.orphans.extend(site.give_up()))
+            self._guarded(
+                outcome, lambda site=site, outcome=outcome: outcome.orphans.extend(site.give_up())
+            )
             self._tally.outcomes.append(outcome)
 
     def _lane(self, name: str) -> None:
@@ -103,7 +105,15 @@ class Chaos:
 
     def _tell(self, outcome: Outcome, took_s: float) -> None:
         left = max(0.0, self._deadline - time.monotonic())
-        words = [outcome.kind, outcome.victim, outcome.launcher, outcome.phase, outcome.signal, "->", outcome.state]
+        words = [
+            outcome.kind,
+            outcome.victim,
+            outcome.launcher,
+            outcome.phase,
+            outcome.signal,
+            "->",
+            outcome.state,
+        ]
         marks = {
             "FALSE SUCCESS": outcome.false_success,
             f"{outcome.lost_lines} LINES LOST": outcome.lost_lines,
@@ -114,13 +124,18 @@ class Chaos:
             "unjudged": outcome.trouble,
         }
         notes = [word for word, holds in marks.items() if holds]
-        print(f"{left:5.0f} s left  {' '.join(filter(None, words))}  {took_s:.1f} s  {'; '.join(notes)}", flush=True)
+        print(
+            f"{left:5.0f} s left  {' '.join(filter(None, words))}  {took_s:.1f} s  {'; '.join(notes)}",
+            flush=True,
+        )
 
 
 def main() -> int:
     """Parse the words, make the trials, print and write the table; 1 where something was false, left or lost."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=FULL_MINUTES, help="for how long at most (30: all trials)")
+    parser.add_argument(
+        "--minutes", type=float, default=FULL_MINUTES, help="for how long at most (30: all trials)"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--only", help="trials of this kind or with this victim alone")
     parser.add_argument("--out", type=Path, default=Path("build") / "chaos")
@@ -129,7 +144,9 @@ def main() -> int:
     if not can_mount():
         print("disks are left out: to mount small ones needs root", flush=True)
         trials = [trial for trial in trials if trial.kind != "disk"]
-    print(f"seed {asked.seed}: {len(trials)} trials in {asked.minutes:g} minutes at most", flush=True)
+    print(
+        f"seed {asked.seed}: {len(trials)} trials in {asked.minutes:g} minutes at most", flush=True
+    )
     tally = Tally(seed=asked.seed, minutes=asked.minutes)
     folder = Path(tempfile.mkdtemp(prefix="workbench-chaos-"))
     began = time.monotonic()

@@ -28,7 +28,11 @@ _FATAL_TO_A_POD = ("worker", "sshd")
 def outcome_of(trial: Trial) -> Outcome:
     """Return an empty outcome of a trial."""
     return Outcome(
-        kind=trial.kind, victim=trial.victim, launcher=trial.launcher, phase=trial.phase, signal=trial.signal
+        kind=trial.kind,
+        victim=trial.victim,
+        launcher=trial.launcher,
+        phase=trial.phase,
+        signal=trial.signal,
     )
 
 
@@ -44,20 +48,30 @@ def kill(site: Site, trial: Trial) -> Outcome:
     began = time.monotonic()
     try:
         numbered = submit(
-            cluster, site.folder, payload_mib=3.0 if trial.phase == "sending" else 0.0, launcher=trial.launcher
+            cluster,
+            site.folder,
+            payload_mib=3.0 if trial.phase == "sending" else 0.0,
+            launcher=trial.launcher,
         )
     except WorkbenchError as error:
         _judge_refusal(outcome, trial, pod, str(error), time.monotonic() - began)
     else:
         _follow(numbered, trial, cluster, pod, chance, outcome)
-    ends_the_pods = trial.victim in (*_FATAL_TO_A_POD, "keeper", "forkserver") and trial.signal != "STOP"
+    ends_the_pods = (
+        trial.victim in (*_FATAL_TO_A_POD, "keeper", "forkserver") and trial.signal != "STOP"
+    )
     if ends_the_pods or outcome.not_outlived or outcome.state == "hung":
         outcome.orphans += site.give_up()
     return outcome
 
 
 def _follow(
-    numbered: Numbered, trial: Trial, cluster: Cluster, pod: Pod, chance: random.Random, outcome: Outcome
+    numbered: Numbered,
+    trial: Trial,
+    cluster: Cluster,
+    pod: Pod,
+    chance: random.Random,
+    outcome: Outcome,
 ) -> None:
     victim, cancelled = "", False
     began = time.monotonic()
@@ -69,7 +83,12 @@ def _follow(
         if cancelled:
             numbered.run.cancel()
     result = numbered.end()
-    if victim and trial.signal != "STOP" and result is not None and result.state is not RunState.SUCCEEDED:
+    if (
+        victim
+        and trial.signal != "STOP"
+        and result is not None
+        and result.state is not RunState.SUCCEEDED
+    ):
         outcome.shown_s = _shown_s(numbered.run, began)
     judge(outcome, numbered, result, pod=pod, victim=victim, asked=cancelled)
     outcome.orphans += left_of_run(numbered.run.id)
@@ -115,8 +134,13 @@ def judge(
 ) -> None:
     """Fill in what the end of a run is worth: success, cause and lines."""
     if outlives is None:
-        outlives = outcome.victim in ("session", "bridge", "warm", "forkserver") or outcome.signal == "STOP"
-        outlives = (outlives or (outcome.phase == "idle" and outcome.victim == "agent")) and not asked
+        outlives = (
+            outcome.victim in ("session", "bridge", "warm", "forkserver")
+            or outcome.signal == "STOP"
+        )
+        outlives = (
+            outlives or (outcome.phase == "idle" and outcome.victim == "agent")
+        ) and not asked
     if result is None:
         outcome.state, outcome.cause, outcome.message = "hung", "missing", numbered.run.message
         outcome.not_outlived = outlives
@@ -138,7 +162,13 @@ def _cause(outcome: Outcome, result: RunResult, pod: Pod, victim: str) -> str:
     if error is None:
         return "missing"
     if outcome.victim == "rank":
-        return "named" if victim == str(error.rank) else "wrong" if error.rank is not None else "missing"
+        return (
+            "named"
+            if victim == str(error.rank)
+            else "wrong"
+            if error.rank is not None
+            else "missing"
+        )
     if outcome.victim == "launcher":
         return "named" if error.kind == "launcher" or "launcher" in error.message else "wrong"
     if error.pod:
@@ -160,7 +190,9 @@ def _count_lines(outcome: Outcome, numbered: Numbered, succeeded: bool, pod: Pod
 def _judge_refusal(outcome: Outcome, trial: Trial, pod: Pod, message: str, took_s: float) -> None:
     """Judge a submit that was refused, which is right where the pod or the keeper is gone."""
     outcome.state, outcome.message, outcome.shown_s = "refused", message[:500], took_s
-    outcome.not_outlived = trial.victim not in (*_FATAL_TO_A_POD, "keeper") or trial.signal == "STOP"
+    outcome.not_outlived = (
+        trial.victim not in (*_FATAL_TO_A_POD, "keeper") or trial.signal == "STOP"
+    )
     names = ("clos", "keeper", "lost") if trial.victim == "keeper" else (pod.name,)
     outcome.cause = "named" if any(name in message for name in names) else "missing"
 

@@ -69,8 +69,14 @@ class Numbered:
         """Return how many lines within a rank's log are missing or doubled, and how many are missing at its end."""
         path = self.run.paths.rank_log(rank, "stdout")
         there = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.exists() else []
-        numbers = [int(line.rpartition(" ")[2]) for line in there if line.startswith(f"rank {rank} line ")]
-        within = len(set(range(max(numbers, default=-1) + 1)) - set(numbers)) + len(numbers) - len(set(numbers))
+        numbers = [
+            int(line.rpartition(" ")[2]) for line in there if line.startswith(f"rank {rank} line ")
+        ]
+        within = (
+            len(set(range(max(numbers, default=-1) + 1)) - set(numbers))
+            + len(numbers)
+            - len(set(numbers))
+        )
         within += len(there) - len(numbers)
         return within, max(0, self.printed(rank) - max(numbers, default=-1) - 1)
 

@@ -48,9 +48,17 @@ _SHARES = (
     _Share(12, "kill", ("warm", "forkserver"), ("idle", "running"), ("KILL",)),
     _Share(10, "kill", ("keeper",), ("idle", "sending", "running", "ending"), ("TERM", "STOP")),
     _Share(14, "kill", ("launcher", "rank"), ("starting", "running"), ("KILL", "TERM"), ("pdsh",)),
-    _Share(10, "kill", ("launcher", "rank"), ("starting", "running"), ("KILL", "TERM"), ("openmpi",)),
+    _Share(
+        10, "kill", ("launcher", "rank"), ("starting", "running"), ("KILL", "TERM"), ("openmpi",)
+    ),
     _Share(14, "checkpoint", ("rank", "agent", "worker", "keeper"), ("ddp", "zero1"), ("KILL",)),
-    _Share(46, "keeper", ("keeper",), ("sending", "starting", "running", "running", "ending", "late"), ("KILL",)),
+    _Share(
+        46,
+        "keeper",
+        ("keeper",),
+        ("sending", "starting", "running", "running", "ending", "late"),
+        ("KILL",),
+    ),
     _Share(4, "keeper", ("keeper",), ("running",), ("KILL",), ("pdsh", "openmpi")),
     _Share(20, "cut", ("session", "bridge"), ("sending", "running"), ("KILL",)),
     _Share(10, "soak", ("none",), ("",), ("",)),
@@ -71,10 +79,21 @@ def plan(seed: int, minutes: float) -> list[Trial]:
     placed: list[tuple[float, Trial]] = []
     for share in _SHARES:
         count = max(1, round(share.count * min(1.0, minutes / FULL_MINUTES)))
-        combinations = list(itertools.product(share.victims, share.launchers, share.phases, share.signals))
+        combinations = list(
+            itertools.product(share.victims, share.launchers, share.phases, share.signals)
+        )
         chance.shuffle(combinations)
-        for index, (victim, launcher, phase, signal) in zip(range(count), itertools.cycle(combinations), strict=False):
+        for index, (victim, launcher, phase, signal) in zip(
+            range(count), itertools.cycle(combinations), strict=False
+        ):
             number = chance.getrandbits(32)
-            trial = Trial(kind=share.kind, victim=victim, launcher=launcher, phase=phase, signal=signal, number=number)
+            trial = Trial(
+                kind=share.kind,
+                victim=victim,
+                launcher=launcher,
+                phase=phase,
+                signal=signal,
+                number=number,
+            )
             placed.append(((index + chance.random()) / count, trial))
     return [trial for _, trial in sorted(placed, key=lambda pair: pair[0])]

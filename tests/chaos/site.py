@@ -33,7 +33,14 @@ class Site:
         """Return pods that are all well."""
         if self._cluster is None:
             path = self._folder / f"c{next(_NUMBERS)}"
-            made = Cluster(LocalPods(), PodSpec(cpus=1), count=self.count, path=path, warm=self.warm, lease_s=LEASE_S)
+            made = Cluster(
+                LocalPods(),
+                PodSpec(cpus=1),
+                count=self.count,
+                path=path,
+                warm=self.warm,
+                lease_s=LEASE_S,
+            )
             self._cluster = made.start()
         return self._cluster
 

@@ -28,7 +28,9 @@ class Soak:
         for _ in range(_EACH):
             self._runs += 1
             killed = self._runs % 7 == 0
-            outcome = Outcome(kind="soak", victim="rank" if killed else "none", signal="KILL" if killed else "")
+            outcome = Outcome(
+                kind="soak", victim="rank" if killed else "none", signal="KILL" if killed else ""
+            )
             numbered = submit(cluster, site.folder, lines=30 if killed else 3, pause_s=0.01)
             victim, pod = "", cluster.pods[self._runs % len(cluster.pods)]
             if killed:
@@ -48,4 +50,7 @@ class Soak:
         """Return what came to the keeper since the first portion, and over how many runs; empty before a second."""
         if self._runs <= _EACH:
             return {}
-        return {**{name: self._last[name] - self._first[name] for name in self._last}, "runs": self._runs - _EACH}
+        return {
+            **{name: self._last[name] - self._first[name] for name in self._last},
+            "runs": self._runs - _EACH,
+        }

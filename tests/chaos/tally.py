@@ -62,7 +62,9 @@ class Tally:
     @property
     def broken(self) -> list[Outcome]:
         """The trials that make the program fail."""
-        return [o for o in self.outcomes if o.false_success or o.orphans or o.lost_lines or o.unusable]
+        return [
+            o for o in self.outcomes if o.false_success or o.orphans or o.lost_lines or o.unusable
+        ]
 
     @property
     def trials(self) -> list[Outcome]:
@@ -77,8 +79,22 @@ class Tally:
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table, its heading first."""
-        heading = ("what", "injected", "shown s: median", "p95", "max", "false successes", "wrong cause")
-        heading += ("missing cause", "orphans", "lost lines", "unusable checkpoints", "ended by a new keeper")
+        heading = (
+            "what",
+            "injected",
+            "shown s: median",
+            "p95",
+            "max",
+            "false successes",
+            "wrong cause",
+        )
+        heading += (
+            "missing cause",
+            "orphans",
+            "lost lines",
+            "unusable checkpoints",
+            "ended by a new keeper",
+        )
         heading += ("not outlived", "missed", "unjudged")
         groups: dict[str, list[Outcome]] = {}
         for outcome in self.trials + [o for o in self.outcomes if o.orphans and o.kind == "close"]:
@@ -90,7 +106,10 @@ class Tally:
         """Return the table for a terminal, and what it needs to be read."""
         rows = self.rows()
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
         return "\n".join([*lines, *self._notes()])
 
     def markdown(self) -> str:
@@ -109,24 +128,34 @@ class Tally:
         dead = sum(o.left_on_the_dead for o in self.outcomes)
         notes = [f"seed {self.seed}; {len(self.trials)} trials in {self.took_s / 60:.1f} minutes"]
         ends = Counter(o.state or "unjudged" for o in self.trials)
-        notes.append("ends: " + ", ".join(f"{count} {state}" for state, count in ends.most_common()))
+        notes.append(
+            "ends: " + ", ".join(f"{count} {state}" for state, count in ends.most_common())
+        )
         if self.not_reached:
             notes.append(f"{self.not_reached} planned trials were not reached in time")
         notes.append(f"lines left on pods or under agents that died: {dead}")
         if self.growth:
-            grown = ", ".join(f"{name} {value:+.1f}" for name, value in self.growth.items() if name != "runs")
+            grown = ", ".join(
+                f"{name} {value:+.1f}" for name, value in self.growth.items() if name != "runs"
+            )
             notes.append(f"the keeper over {self.growth['runs']:.0f} runs: {grown}")
         return notes
 
 
 def _group(outcome: Outcome) -> str:
-    victim = outcome.victim if outcome.launcher == "ssh" else f"{outcome.victim} ({outcome.launcher})"
+    victim = (
+        outcome.victim if outcome.launcher == "ssh" else f"{outcome.victim} ({outcome.launcher})"
+    )
     return f"{outcome.kind}: {victim}"
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     shown = sorted(o.shown_s for o in outcomes if o.shown_s is not None)
-    times = (statistics.median(shown), shown[min(len(shown) - 1, int(len(shown) * 0.95))], shown[-1]) if shown else ()
+    times = (
+        (statistics.median(shown), shown[min(len(shown) - 1, int(len(shown) * 0.95))], shown[-1])
+        if shown
+        else ()
+    )
     counts = (
         sum(o.false_success for o in outcomes),
         sum(o.cause == "wrong" for o in outcomes),

@@ -22,7 +22,17 @@ def test_a_full_plan_has_what_was_promised() -> None:
     assert kinds["keeper"] == 50
     assert kinds["soak"] * 10 == 100
     victims = {trial.victim for trial in trials if trial.kind == "kill"}
-    assert victims >= {"keeper", "worker", "sshd", "session", "bridge", "agent", "warm", "forkserver", "rank"}
+    assert victims >= {
+        "keeper",
+        "worker",
+        "sshd",
+        "session",
+        "bridge",
+        "agent",
+        "warm",
+        "forkserver",
+        "rank",
+    }
     assert {trial.launcher for trial in trials} == {"ssh", "pdsh", "openmpi"}
     assert {"idle", "sending", "starting", "running", "ending"} <= {trial.phase for trial in trials}
     assert {"KILL", "TERM", "STOP"} <= {trial.signal for trial in trials}
@@ -36,9 +46,12 @@ def test_every_kind_comes_early_and_the_order_is_the_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [{"false_success": True}, {"lost_lines": 1}, {"orphans": ["1 sleep"]}, {"unusable": True}]
+    "fault",
+    [{"false_success": True}, {"lost_lines": 1}, {"orphans": ["1 sleep"]}, {"unusable": True}],
 )
-def test_what_must_not_be_makes_it_fail_and_stands_in_the_table(fault: dict[str, object], tmp_path: Path) -> None:
+def test_what_must_not_be_makes_it_fail_and_stands_in_the_table(
+    fault: dict[str, object], tmp_path: Path
+) -> None:
     good = Outcome(kind="kill", victim="rank", state="failed", cause="named", shown_s=1.25)
     tally = Tally(seed=3, minutes=5, outcomes=[good])
     assert tally.broken == []
@@ -47,7 +60,10 @@ def test_what_must_not_be_makes_it_fail_and_stands_in_the_table(fault: dict[str,
     assert tally.broken == [bad]
     assert "| kill: agent (pdsh) | 1 |" in tally.markdown()
     tally.save(tmp_path)
-    assert [o["victim"] for o in json.loads((tmp_path / "chaos.json").read_text())["outcomes"]] == ["rank", "agent"]
+    assert [o["victim"] for o in json.loads((tmp_path / "chaos.json").read_text())["outcomes"]] == [
+        "rank",
+        "agent",
+    ]
     assert sum("1" in cell for cell in tally.rows()[-1][5:]) == 1
 
 

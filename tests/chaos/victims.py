@@ -61,14 +61,22 @@ def worker(pod: Pod) -> Process | None:
 def sshd(pod: Pod) -> Process | None:
     """Return the pod's daemon: a child of the process that stands for the pod."""
     guardian = worker(pod)
-    own = [] if guardian is None else [p for p in live_descendants(guardian.pid) if p.parent == guardian.pid]
+    own = (
+        []
+        if guardian is None
+        else [p for p in live_descendants(guardian.pid) if p.parent == guardian.pid]
+    )
     return next((p for p in own if (words_of(p.pid) or [""])[0].startswith("sshd: ")), None)
 
 
 def sessions(pod: Pod) -> list[Process]:
     """Return what serves connections to the pod."""
     daemon = sshd(pod)
-    return [] if daemon is None else [p for p in live_descendants(daemon.pid) if p.parent == daemon.pid]
+    return (
+        []
+        if daemon is None
+        else [p for p in live_descendants(daemon.pid) if p.parent == daemon.pid]
+    )
 
 
 def bridges(pod: Pod) -> list[Process]:
@@ -81,8 +89,14 @@ def bridges(pod: Pod) -> list[Process]:
         return []
     table = process_table()
     others = set() if serves is None else descendants(table, [serves.pid])
-    others |= {process.pid for process in table.values() if serves is not None and process.session == serves.session}
-    return [p for p in live_descendants(daemon.pid) if POD_MARK in marks(p.pid) and p.pid not in others]
+    others |= {
+        process.pid
+        for process in table.values()
+        if serves is not None and process.session == serves.session
+    }
+    return [
+        p for p in live_descendants(daemon.pid) if POD_MARK in marks(p.pid) and p.pid not in others
+    ]
 
 
 def ranks(run: Run, pod: Pod | None = None) -> list[Process]:
@@ -94,20 +108,30 @@ def _is_rank(process: Process, run: Run, pod: Pod | None) -> bool:
     here = marks(process.pid)
     above = marks(process.parent)
     mine = here.get(RANK_MARK, "") and here.get(RANK_MARK) != above.get(RANK_MARK)
-    return bool(mine) and here.get(RUN_MARK) == run.id and (pod is None or here.get(POD_MARK) == pod.root)
+    return (
+        bool(mine)
+        and here.get(RUN_MARK) == run.id
+        and (pod is None or here.get(POD_MARK) == pod.root)
+    )
 
 
 def launchers(run: Run, cluster: Path) -> list[Process]:
     """Return the launcher's processes: below the keeper, with the launcher's program among their words."""
     owner = keeper(cluster)
     below_keeper = [] if owner is None else live_descendants(owner.pid)
-    return [p for p in below_keeper if _LAUNCHERS & {Path(word).name for word in words_of(p.pid)[:4]}]
+    return [
+        p for p in below_keeper if _LAUNCHERS & {Path(word).name for word in words_of(p.pid)[:4]}
+    ]
 
 
 def warm(pod: Pod) -> list[Process]:
     """Return the warm server of a pod: a marked child of the agent that is no part of a run."""
     parent = agent(pod)
-    children = [] if parent is None else [p for p in with_mark(POD_MARK, [pod.root]) if RUN_MARK not in marks(p.pid)]
+    children = (
+        []
+        if parent is None
+        else [p for p in with_mark(POD_MARK, [pod.root]) if RUN_MARK not in marks(p.pid)]
+    )
     return [p for p in children if p != parent and "connect" not in words_of(p.pid)]
 
 
@@ -128,7 +152,10 @@ def below(folder: Path) -> Iterator[Process]:
         if process.zombie or pid == os.getpid():
             continue
         try:
-            text = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+            text = (
+                Path(f"/proc/{pid}/cmdline").read_bytes()
+                + Path(f"/proc/{pid}/environ").read_bytes()
+            )
         except OSError:
             continue
         if word in text:

@@ -13,7 +13,12 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
 
-SAME = {"kind": "finetune", "technique": "zero1", "per_device_train_batch_size": 8, "env": {"TOKEN": "${TOKEN}"}}
+SAME = {
+    "kind": "finetune",
+    "technique": "zero1",
+    "per_device_train_batch_size": 8,
+    "env": {"TOKEN": "${TOKEN}"},
+}
 
 
 def written(folder: Path, name: str, **job: object) -> WrittenRun:
@@ -34,7 +39,13 @@ def runs(tmp_path: Path) -> list[WrittenRun]:
     )
     done.event("eval", step=2, eval_loss=3.25)
     figures = {"train_loss": 6.0, "first_eval_loss": 9.5, "eval_loss": 3.25, "eval_step": 2}
-    done.end(steps=2, global_batch_size=24, metrics={"rougeL": 0.5}, peak_memory_gib={"127.0.0.2": 0.75}, **figures)
+    done.end(
+        steps=2,
+        global_batch_size=24,
+        metrics={"rougeL": 0.5},
+        peak_memory_gib={"127.0.0.2": 0.75},
+        **figures,
+    )
     running.state("running", "training")
     failed.end("failed", "rank 1 died", steps=2, global_batch_size=24)
     return [done, running, failed]
@@ -42,20 +53,45 @@ def runs(tmp_path: Path) -> list[WrittenRun]:
 
 def test_curves_options_and_figures_of_runs_in_any_state(runs: list[WrittenRun]) -> None:
     paths = [run.paths.root for run in runs]
-    both = compare([str(paths[0]), Run.load(paths[1]), RunResult.load(paths[2])], names=["one", "<b>two</b>", "three"])
+    both = compare(
+        [str(paths[0]), Run.load(paths[1]), RunResult.load(paths[2])],
+        names=["one", "<b>two</b>", "three"],
+    )
     text, page = str(both), both._repr_html_()
     assert [row[0] for row in both.options().rows] == ["technique"]
     assert both.options().rows[0][1:] == ("zero1", "zero3", "zero1")
-    figures = {row[0]: dict(zip(both.figures().columns, row, strict=True)) for row in both.figures().rows}
-    assert [figures[name]["state"] for name in ("one", "<b>two</b>", "three")] == ["succeeded", "running", "failed"]
-    assert (figures["one"]["eval loss"], figures["one"]["of step"], figures["one"]["rougeL"]) == ("3.25", "2", "0.5")
+    figures = {
+        row[0]: dict(zip(both.figures().columns, row, strict=True)) for row in both.figures().rows
+    }
+    assert [figures[name]["state"] for name in ("one", "<b>two</b>", "three")] == [
+        "succeeded",
+        "running",
+        "failed",
+    ]
+    assert (figures["one"]["eval loss"], figures["one"]["of step"], figures["one"]["rougeL"]) == (
+        "3.25",
+        "2",
+        "0.5",
+    )
     assert figures["<b>two</b>"]["eval loss"] == "–", "it was evaluated before its first step alone"
-    assert "one: 8 at optimizer step 1, 4 at 2\none, evaluation: 9.5 at optimizer step 0, 3.25 at 2" in text
+    assert (
+        "one: 8 at optimizer step 1, 4 at 2\none, evaluation: 9.5 at optimizer step 0, 3.25 at 2"
+        in text
+    )
     assert page.count("<svg") == 1 and "<b>two" not in page
-    for fact in ("3.25", "0.75 GiB", "zero3", "succeeded", "Options that differ", "figures as far as they go"):
+    for fact in (
+        "3.25",
+        "0.75 GiB",
+        "zero3",
+        "succeeded",
+        "Options that differ",
+        "figures as far as they go",
+    ):
         assert fact in text and fact in html.unescape(page)
     assert "TOKEN" not in text + page
-    assert both.notes == ("Not ended well, figures as far as they go: <b>two</b> (running), three (failed).",)
+    assert both.notes == (
+        "Not ended well, figures as far as they go: <b>two</b> (running), three (failed).",
+    )
 
 
 def test_rows_of_history_and_what_is_not_like_for_like(tmp_path: Path) -> None:
@@ -83,7 +119,11 @@ def test_a_damaged_directory_is_a_row_that_says_so(runs: list[WrittenRun]) -> No
 
 def test_long_values_that_differ_at_their_ends_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        written(tmp_path, name, dataset={"kind": "jsonl", "train": f"/data/{'x' * 90}/{name}.jsonl", "eval": "e"})
+        written(
+            tmp_path,
+            name,
+            dataset={"kind": "jsonl", "train": f"/data/{'x' * 90}/{name}.jsonl", "eval": "e"},
+        )
     (row,) = compare(list(history(tmp_path)), names="ab").options().rows
     assert row[1] != row[2] and all(len(str(cell)) <= 60 for cell in row)
 

@@ -40,7 +40,7 @@ def test_the_default_can_start() -> None:
         ({"local.port": 70000}, {"local.port"}, "65535"),
         ({"deepspeed": "/no/such.json"}, {"deepspeed"}, "cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_explained_at_the_fields_that_mend_it(
     choices: dict[str, object], where: set[str], said: str
 ) -> None:
@@ -49,7 +49,9 @@ def test_a_mistake_is_explained_at_the_fields_that_mend_it(
     assert all(said in why for why in problems.values())
 
 
-def test_a_deepspeed_file_that_contradicts_the_technique_is_explained_at_both(tmp_path: Path) -> None:
+def test_a_deepspeed_file_that_contradicts_the_technique_is_explained_at_both(
+    tmp_path: Path,
+) -> None:
     own = tmp_path / "ds.json"
     own.write_text('{"zero_optimization": {"stage": 3}}')
     problems = find_problems(Composition(technique="single", deepspeed=str(own)))
@@ -62,7 +64,9 @@ def test_a_deepspeed_file_that_contradicts_the_technique_is_explained_at_both(tm
 
 
 def test_several_mistakes_are_all_found() -> None:
-    wrong = Composition(count=0, dataset="nothing", precision="fp16", technique="single", launcher="openmpi")
+    wrong = Composition(
+        count=0, dataset="nothing", precision="fp16", technique="single", launcher="openmpi"
+    )
     assert set(find_problems(wrong)) == {"count", "dataset", "precision", "technique", "launcher"}
 
 

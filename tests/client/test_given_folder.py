@@ -30,7 +30,9 @@ WAYS: dict[str, Callable[[ClusterPaths], object]] = {
     "show": lambda paths: Run(paths.runs / "r1").show(),
     "attach": lambda paths: Cluster.attach(paths.root),
     "start": lambda paths: Cluster.from_spec(ClusterSpec(backend=LOCAL), path=paths.root).start(),
-    "close": lambda paths: close_cluster(paths, ClusterSpec(backend=read_json(paths.config)["backend"])),  # type: ignore[arg-type]
+    "close": lambda paths: close_cluster(
+        paths, ClusterSpec(backend=read_json(paths.config)["backend"])
+    ),  # type: ignore[arg-type]
 }
 
 
@@ -112,7 +114,9 @@ def test_a_cluster_without_a_lock_in_its_state_says_what_to_do(tmp_path: Path) -
         Cluster.attach(paths.root)
 
 
-def test_a_queue_ends_no_run_of_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_ends_no_run_of_another_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = locked(given(tmp_path / "c"))
     others = {
         "another's": run_at(tmp_path / "o1", "x", str(tmp_path / "other")),
@@ -125,7 +129,10 @@ def test_a_queue_ends_no_run_of_another_cluster(tmp_path: Path, monkeypatch: pyt
     link.symlink_to(run_at(tmp_path / "o6", "x", str(paths.root)).root)
     named = [run.root for run in others.values()] + [Path("o5"), link]
     monkeypatch.chdir(tmp_path)
-    write_queue(paths.root / "queue.json", [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)])
+    write_queue(
+        paths.root / "queue.json",
+        [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)],
+    )
     assert end_broken_off(paths.root)
     for run in (*others.values(), guess, RunPaths(tmp_path / "o6")):
         assert not run.result.exists()
@@ -139,7 +146,10 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
     """Its own directory is then taken for the cluster's."""
     canary, root = tmp_path / "canary", tmp_path / "c"
     root.mkdir()
-    backend: dict[str, object] = {"kind": "kubernetes", "kubeconfig": kubeconfig(tmp_path / "config", canary)}
+    backend: dict[str, object] = {
+        "kind": "kubernetes",
+        "kubeconfig": kubeconfig(tmp_path / "config", canary),
+    }
     paths = locked(given(root, backend))
     write_json(RunPaths(root).info, {"id": "r1", "cluster": ""})
     write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=root)])
@@ -154,8 +164,12 @@ def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path
         Cluster.attach(paths.root)
 
 
-@pytest.mark.parametrize("names", [(".", "pod-0"), ("../x", "pod-0"), ("c-0123456789abcdef", ".."), ("c", "pod-0")])
-def test_a_host_removes_no_folder_that_enter_cannot_have_made(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "names", [(".", "pod-0"), ("../x", "pod-0"), ("c-0123456789abcdef", ".."), ("c", "pod-0")]
+)
+def test_a_host_removes_no_folder_that_enter_cannot_have_made(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     home = tmp_path / "home"
     (home / "letters").mkdir(parents=True)
     folder, pod = names

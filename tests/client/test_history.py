@@ -21,19 +21,30 @@ from workbench.rundir.paths import RunPaths
 
 TOKEN = "hf_" + "a1" * 12
 RESULT = {
-    "state": "succeeded", "model": "tiny-t5", "technique": "zero1", "steps": 20, "eval_loss": 0.25, "train_loss": 0.5,
-    "duration_s": 75.0, "hosts": [{"address": "a", "slots": 1}] * 2, "metrics": {"rouge1": 0.75},
+    "state": "succeeded",
+    "model": "tiny-t5",
+    "technique": "zero1",
+    "steps": 20,
+    "eval_loss": 0.25,
+    "train_loss": 0.5,
+    "duration_s": 75.0,
+    "hosts": [{"address": "a", "slots": 1}] * 2,
+    "metrics": {"rouge1": 0.75},
     "peak_memory_gib": {"a": 0.5, "b": 0.75},
-}  # fmt: skip
+}
 
 
 def make_run(root: Path, at: float, job: dict[str, Any] | None = None, **facts: Any) -> Run:
     """Write a run that has ended."""
     paths = RunPaths(root)
     root.mkdir(parents=True)
-    paths.info.write_text(json.dumps({"id": root.name, "cluster": str(root.parent), "submitted_s": at}))
+    paths.info.write_text(
+        json.dumps({"id": root.name, "cluster": str(root.parent), "submitted_s": at})
+    )
     paths.spec.write_text(
-        json.dumps({"job": {"kind": "finetune", "model": "tiny-t5", "technique": "zero1", **(job or {})}})
+        json.dumps(
+            {"job": {"kind": "finetune", "model": "tiny-t5", "technique": "zero1", **(job or {})}}
+        )
     )
     paths.result.write_text(json.dumps({**RESULT, **facts}))
     return Run(root)
@@ -42,11 +53,24 @@ def make_run(root: Path, at: float, job: dict[str, Any] | None = None, **facts: 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three runs, of which one has a name and one failed."""
-    job = {"learning_rate": 0.001, "seed": 7, "dataset": {"kind": "files", "train": "a.jsonl"}, "env": {"HF": "${HF}"}}
+    job = {
+        "learning_rate": 0.001,
+        "seed": 7,
+        "dataset": {"kind": "files", "train": "a.jsonl"},
+        "env": {"HF": "${HF}"},
+    }
     make_run(tmp_path / "aaa", 1.0, job)
-    make_run(tmp_path / "bbb", 2.0, {**job, "learning_rate": 0.01}, eval_loss=0.125, steps=100).name = "high rate"
     make_run(
-        tmp_path / "ccc", 3.0, {**job, "seed": 8}, state="failed", eval_loss=None, model="t5-small", technique="ddp"
+        tmp_path / "bbb", 2.0, {**job, "learning_rate": 0.01}, eval_loss=0.125, steps=100
+    ).name = "high rate"
+    make_run(
+        tmp_path / "ccc",
+        3.0,
+        {**job, "seed": 8},
+        state="failed",
+        eval_loss=None,
+        model="t5-small",
+        technique="ddp",
     )
     return tmp_path
 
@@ -72,7 +96,9 @@ def test_a_name_and_a_note_stay_and_are_shown_wherever_the_run_is(folder: Path) 
     assert Run.load(folder / "aaa").name == "first try", "one leaves the other"
 
 
-def test_a_secret_in_a_name_or_a_note_reaches_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_in_a_name_or_a_note_reaches_no_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF", "opensesame77")
     run = Run.load(folder / "aaa")
     run.name, run.note = f"with {TOKEN}", "the job's own is opensesame77"
@@ -87,7 +113,9 @@ def test_a_secret_in_a_name_or_a_note_reaches_no_file(folder: Path, monkeypatch:
 @pytest.mark.parametrize("name", [5, None, "x" * 81, "half \ud800"])
 def test_what_is_no_name_is_refused(folder: Path, name: Any) -> None:
     run = Run.load(folder / "aaa")
-    with pytest.raises(ConfigError, match=r"the name of a run is .*; it must be text of at most 80 letters"):
+    with pytest.raises(
+        ConfigError, match=r"the name of a run is .*; it must be text of at most 80 letters"
+    ):
         run.name = name
     assert not RunPaths(run.path).label.exists()
     with pytest.raises(AttributeError):
@@ -95,7 +123,8 @@ def test_what_is_no_name_is_refused(folder: Path, name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"name": 5, "note": ["x"]}', "\x00", '{"name": "' + "x" * 9000 + '"}']
+    "content",
+    ["", "[]", "{", '{"name": 5, "note": ["x"]}', "\x00", '{"name": "' + "x" * 9000 + '"}'],
 )
 def test_a_broken_label_breaks_nothing(folder: Path, content: str) -> None:
     RunPaths(folder / "aaa").label.write_text(content)
@@ -108,14 +137,29 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
     assert found.options() == {"learning_rate": [0.001, 0.01, 0.001], "seed": [8, 7, 7]}
     grid = found.table()
     assert list(grid.columns) == [
-        "#", "run", "state", "eval loss", "technique", "train loss", "duration", "steps", "model", "when",
-        "learning rate", "seed",
-    ]  # fmt: skip
+        "#",
+        "run",
+        "state",
+        "eval loss",
+        "technique",
+        "train loss",
+        "duration",
+        "steps",
+        "model",
+        "when",
+        "learning rate",
+        "seed",
+    ]
     assert "in all pods 2" in grid.caption
-    assert "in all model tiny-t5, technique zero1, pods 2" in history(folder, state="succeeded").table().caption
+    assert (
+        "in all model tiny-t5, technique zero1, pods 2"
+        in history(folder, state="succeeded").table().caption
+    )
     text, page = str(found), found._repr_html_()
     shown = " ".join(
-        html.unescape(re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]+>", " ", page, flags=re.S)).split()
+        html.unescape(
+            re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]+>", " ", page, flags=re.S)
+        ).split()
     )
     for word in re.sub(r"-{2,}", " ", text).split():
         assert word in shown
@@ -168,11 +212,17 @@ def test_the_history_is_a_data_frame_with_units_in_its_names(folder: Path) -> No
 def test_events_are_iterated_anew_and_are_a_data_frame(folder: Path) -> None:
     run = Run.load(folder / "aaa")
     assert list(run.events().to_dataframe().columns) == ["time_s", "rank", "kind"]
-    lines = [{"time_s": float(n), "rank": 0, "kind": "step", "step": n, "loss": 1.0 / n} for n in (1, 2)]
+    lines = [
+        {"time_s": float(n), "rank": 0, "kind": "step", "step": n, "loss": 1.0 / n} for n in (1, 2)
+    ]
     lines[1]["metrics"] = {"accuracy": 0.75}
     run.paths.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     events = run.events()
-    assert [event.whole("step") for event in events] == [event.whole("step") for event in events] == [1, 2]
+    assert (
+        [event.whole("step") for event in events]
+        == [event.whole("step") for event in events]
+        == [1, 2]
+    )
     frame = events.to_dataframe()
     assert list(frame.columns) == ["time_s", "rank", "kind", "step", "loss", "metric.accuracy"]
     assert list(frame["loss"]) == [1.0, 0.5]
@@ -193,7 +243,8 @@ def test_ticked_rows_are_compared_below_the_table_once_there_are_two(
     shown: dict[str, Any] = {}
     monkeypatch.setattr("workbench.display.records.history.has_widgets", lambda: True)
     monkeypatch.setattr(
-        "workbench.display.records.history.put", lambda bundle, name, update=True: shown.update({name: bundle})
+        "workbench.display.records.history.put",
+        lambda bundle, name, update=True: shown.update({name: bundle}),
     )
     history(folder)._ipython_display_()
     buttons, table, *below = shown

@@ -25,7 +25,9 @@ except ConfigError as error:
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, to make a flock that fails")
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="needs a C compiler, to make a flock that fails"
+)
 def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "noflock.c").write_text(NO_FLOCK)
     library = tmp_path / "noflock.so"
@@ -47,5 +49,7 @@ def test_a_deleted_working_directory_is_refused_with_what_to_do(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(ConfigError, match=r"the working directory of this process has been deleted.*os\.chdir"):
+    with pytest.raises(
+        ConfigError, match=r"the working directory of this process has been deleted.*os\.chdir"
+    ):
         Cluster(LocalPods())

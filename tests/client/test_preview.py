@@ -20,16 +20,32 @@ from workbench.pods.hostfile import Hostfile
     [
         Composition(),
         Composition(technique="single", count=1, cpus=0.5),
-        Composition(technique="zero3", launcher="pdsh", backend={"kind": "local", "port": 2222}, precision="bf16"),
-        Composition(technique="zero3-offload", max_steps=0, epochs=0.25, optimizer="sgd", learning_rate=1e-5),
-        Composition(count=2, backend={"kind": "ssh", "hosts": ["gpu-1", "ada@gpu-2:7"], "key": __file__}),
-        Composition(model="org/llm", prompt='a "b" \\ {instruction}', dataset="wikisql", gradient_accumulation_steps=3),
+        Composition(
+            technique="zero3",
+            launcher="pdsh",
+            backend={"kind": "local", "port": 2222},
+            precision="bf16",
+        ),
+        Composition(
+            technique="zero3-offload", max_steps=0, epochs=0.25, optimizer="sgd", learning_rate=1e-5
+        ),
+        Composition(
+            count=2, backend={"kind": "ssh", "hosts": ["gpu-1", "ada@gpu-2:7"], "key": __file__}
+        ),
+        Composition(
+            model="org/llm",
+            prompt='a "b" \\ {instruction}',
+            dataset="wikisql",
+            gradient_accumulation_steps=3,
+        ),
     ],
 )
 def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> None:
     made, _, rest = preview_of(composition).cell.partition("with ")
     head, _, rest = rest.partition(" as cluster:\n")
-    assert rest == "    run = cluster.submit(job)\n    display(run)\n    result = run.wait()\nresult\n"
+    assert (
+        rest == "    run = cluster.submit(job)\n    display(run)\n    result = run.wait()\nresult\n"
+    )
     scope: dict[str, object] = {}
     exec(f"{made}cluster = {head}", scope)
     job, cluster = scope["job"], scope["cluster"]
@@ -48,15 +64,21 @@ def test_a_place_that_needs_options_says_so_while_it_has_none() -> None:
 
 
 def test_the_batch_is_spelled_out() -> None:
-    batch = preview_of(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)).batch
+    batch = preview_of(
+        Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)
+    ).batch
     assert batch.startswith("Global batch size: 4 per device × 2 accumulated × 5 ranks = 40 rows")
-    composed = Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10)
+    composed = Composition(
+        per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10
+    )
     assert preview_of(composed).batch == (
         "Global batch size: 4 per device × 2 accumulated × 3 ranks = 24 rows; 10 steps read 240 rows, 0.06 epochs"
     )
     assert "1 rank = 8 rows" in preview_of(Composition(technique="single")).batch
     assert "167 steps" in preview_of(Composition()).batch  # 4,000 rows by 24
-    assert "epochs" not in preview_of(Composition(dataset="wikisql", max_steps=9)).batch  # nobody here knows its rows
+    assert (
+        "epochs" not in preview_of(Composition(dataset="wikisql", max_steps=9)).batch
+    )  # nobody here knows its rows
 
 
 def test_hostfile_and_json_are_the_ones_to_be() -> None:
@@ -91,12 +113,19 @@ def test_what_is_refused_has_no_cell() -> None:
     assert "use 'bf16'" in preview.problems["precision"]
 
 
-def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_predicted_where_the_step_was_counted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     form = Composition(technique="zero3", count=2)
-    assert preview_of(form).memory == "Memory is being counted; plan(job, pods=2) shows every technique."
+    assert (
+        preview_of(form).memory
+        == "Memory is being counted; plan(job, pods=2) shows every technique."
+    )
     assert not preview_of(form).is_counted
-    request = request_of(form.make_job(), model_config(form["model"]), ["fp32"], gpus=0, lengths=None)
+    request = request_of(
+        form.make_job(), model_config(form["model"]), ["fp32"], gpus=0, lengths=None
+    )
     sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
     preview = preview_of(form)

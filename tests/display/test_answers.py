@@ -20,7 +20,9 @@ EVIL = "<img src=x onerror=alert(1)>"
 def answer(text: str, expected: str | None = EXPECTED) -> Answer:
     same = None if expected is None else text == expected
     source = "translate to SQL: Where <b>?"
-    return Answer(source=source, expected=expected, predicted=text, exact_match=same, logical_match=same)
+    return Answer(
+        source=source, expected=expected, predicted=text, exact_match=same, logical_match=same
+    )
 
 
 def answered(*answers: Answer) -> Predictions:

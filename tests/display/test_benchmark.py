@@ -35,14 +35,18 @@ def test_every_figure_of_the_html_is_the_row_s() -> None:
                 assert text == "–"
             else:
                 shown = float(text.removeprefix("★ ").replace(",", "")) * figures.size
-                assert math.isclose(shown, value, abs_tol=0.5001 * figures.size * 10**-figures.decimals)
+                assert math.isclose(
+                    shown, value, abs_tol=0.5001 * figures.size * 10**-figures.decimals
+                )
 
 
 def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
     rows = [make_row("ddp", 1, 1234.5), make_row("zero1", 1, 9.87), make_row("zero3", 1, 0.5)]
     sheet = sheet_of(groups(rows))
     for n, figures in enumerate(sheet.figures):
-        decimals = {len(line.figures[n].partition(".")[2]) for line in sheet.lines if line.figures[n] != "–"}
+        decimals = {
+            len(line.figures[n].partition(".")[2]) for line in sheet.lines if line.figures[n] != "–"
+        }
         assert decimals == {figures.decimals}
     units = {figures.column.field: figures.unit for figures in sheet.figures}
     assert (units["duration_s"], units["peak_memory_gib"], units["efficiency"]) == ("s", "GiB", "%")
@@ -50,12 +54,21 @@ def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
     assert "duration s to first step s" in page.text
     assert "�" not in page.text
     slow = sheet_of(groups([replace(row, duration_s=7200.0) for row in rows]))
-    assert next(f for f in slow.figures if f.column.field == "duration_s").of(slow.lines[0].row) == "120.0"
+    assert (
+        next(f for f in slow.figures if f.column.field == "duration_s").of(slow.lines[0].row)
+        == "120.0"
+    )
 
 
 def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
-    for said in (Page(benchmark_html(groups(mixed_rows()))).text, benchmark_text(groups(mixed_rows()))):
-        assert "Not measured here: perplexity, exact match, padded tokens/s, TFLOPS per device, MFU, host" in said
+    for said in (
+        Page(benchmark_html(groups(mixed_rows()))).text,
+        benchmark_text(groups(mixed_rows())),
+    ):
+        assert (
+            "Not measured here: perplexity, exact match, padded tokens/s, TFLOPS per device, MFU, host"
+            in said
+        )
     assert "perplexity" not in [f.column.title for f in sheet_of(groups(mixed_rows())).figures]
 
 
@@ -98,7 +111,9 @@ def test_text_and_html_state_the_same() -> None:
 )
 def test_a_row_that_did_not_succeed_says_so_and_why(outcome: Outcome, said: str) -> None:
     page = Page(benchmark_html(groups(mixed_rows())))
-    place = next(n for n, row in enumerate(page.rows) if len(row) > 5 and row[4].endswith(str(outcome)))
+    place = next(
+        n for n, row in enumerate(page.rows) if len(row) > 5 and row[4].endswith(str(outcome))
+    )
     assert page.rows[place + 1] == [said]
     text = " ".join(benchmark_text(groups(mixed_rows())).split())
     assert str(outcome) in text
@@ -111,22 +126,33 @@ def test_a_row_taken_from_disk_says_so() -> None:
 
 
 def test_repeats_give_a_median_and_a_spread_and_overlaps_are_not_called_different() -> None:
-    rows = repeated_rows({"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]})
+    rows = repeated_rows(
+        {"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]}
+    )
     sheet = sheet_of(groups(rows))
     speed = [f.column.field for f in sheet.figures].index("samples_per_s")
     assert [line.figures[speed] for line in sheet.lines] == ["105.0", "115.0", "51.0"]
-    assert [line.spreads[speed] for line in sheet.lines] == ["100.0–110.0", "108.0–120.0", "50.0–52.0"]
+    assert [line.spreads[speed] for line in sheet.lines] == [
+        "100.0–110.0",
+        "108.0–120.0",
+        "50.0–52.0",
+    ]
     assert [line.repeats for line in sheet.lines] == [3, 3, 3]
     (said,) = (note for note in sheet.parts[0].notes if "Not called different" in note)
     assert said.endswith(": rows 1 and 2.")
     page = Page(benchmark_html(groups(rows)))
     assert "100.0–110.0" in page.text
-    alike = sheet_of(groups(repeated_rows({name: [100.0, 110.0, 105.0] for name in ("ddp", "zero1", "zero3")})))
+    alike = sheet_of(
+        groups(repeated_rows({name: [100.0, 110.0, 105.0] for name in ("ddp", "zero1", "zero3")}))
+    )
     assert any(note.endswith(": rows 1, 2 and 3.") for note in alike.parts[0].notes)
 
 
 def test_a_model_that_is_a_folder_is_named_by_the_end_of_its_path() -> None:
-    for model, short in (("/home/ada/runs/a/model", "…/a/model"), ("google-t5/t5-small", "google-t5/t5-small")):
+    for model, short in (
+        ("/home/ada/runs/a/model", "…/a/model"),
+        ("google-t5/t5-small", "google-t5/t5-small"),
+    ):
         sheet = sheet_of(groups([replace(mixed_rows()[0], model=model)]))
         assert [line.model for line in sheet.lines] == [short]
 
@@ -136,14 +162,22 @@ def test_a_repeat_that_failed_is_not_hidden_behind_those_that_did_not() -> None:
     rows[1] = replace(rows[1], outcome=Outcome.FAILED, reason="rank 2 died")
     (line,) = sheet_of(groups(rows)).lines
     assert (line.repeats_text, line.why) == ("2 of 3 repeats", "repeat 2 failed: rank 2 died")
-    page, text = Page(benchmark_html(groups(rows))).text, " ".join(benchmark_text(groups(rows)).split())
+    page, text = (
+        Page(benchmark_html(groups(rows))).text,
+        " ".join(benchmark_text(groups(rows)).split()),
+    )
     assert "repeat 2 failed: rank 2 died" in page
     assert "✓ succeeded, 2 of 3 repeats: repeat 2" in text
 
 
 def test_single_runs_are_not_called_different() -> None:
-    notes = sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 1, 300.0)])).parts[0].notes
-    assert "Each row was run once: its spread is not known, and small differences mean nothing." in notes
+    notes = (
+        sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 1, 300.0)])).parts[0].notes
+    )
+    assert (
+        "Each row was run once: its spread is not known, and small differences mean nothing."
+        in notes
+    )
 
 
 def test_published_figures_stand_apart_with_their_caveats() -> None:
@@ -155,7 +189,9 @@ def test_published_figures_stand_apart_with_their_caveats() -> None:
 
 
 def test_foreign_text_stays_text() -> None:
-    rows = [replace(row, model=EVIL, technique=EVIL, reason=EVIL, dataset=EVIL) for row in mixed_rows()]
+    rows = [
+        replace(row, model=EVIL, technique=EVIL, reason=EVIL, dataset=EVIL) for row in mixed_rows()
+    ]
     for page in (benchmark_html(groups(rows)), live_html(lines_of(rows))):
         assert not [tag for tag, _ in Page(page).tags if tag == "script"]
     assert EVIL in Page(benchmark_html(groups(rows))).text
@@ -164,29 +200,46 @@ def test_foreign_text_stays_text() -> None:
 def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_first() -> None:
     rows = [make_row("ddp", 1, 100.0), make_row("zero1", 1, 90.0), make_row("zero1", 3, 250.0)]
     sheet = sheet_of(groups(rows))
-    assert [figures.column.field for figures in sheet.figures][:3] == ["samples_per_s", "speed_up", "efficiency"]
-    assert not {"slots", "global_batch", "steps", "epochs"} & {figures.column.field for figures in sheet.figures}
+    assert [figures.column.field for figures in sheet.figures][:3] == [
+        "samples_per_s",
+        "speed_up",
+        "efficiency",
+    ]
+    assert not {"slots", "global_batch", "steps", "epochs"} & {
+        figures.column.field for figures in sheet.figures
+    }
     assert sheet.parts[0].same.startswith("model tiny-t5, global batch 24, steps 20, ")
     assert sheet.parts[0].same.endswith("slots 1 a pod, epochs 0.480")
     page, text = Page(benchmark_html(groups(rows))), benchmark_text(groups(rows))
     assert "model tiny-t5" in page.text
-    assert next(row[:4] for row in page.rows if row[:1] == ["1"]) == ["1", "ddp", "1", "✓ succeeded"]
+    assert next(row[:4] for row in page.rows if row[:1] == ["1"]) == [
+        "1",
+        "ddp",
+        "1",
+        "✓ succeeded",
+    ]
     assert "model  " not in text.partition("Published")[0]
     other = sheet_of(groups([*rows, make_row("zero1", 2, 170.0, slots=4, key="four")]))
     assert "slots" in [figures.column.field for figures in other.figures]
 
 
 def test_the_best_figure_of_a_part_is_marked_unless_it_cannot_be_told_apart() -> None:
-    rows = repeated_rows({"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]})
+    rows = repeated_rows(
+        {"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]}
+    )
     rows = [replace(row, eval_loss=2.0 if row.technique == "zero3" else 3.0) for row in rows]
     sheet = sheet_of(groups(rows))
 
     def best(field: str) -> list[bool]:
-        return [line.best[[f.column.field for f in sheet.figures].index(field)] for line in sheet.lines]
+        return [
+            line.best[[f.column.field for f in sheet.figures].index(field)] for line in sheet.lines
+        ]
 
     assert best("samples_per_s") == [True, True, False], "the ranges of the first two overlap"
     assert best("eval_loss") == [False, False, True]
-    assert best("predicted_memory_gib") == best("train_loss") == [False] * 3, "nothing is better, or all are equal"
+    assert best("predicted_memory_gib") == best("train_loss") == [False] * 3, (
+        "nothing is better, or all are equal"
+    )
     for drawn in (benchmark_text(groups(rows)), Page(benchmark_html(groups(rows))).text):
         assert "★ 115.0" in drawn
         assert "★ 51.0" not in drawn
@@ -194,17 +247,27 @@ def test_the_best_figure_of_a_part_is_marked_unless_it_cannot_be_told_apart() ->
 
 def test_rows_that_differ_in_an_option_alone_say_which_while_they_run_too() -> None:
     rows = [
-        make_row("single", 1, 9.0, key=f"k{n}", global_batch=n, spec={"job": {"max_source_length": n}})
+        make_row(
+            "single", 1, 9.0, key=f"k{n}", global_batch=n, spec={"job": {"max_source_length": n}}
+        )
         for n in (4096, 2048)
     ]
     assert [line.label for line in lines_of(rows)] == [
-        "tiny-t5 single on 1 pod, max_source_length 4096", "tiny-t5 single on 1 pod, max_source_length 2048",
-    ]  # fmt: skip
-    assert [line.extra for line in sheet_of(groups(rows)).lines] == ["max_source_length 4096", "max_source_length 2048"]
+        "tiny-t5 single on 1 pod, max_source_length 4096",
+        "tiny-t5 single on 1 pod, max_source_length 2048",
+    ]
+    assert [line.extra for line in sheet_of(groups(rows)).lines] == [
+        "max_source_length 4096",
+        "max_source_length 2048",
+    ]
 
 
 def test_a_benchmark_is_a_data_frame() -> None:
-    rows = (make_row("ddp", 1, 100.0), make_row("ddp", 2, 150.0), make_row("zero1", 1, None, outcome=Outcome.FAILED))
+    rows = (
+        make_row("ddp", 1, 100.0),
+        make_row("ddp", 2, 150.0),
+        make_row("zero1", 1, None, outcome=Outcome.FAILED),
+    )
     frame = BenchmarkResult(name="b", folder=Path(), rows=rows).to_dataframe()
     assert list(frame["technique"]) == ["ddp", "ddp", "zero1"]
     assert list(frame["speed_up"].dropna()) == [1.0, 1.5]
@@ -215,7 +278,9 @@ def test_a_benchmark_is_a_data_frame() -> None:
 
 def running() -> tuple[list[BenchmarkRow], dict[str, Progress]]:
     rows = [*mixed_rows(), make_row("fsdp", 3, None, name="now", outcome=Outcome.RUNNING)]
-    far = Progress(state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5, eta_s=9.0)
+    far = Progress(
+        state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5, eta_s=9.0
+    )
     return [*rows, make_row("fsdp", 2, None, outcome=Outcome.WAITING)], {"now": far}
 
 
@@ -224,7 +289,14 @@ def test_the_live_lines_state_the_same_as_text_and_html() -> None:
     text, page = live_text(lines), Page(live_html(lines)).text
     assert lines[8].share == 0.25
     for line in lines:
-        for said in (line.label, line.outcome_text, line.bar, line.reason, *line.figures, *line.figures.values()):
+        for said in (
+            line.label,
+            line.outcome_text,
+            line.bar,
+            line.reason,
+            *line.figures,
+            *line.figures.values(),
+        ):
             assert said in text
             assert said in page
     assert "8 of 10 rows done: 5 succeeded, 1 failed, 1 out of memory, 1 skipped" in text
@@ -260,7 +332,9 @@ def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() 
         now[0] = 0.3
         live.update(rows, {"now": replace(far["now"], step=7)})
         assert "7 of 20 steps" in out.getvalue()
-        live.update([replace(row, outcome=Outcome.SUCCEEDED) if row.name == "now" else row for row in rows])
+        live.update(
+            [replace(row, outcome=Outcome.SUCCEEDED) if row.name == "now" else row for row in rows]
+        )
         assert out.getvalue().count("fsdp on 3 pods  ✓ succeeded") == 1
         live.update(rows, {"now": replace(far["now"], step=19)})
     assert "19 of 20 steps" in out.getvalue()

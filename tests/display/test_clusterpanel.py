@@ -79,7 +79,9 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
     cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
     shown: list[str] = []
     monkeypatch.setattr("workbench.display.kit.line.is_notebook", lambda _stream: True)
-    monkeypatch.setattr("workbench.display.kit.line.Screen.show", lambda _, data: shown.append(data["text/plain"]))
+    monkeypatch.setattr(
+        "workbench.display.kit.line.Screen.show", lambda _, data: shown.append(data["text/plain"])
+    )
     monkeypatch.setattr(panels, "_PATIENCE_S", -1.0)
     written.keeper("starting", arrived=0)
     with follow_start(cluster) as draw:
@@ -92,7 +94,10 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
         until(lambda: draw() or len(shown) > 2)
         written.keeper("ready")
     assert "3 pods were asked for; none has come yet" in shown[0]
-    assert "Cluster starting" in shown[1] and (shown[1].count("Running"), shown[1].count("Pending")) == (2, 1)
+    assert "Cluster starting" in shown[1] and (
+        shown[1].count("Running"),
+        shown[1].count("Pending"),
+    ) == (2, 1)
     assert "Pending  pulling example.org/worker:1 for 5.0 s" in shown[2]
     assert "3 pods are ready, 0." in shown[-1] and "pod-1" not in shown[-1]
 
@@ -106,7 +111,9 @@ def test_a_start_is_waited_for_as_long_as_its_keeper_has_news(
     def draw() -> None:
         clock.now_s += 60.0
         written.keeper("starting" if clock.now_s < 600 else "ready", arrived=0)
-        news = {"message": f"0 of 3 pods are up; waiting for pod-0 (pulling x:1 for {clock.now_s} s)"}
+        news = {
+            "message": f"0 of 3 pods are up; waiting for pod-0 (pulling x:1 for {clock.now_s} s)"
+        }
         write_json(written.cluster.state, {**read_json(written.cluster.state), **news})
 
     written.keeper("starting", arrived=0)

@@ -39,11 +39,20 @@ def test_every_option_is_a_field_but_for_secrets() -> None:
     jobs = {option.name for option in FineTune.options()} - {"lora", "fsdp", "local_sgd", "env"}
     adapters = {f"lora.{option.name}" for option in Lora.options()}
     places = {f"{kind}.{option.name}" for kind in KINDS for option in backend_class(kind).options()}
-    assert (jobs | adapters | places | {"count", "cpus", "gpus", "memory_gib"}) - FIELDS.keys() == set()
+    assert (
+        jobs | adapters | places | {"count", "cpus", "gpus", "memory_gib"}
+    ) - FIELDS.keys() == set()
     assert [name for name in FIELDS if name.rpartition(".")[2] == "env"] == []
     assert all(field.option.meaning for field in FIELDS.values())
-    labels = [FIELDS[n].label for n in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")]
-    assert labels == ["Per-device batch size", "Gradient accumulation steps", "Max steps (0: by epochs)"]
+    labels = [
+        FIELDS[n].label
+        for n in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")
+    ]
+    assert labels == [
+        "Per-device batch size",
+        "Gradient accumulation steps",
+        "Max steps (0: by epochs)",
+    ]
 
 
 def test_what_a_field_holds_is_read_back_as_the_option() -> None:
@@ -65,10 +74,15 @@ def test_what_a_field_holds_is_read_back_as_the_option() -> None:
     composition = Composition(**given, max_steps=20)
     assert composition.make_job() == FineTune(**given, max_steps=20)
     place = KubernetesPods(
-        namespace="ml", node_selector={"gpu": "true"}, tolerations=[{"key": "gpu"}], run_as_user=None
+        namespace="ml",
+        node_selector={"gpu": "true"},
+        tolerations=[{"key": "gpu"}],
+        run_as_user=None,
     )
     assert Composition(backend=place).make_backend().to_dict() == place.to_dict()
-    written = Composition(**{"backend": "kubernetes", "kubernetes.node_selector": "gpu=true, disk=ssd"})
+    written = Composition(
+        **{"backend": "kubernetes", "kubernetes.node_selector": "gpu=true, disk=ssd"}
+    )
     assert written.make_backend().to_dict()["node_selector"] == {"gpu": "true", "disk": "ssd"}
     assert Composition(max_steps=0).make_job().max_steps is None
 
@@ -81,11 +95,19 @@ def test_what_a_field_holds_is_read_back_as_the_option() -> None:
         ({"peft": "lora", "lora": {"r": 0}}, {"lora.r"}, "“LoRA rank (r)” is 0"),
         ({"backend": "ssh"}, {"ssh.hosts", "ssh.hostfile"}, "needs either “Hosts”"),
         ({"backend": {"kind": "ssh", "hosts": ["a"], "key": "k"}}, {"ssh.hosts"}, "names 1 hosts"),
-        ({"backend": {"kind": "kubernetes", "namespace": "UP"}}, {"kubernetes.namespace"}, "“Namespace” is 'UP'"),
+        (
+            {"backend": {"kind": "kubernetes", "namespace": "UP"}},
+            {"kubernetes.namespace"},
+            "“Namespace” is 'UP'",
+        ),
         ({"backend": "cml"}, {"backend"}, "only inside a session of Cloudera ML"),
         ({"training": "a"}, {"training"}, "“More TrainingArguments” is 'a'; write name=value"),
         ({"dataset": "{x"}, {"dataset"}, "“Dataset” is not JSON"),
-        ({"eval_strategy": "no", "eval_steps": 3}, {"eval_strategy", "eval_steps"}, "“Evaluation steps” is 3"),
+        (
+            {"eval_strategy": "no", "eval_steps": 3},
+            {"eval_strategy", "eval_steps"},
+            "“Evaluation steps” is 3",
+        ),
     ],
 )
 def test_a_refusal_stands_at_its_fields_in_their_words_and_hides_the_cell(
@@ -101,7 +123,10 @@ def test_a_refusal_stands_at_its_fields_in_their_words_and_hides_the_cell(
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:
-    for form in (compose(), compose(model="<img src=x onerror=alert(1)>", dataset="</pre><script>")):
+    for form in (
+        compose(),
+        compose(model="<img src=x onerror=alert(1)>", dataset="</pre><script>"),
+    ):
         page = form._repr_html_()
         assert "<img" not in page
         assert "<script" not in page
@@ -126,7 +151,9 @@ def test_without_widgets_there_is_text_and_html() -> None:
     assert "'text/html'" in done.stdout
 
 
-def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_never_counted_is_counted_beside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[Composition] = []
 
@@ -135,7 +162,9 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
         sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
         config = model_config(composition["model"])
         request = request_of(composition.make_job(), config, ["fp32"], gpus=0, lengths=None)
-        remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
+        remember(
+            request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes}
+        )
 
     monkeypatch.setattr("workbench.display.compose.form.count_memory", count)
     form = compose(count=2)
@@ -185,10 +214,24 @@ def test_the_data_are_looked_at_as_the_model_reads_them() -> None:
 def test_the_cell_runs_and_closes_its_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     composition = Composition(
-        count=1, model="tiny-llama", peft="lora", lora={"r": 4, "alpha": 8}, prompt="alpaca", technique="single",
-        dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4}, max_steps=2, eval_steps=1, save_steps=2,
-        max_source_length=64, max_target_length=32, seed=3, profile_step=0, predict_rows=0, memory_gib=2, warm=False,
-    )  # fmt: skip
+        count=1,
+        model="tiny-llama",
+        peft="lora",
+        lora={"r": 4, "alpha": 8},
+        prompt="alpaca",
+        technique="single",
+        dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4},
+        max_steps=2,
+        eval_steps=1,
+        save_steps=2,
+        max_source_length=64,
+        max_target_length=32,
+        seed=3,
+        profile_step=0,
+        predict_rows=0,
+        memory_gib=2,
+        warm=False,
+    )
     assert find_problems(composition) == {}
     names: dict[str, Any] = {"display": lambda run: displayed.append(run)}
     displayed: list[Run] = []

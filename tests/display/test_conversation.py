@@ -47,7 +47,10 @@ def test_each_model_goes_on_from_its_own_answers() -> None:
     talk.send("And?")
     assert models.read[-1] == ("other", ["Be brief.", "Hi", "other read 2", "And?"])
     for shown in (str(talk), talk._repr_html_()):
-        assert all(word in shown for word in ("Hi", "And?", "one read 4", "other read 4", "2 turns with one, other"))
+        assert all(
+            word in shown
+            for word in ("Hi", "And?", "one read 4", "other read 4", "2 turns with one, other")
+        )
         assert "Lost" not in shown
     with pytest.raises(ConfigError, match="text is empty"):
         talk.send("  ")
@@ -82,5 +85,8 @@ def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_ther
 def test_lines_of_an_answer_stay_lines_in_a_page_and_are_one_in_text() -> None:
     talk = Conversation(["one"], lambda *_: "def f():\n    return \x1b[31m<1>")
     talk.send("Hi")
-    assert "def f():\n    return \ufffd[31m&lt;1&gt;" in talk._repr_html_() and "pre-wrap" in talk._repr_html_()
+    assert (
+        "def f():\n    return \ufffd[31m&lt;1&gt;" in talk._repr_html_()
+        and "pre-wrap" in talk._repr_html_()
+    )
     assert "def f(): return" in str(talk)

@@ -39,8 +39,11 @@ BLOCKS: list[Block] = [
     Code(f"thirteen\n  {EVIL}", title="fourteen"),
     Fold(f"fifteen {EVIL}", [Note("sixteen"), Fold("seventeen", [Note("eighteen")])]),
 ]
-WORDS = re.findall(r"[a-z]+", "one two three six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-                   "seventeen eighteen")  # fmt: skip
+WORDS = re.findall(
+    r"[a-z]+",
+    "one two three six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen",
+)
 
 
 class Page(HTMLParser):
@@ -67,7 +70,9 @@ def test_the_three_drawings_state_the_same() -> None:
         at = [re.search(rf"\b{word}\b", drawn) for word in WORDS]
         assert all(at), [word for word, there in zip(WORDS, at, strict=True) if not there]
         places = [
-            there.start() for there in at if there and there.group() not in ("three", "seven", "twelve", "fourteen")
+            there.start()
+            for there in at
+            if there and there.group() not in ("three", "seven", "twelve", "fourteen")
         ]
         assert places == sorted(places)
 
@@ -86,7 +91,9 @@ def test_nothing_that_a_terminal_would_obey_is_in_the_text() -> None:
 
 
 def test_markdown_escapes_what_markdown_would_obey() -> None:
-    drawn = to_markdown(Doc(blocks=[Heading("a*b"), Note("<b>|`"), Code("``` \n x"), Fold("<b>", [Note("in")])]))
+    drawn = to_markdown(
+        Doc(blocks=[Heading("a*b"), Note("<b>|`"), Code("``` \n x"), Fold("<b>", [Note("in")])])
+    )
     assert "## a\\*b" in drawn
     assert "\\<b\\>\\|\\`" in drawn
     assert "````\n``` \n x\n````" in drawn
@@ -94,7 +101,9 @@ def test_markdown_escapes_what_markdown_would_obey() -> None:
 
 
 def test_a_plot_is_drawn_in_html_and_told_in_text() -> None:
-    doc = Doc(blocks=[Figure("<svg class='wb-plot'></svg>", title="loss", text="loss fell\nfrom 9 to 1")])
+    doc = Doc(
+        blocks=[Figure("<svg class='wb-plot'></svg>", title="loss", text="loss fell\nfrom 9 to 1")]
+    )
     assert "<svg class='wb-plot'></svg>" in to_html(doc)
     assert "from 9 to 1" not in to_html(doc)
     assert to_text(doc) == "loss\nloss fell\nfrom 9 to 1"

@@ -23,7 +23,9 @@ def served(written: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_a_run_that_has_ended_has_links_to_its_card_and_its_model(written: WrittenRun, served: Path) -> None:
+def test_a_run_that_has_ended_has_links_to_its_card_and_its_model(
+    written: WrittenRun, served: Path
+) -> None:
     written.paths.model.mkdir()
     (written.paths.model / "model #1.bin").write_bytes(b"1234")
     assert run_links(written.paths) == []
@@ -36,7 +38,9 @@ def test_a_run_that_has_ended_has_links_to_its_card_and_its_model(written: Writt
     (written.paths.model / "config.json").write_bytes(b"{}")
     zipped = ("model.zip (6 bytes)", f"/user/me/workbench/api/model?of={below.replace('/', '%2F')}")
     assert run_links(written.paths)[1:] == [zipped]
-    assert report_links(served / "cluster") == [("report", "/user/me/workbench/api/report?of=cluster")]
+    assert report_links(served / "cluster") == [
+        ("report", "/user/me/workbench/api/report?of=cluster")
+    ]
 
 
 @pytest.mark.parametrize("root", ["/nowhere", "", None])
@@ -61,7 +65,11 @@ def test_a_page_of_its_own_states_neither_links_nor_what_needs_the_notebook(
     (written.paths.tensorboard / "events.out.tfevents.1").touch()
     written.end()
     facts = RunFacts(RunView(written.paths.root))
-    assert facts.links and "run.tensorboard()" in facts.receipt[-1] and "Pods: 3 pods kept" in facts.receipt[1]
+    assert (
+        facts.links
+        and "run.tensorboard()" in facts.receipt[-1]
+        and "Pods: 3 pods kept" in facts.receipt[1]
+    )
     page = RunResult.load(written.paths.root).to_html(tmp_path / "card.html").read_text()
     assert "Ranks: all gone" in page
     assert not any(words in page for words in ("run.tensorboard()", "Pods: ", "workbench/api"))

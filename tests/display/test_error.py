@@ -51,18 +51,33 @@ def test_an_error_is_one_block_with_the_cells_own_lines(cell: Cell) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("FineTune(technique='zero-1')", "job technique 'zero-1' is not known: did you mean 'zero1'?"),
+        (
+            "FineTune(technique='zero-1')",
+            "job technique 'zero-1' is not known: did you mean 'zero1'?",
+        ),
         ("Script('t.py', arg=[])", "job option 'arg' is not known: did you mean 'args'?"),
         ("Function(print, arg=[])", "Function option 'arg' is not known: did you mean 'args'?"),
         ("PodSpec(memory=3)", "pods option 'memory' is not known: did you mean 'memory_gib'?"),
         ("LocalPods(prot=3)", "LocalPods option 'prot' is not known: did you mean 'port'?"),
         ("SSHPods(host=[])", "SSHPods option 'host' is not known: did you mean 'hosts'?"),
-        ("KubernetesPods(namespaces=3)", "option 'namespaces' is not known: did you mean 'namespace'?"),
-        ("Cluster(LocalPods(), cout=3)", "Cluster option 'cout' is not known: did you mean 'count'?"),
-        ("Benchmark([FineTune()], repeat=3)", "Benchmark option 'repeat' is not known: did you mean 'repeats'?"),
+        (
+            "KubernetesPods(namespaces=3)",
+            "option 'namespaces' is not known: did you mean 'namespace'?",
+        ),
+        (
+            "Cluster(LocalPods(), cout=3)",
+            "Cluster option 'cout' is not known: did you mean 'count'?",
+        ),
+        (
+            "Benchmark([FineTune()], repeat=3)",
+            "Benchmark option 'repeat' is not known: did you mean 'repeats'?",
+        ),
         ("plan(FineTune(), pod=3)", "plan option 'pod' is not known: did you mean 'pods'?"),
         ("preview(FineTune(), row=3)", "preview option 'row' is not known: did you mean 'rows'?"),
-        ("dataset_from({'kind': 'files', 'trian': 'x'})", "dataset option 'trian' is not known: did you mean 'train'?"),
+        (
+            "dataset_from({'kind': 'files', 'trian': 'x'})",
+            "dataset option 'trian' is not known: did you mean 'train'?",
+        ),
         ("compose(tecnique='ddp')", "is not known: did you mean 'technique'?"),
     ],
 )
@@ -74,7 +89,13 @@ def test_an_unknown_option_says_which_one_was_meant(cell: Cell, text: str, words
 
 
 def test_a_failed_run_that_is_raised_shows_its_card(cell: Cell, written: WrittenRun) -> None:
-    fault = {"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "KeyError", "message": "'question'"}
+    fault = {
+        "host": "127.0.0.3",
+        "pod": "pod-1",
+        "rank": 1,
+        "kind": "KeyError",
+        "message": "'question'",
+    }
     written.end("failed", "it failed", error=fault)
     shown = cell(f"Run.load({str(written.paths.root)!r}).wait(progress=False).raise_for_status()")
     first = "The program raised KeyError: rank 1 on pod-1 (127.0.0.3) failed first"
@@ -86,15 +107,23 @@ def test_a_failed_run_that_is_raised_shows_its_card(cell: Cell, written: Written
 def test_the_trace_of_a_rank_is_left_to_its_card_where_it_is_long(
     cell: Cell, written: WrittenRun, lines: int, is_there: bool
 ) -> None:
-    trace = "\n".join(["Traceback (most recent call last):", *(f"  frame {n}" for n in range(lines))])
-    written.end("failed", "it failed", error={"kind": "KeyError", "message": "'question'", "traceback": trace})
+    trace = "\n".join(
+        ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(lines))]
+    )
+    written.end(
+        "failed",
+        "it failed",
+        error={"kind": "KeyError", "message": "'question'", "traceback": trace},
+    )
     shown = cell(f"Run.load({str(written.paths.root)!r}).wait(progress=False).raise_for_status()")
     assert ("frame 2" in shown) is is_there
 
 
 def test_outside_of_a_notebook_nothing_changes() -> None:
     code = "from workbench import FineTune\nFineTune(max_step=10)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
     first, *_, last = ended.stderr.splitlines()
     assert first == "Traceback (most recent call last):"
     assert last.startswith("workbench.base.errors.ConfigError: job option 'max_step' is not known")

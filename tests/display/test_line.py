@@ -12,7 +12,9 @@ from workbench.display.kit.line import ProgressLine, follow_run, progress_text, 
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
 
-RUNNING = Progress(state=RunState.RUNNING, step=0, max_steps=200, loss=3.14159, samples_per_s=135.2, eta_s=65)
+RUNNING = Progress(
+    state=RunState.RUNNING, step=0, max_steps=200, loss=3.14159, samples_per_s=135.2, eta_s=65
+)
 
 
 class Clock:
@@ -45,7 +47,9 @@ def train(line: ProgressLine, clock: Clock, seconds_a_step: float) -> None:
         line.update(replace(RUNNING, step=step))
 
 
-def test_a_terminals_line_is_rewritten_at_most_four_times_a_second_and_ends_with_the_last_state() -> None:
+def test_a_terminals_line_is_rewritten_at_most_four_times_a_second_and_ends_with_the_last_state() -> (
+    None
+):
     screen, clock = Terminal(), Clock()
     with closing(ProgressLine(screen, clock)) as line:
         train(line, clock, 0.01)
@@ -53,7 +57,10 @@ def test_a_terminals_line_is_rewritten_at_most_four_times_a_second_and_ends_with
         line.update(replace(RUNNING, state=RunState.SUCCEEDED, step=200, eta_s=None))
     assert screen.getvalue().count("\n") == 1
     shown, empty = screen.screen
-    assert shown.startswith("succeeded [####################] 200/200, loss 3.142, 135.2 samples/s") or len(shown) < 80
+    assert (
+        shown.startswith("succeeded [####################] 200/200, loss 3.142, 135.2 samples/s")
+        or len(shown) < 80
+    )
     assert shown.startswith("succeeded [####################] 200/200, loss 3.142")
     assert empty == ""
 
@@ -85,7 +92,10 @@ def test_leaving_draws_what_was_still_waiting() -> None:
         line.update(replace(RUNNING, step=1))
         line.update(replace(RUNNING, step=7))
         raise KeyboardInterrupt
-    assert [text.split(",")[0].split("] ")[1] for text in file.getvalue().splitlines()] == ["1/200", "7/200"]
+    assert [text.split(",")[0].split("] ")[1] for text in file.getvalue().splitlines()] == [
+        "1/200",
+        "7/200",
+    ]
     line.update(replace(RUNNING, step=9))
     line.close()
     assert "9/200" not in file.getvalue()
@@ -97,7 +107,12 @@ def test_a_failed_run_says_so_and_stays(stream: type[io.StringIO]) -> None:
     with closing(ProgressLine(out, Clock())) as line:
         line.update(replace(RUNNING, step=25))
         line.update(
-            replace(RUNNING, step=25, state=RunState.FAILED, message="rank 1 on pod-1 was killed by SIGKILL\x1b[2K\n")
+            replace(
+                RUNNING,
+                step=25,
+                state=RunState.FAILED,
+                message="rank 1 on pod-1 was killed by SIGKILL\x1b[2K\n",
+            )
         )
     last = out.getvalue().rstrip("\n").split("\n")[-1].split("\r")[-1]
     assert last.startswith("failed [##------------------] 25/200: rank 1")
@@ -128,7 +143,10 @@ def test_a_stream_without_utf8_does_not_end_the_waiting() -> None:
     [
         (Progress(state=RunState.QUEUED), "queued"),
         (Progress(state=RunState.RUNNING, step=3), "running step 3"),
-        (Progress(state=RunState.RUNNING, step=400, max_steps=200), "running [####################] 400/200"),
+        (
+            Progress(state=RunState.RUNNING, step=400, max_steps=200),
+            "running [####################] 400/200",
+        ),
         (Progress(state=RunState.RUNNING, step=1, max_steps=0), "running step 1"),
         (Progress(state=RunState.RUNNING, message="step 4"), "running: step 4"),
     ],
@@ -161,6 +179,8 @@ def test_following_a_run_draws_its_end(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[-1].startswith("succeeded [#")
 
 
-def test_a_program_without_ipython_gets_the_text_of_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_without_ipython_gets_the_text_of_what_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show_bundle({"text/plain": "Run r failed", "text/html": "<b>Run r</b> failed"})
     assert capsys.readouterr().out == "Run r failed\n"

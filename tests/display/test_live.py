@@ -93,7 +93,9 @@ def test_a_picture_is_drawn_again_in_place_and_holds_no_widget(sent: list[dict[s
     assert ">succeeded<" in page(last) and "as of" not in page(last)
 
 
-def test_what_came_between_two_cells_is_sent_again_at_the_end_of_the_next(sent: list[dict[str, Any]]) -> None:
+def test_what_came_between_two_cells_is_sent_again_at_the_end_of_the_next(
+    sent: list[dict[str, Any]],
+) -> None:
     watched = Watched()
     show_live(RUN, lambda: watched)
     watched.end()
@@ -122,7 +124,9 @@ def test_a_record_has_one_picture_in_all_cells(sent: list[dict[str, Any]]) -> No
     watched = Watched()
     show_live(RUN, lambda: watched)
     show_live(RUN, Watched)
-    assert [out["transient"]["display_id"] for out in sent[:3]] == [out["transient"]["display_id"] for out in sent[3:6]]
+    assert [out["transient"]["display_id"] for out in sent[:3]] == [
+        out["transient"]["display_id"] for out in sent[3:6]
+    ]
     live._PICTURES[RUN].close()
 
 
@@ -140,7 +144,9 @@ def test_buttons_stay_where_they_are_wanted_or_show_something(sent: list[dict[st
     assert used._buttons.sent == ""
 
 
-def test_a_page_that_was_loaded_anew_gets_the_picture_from_the_kernel(sent: list[dict[str, Any]]) -> None:
+def test_a_page_that_was_loaded_anew_gets_the_picture_from_the_kernel(
+    sent: list[dict[str, Any]],
+) -> None:
     watched = Watched()
     picture = Picture(watched)
     picture.show(clicks=True)
@@ -155,11 +161,15 @@ def test_a_page_that_was_loaded_anew_gets_the_picture_from_the_kernel(sent: list
     picture.close()
 
 
-def test_a_page_that_missed_the_buttons_gets_them_when_it_says_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_missed_the_buttons_gets_them_when_it_says_hello(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bar = ButtonBar("buttons", {"stop": lambda: None})
     bar.draw([Button(name="stop", text="Stop", tip="Ends it")])
     states: list[dict[str, Any]] = []
-    monkeypatch.setattr(bar.widget, "send_state", lambda key=None: states.append(bar.widget.get_state(key)))
+    monkeypatch.setattr(
+        bar.widget, "send_state", lambda key=None: states.append(bar.widget.get_state(key))
+    )
     bar.hear({"hello": True})
     assert [button["name"] for state in states for button in state["buttons"]] == ["stop"]
 
@@ -176,7 +186,9 @@ def test_a_click_that_fails_says_so() -> None:
     assert bar.in_use
 
 
-def test_where_there_is_no_notebook_there_is_one_display(sent: list[dict[str, Any]], monkeypatch: Any) -> None:
+def test_where_there_is_no_notebook_there_is_one_display(
+    sent: list[dict[str, Any]], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(live, "is_notebook", lambda _stream: False)
     show_live(RUN, Watched)
     assert [sorted(out["data"]) for out in sent] == [["text/html", "text/plain"]]

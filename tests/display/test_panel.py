@@ -41,7 +41,9 @@ def panel(written: WrittenRun) -> RunPanel:
     return RunPanel(Run.load(written.paths.root))
 
 
-def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, panel: RunPanel) -> None:
+def test_a_run_is_followed_from_the_queue_to_its_receipt(
+    written: WrittenRun, panel: RunPanel
+) -> None:
     assert "queued" in words(look(panel))
     written.state("running", "training")
     written.event("start", world_size=3, global_batch_size=24, parameters=1_033_984)
@@ -66,10 +68,15 @@ def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, pa
 def test_the_start_moves_the_bar_part_by_part(written: WrittenRun, panel: RunPanel) -> None:
     seen = []
     for words_, phase in (
-        ("sending inputs to the pods", {}), ("starting ranks", {}), ("", {"name": "joining the other ranks"}),
-        ("", {"name": "loading data"}), ("", {"name": "loading model"}), ("", {"name": "training"}),
-        ("", {"name": "evaluating"}), ("", {"name": "evaluating", "done": 3, "total": 25}),
-    ):  # fmt: skip
+        ("sending inputs to the pods", {}),
+        ("starting ranks", {}),
+        ("", {"name": "joining the other ranks"}),
+        ("", {"name": "loading data"}),
+        ("", {"name": "loading model"}),
+        ("", {"name": "training"}),
+        ("", {"name": "evaluating"}),
+        ("", {"name": "evaluating", "done": 3, "total": 25}),
+    ):
         if phase:
             written.event("phase", **phase)
         written.state("starting", words_ or str(phase["name"]))
@@ -95,15 +102,28 @@ def test_the_start_moves_the_bar_part_by_part(written: WrittenRun, panel: RunPan
 def test_what_was_chosen_for_the_user_is_named(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training")
     open_ones = ["learning_rate", "precision", "communication"]
-    written.event("start", precision="bf16", learning_rate=2e-5, communication="bf16", chosen=open_ones)
+    written.event(
+        "start", precision="bf16", learning_rate=2e-5, communication="bf16", chosen=open_ones
+    )
     shown = words(look(panel))
-    assert "technique zero1 bf16" in shown and "learning rate 2e-05, precision bf16, gradients sent in bf16" in shown
+    assert (
+        "technique zero1 bf16" in shown
+        and "learning rate 2e-05, precision bf16, gradients sent in bf16" in shown
+    )
 
 
-def test_metrics_and_perplexity_of_the_last_evaluation_stand_in_the_panel(written: WrittenRun, panel: RunPanel) -> None:
+def test_metrics_and_perplexity_of_the_last_evaluation_stand_in_the_panel(
+    written: WrittenRun, panel: RunPanel
+) -> None:
     written.state("running", "training")
     for step, share in ((0, 0.25), (2, 0.75)):
-        written.event("eval", step=step, eval_loss=2.0, perplexity=7.389, metrics={"<b>rougeL": share, "bad": "x"})
+        written.event(
+            "eval",
+            step=step,
+            eval_loss=2.0,
+            perplexity=7.389,
+            metrics={"<b>rougeL": share, "bad": "x"},
+        )
     page = look(panel)
     assert "perplexity 7.389" in words(page) and "rougeL 0.75" in words(page)
     assert "<b>rougeL" not in page and "bad" not in page
@@ -138,11 +158,19 @@ def test_a_trainer_is_stopped_after_a_checkpoint_and_one_that_ended_well_has_no_
     assert "Stop: " not in words(look(panel))
 
 
-def test_a_failed_run_keeps_its_bar_and_shows_its_card(written: WrittenRun, panel: RunPanel) -> None:
+def test_a_failed_run_keeps_its_bar_and_shows_its_card(
+    written: WrittenRun, panel: RunPanel
+) -> None:
     written.state("running", "training")
     for step in range(1, 41):
         written.step(step)
-    fault = {"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "RunError", "message": "loss is nan at step 41"}
+    fault = {
+        "host": "127.0.0.3",
+        "pod": "pod-1",
+        "rank": 1,
+        "kind": "RunError",
+        "message": "loss is nan at step 41",
+    }
     written.end("failed", "rank 1 on pod-1 (127.0.0.3): loss is nan", error=fault)
     page = look(panel)
     assert "width: 40.00%" in page
@@ -156,7 +184,14 @@ def test_foreign_text_is_text_everywhere(written: WrittenRun, panel: RunPanel) -
     written.state("running", evil, hint=f"no step for 31 s {evil}")
     written.log(0, f"{evil} rank 0\n")
     written.event("phase", name=evil)
-    fault = {"pod": evil, "rank": 1, "kind": evil, "message": evil, "traceback": evil, "others": evil}
+    fault = {
+        "pod": evil,
+        "rank": 1,
+        "kind": evil,
+        "message": evil,
+        "traceback": evil,
+        "others": evil,
+    }
     for _ in range(2):
         page = look(panel)
         assert "<img" not in page and "&lt;img" in page
@@ -164,7 +199,9 @@ def test_foreign_text_is_text_everywhere(written: WrittenRun, panel: RunPanel) -
     assert "<img" not in blocks_html(stacks_blocks({0: evil}))
 
 
-def test_what_all_ranks_print_is_shown_once_and_each_rank_has_its_fold(written: WrittenRun, panel: RunPanel) -> None:
+def test_what_all_ranks_print_is_shown_once_and_each_rank_has_its_fold(
+    written: WrittenRun, panel: RunPanel
+) -> None:
     written.event("start", world_size=3)
     for rank in range(3):
         written.log(rank, f"[Rank {rank}] ready\n")
@@ -179,7 +216,9 @@ def test_what_all_ranks_print_is_shown_once_and_each_rank_has_its_fold(written: 
     assert "log of rank 2 [Rank 2] ready" in words(page) and "drawn when" not in page
 
 
-def test_the_other_curves_come_on_demand_and_at_the_end(written: WrittenRun, panel: RunPanel) -> None:
+def test_the_other_curves_come_on_demand_and_at_the_end(
+    written: WrittenRun, panel: RunPanel
+) -> None:
     for step in range(1, 10):
         written.step(step)
     page = look(panel)
@@ -218,7 +257,9 @@ def test_a_button_that_raises_says_so(written: WrittenRun, panel: RunPanel) -> N
     assert not panel.bar().note
 
 
-def test_a_script_that_printed_nothing_has_no_empty_places(write: Callable[..., WrittenRun]) -> None:
+def test_a_script_that_printed_nothing_has_no_empty_places(
+    write: Callable[..., WrittenRun],
+) -> None:
     written = write({"kind": "script", "path": "train.py"})
     written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
     panel = RunPanel(Run.load(written.paths.root))
@@ -254,7 +295,9 @@ def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: Ru
     assert "run.tensorboard()" in words(look(panel))
 
 
-def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr(panels.time, "monotonic", lambda: now)
     ration, drawn = panels._KeptPlot(), []
@@ -271,7 +314,9 @@ def test_the_pictures_share_of_a_core_at_a_thousand_lines_a_second(
     written: WrittenRun, panel: RunPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[float] = []
-    monkeypatch.setattr("workbench.display.kit.live.put", lambda *_, **__: drawn.append(time.thread_time()))
+    monkeypatch.setattr(
+        "workbench.display.kit.live.put", lambda *_, **__: drawn.append(time.thread_time())
+    )
     written.state("running", "training")
     picture = Picture(panel)
     picture.start()
@@ -282,12 +327,18 @@ def test_the_pictures_share_of_a_core_at_a_thousand_lines_a_second(
         step += 1
         written.step(step, 1000)
         for rank in range(3):
-            written.log(rank, "".join(f"[Rank {rank}] step {step} line {n}: loss and all\n" for n in range(17)))
+            written.log(
+                rank,
+                "".join(f"[Rank {rank}] step {step} line {n}: loss and all\n" for n in range(17)),
+            )
         time.sleep(max(0.0, began + step * 0.05 - time.monotonic()))
     took = time.monotonic() - began
     picture.close()
     share, looks = (drawn[-1] - spent_s) / took, (len(drawn) - before) / took
-    print(f"{3 * 17 * step / took:.0f} lines/s: {share:.1%} of a core, {looks:.1f} drawings/s", file=sys.stderr)
+    print(
+        f"{3 * 17 * step / took:.0f} lines/s: {share:.1%} of a core, {looks:.1f} drawings/s",
+        file=sys.stderr,
+    )
     assert share < 0.25  # what is promised is 5 percent; a busy machine must not fail the test
     assert 0 < looks <= 4
 
@@ -311,7 +362,9 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
     assert took_s < 5
 
 
-def test_a_model_in_a_folder_is_named_by_the_folder(write: Callable[..., WrittenRun], tmp_path: Path) -> None:
+def test_a_model_in_a_folder_is_named_by_the_folder(
+    write: Callable[..., WrittenRun], tmp_path: Path
+) -> None:
     view = RunView(write({"kind": "finetune", "model": str(tmp_path / "flan-mine")}).paths.root)
     named = dict(RunFacts(view).head)["model"]
     assert named.endswith("/flan-mine") and len(named) <= 40

@@ -17,19 +17,38 @@ GIB = 2**30
 def memory(gib: float, tiny: bool = False) -> Memory:
     half = 0.02 if tiny else gib / 2
     return Memory(
-        parameters=half * GIB, activations=(0.03 if tiny else gib / 2) * GIB, overhead=0.45 * GIB if tiny else 0
+        parameters=half * GIB,
+        activations=(0.03 if tiny else gib / 2) * GIB,
+        overhead=0.45 * GIB if tiny else 0,
     )
 
 
 def table(*rows: PlanRow, limit: float | None = 4.0, gpu: float | None = None) -> PlanTable:
     return PlanTable(
-        model="tiny-t5", parameters=4_673_000, trained=4_673_000, pods=3, gpu_memory_gib=gpu, memory_gib=limit,
-        job=FineTune(), lengths=(96, 64), rows=rows,
-    )  # fmt: skip
+        model="tiny-t5",
+        parameters=4_673_000,
+        trained=4_673_000,
+        pods=3,
+        gpu_memory_gib=gpu,
+        memory_gib=limit,
+        job=FineTune(),
+        lengths=(96, 64),
+        rows=rows,
+    )
 
 
-def row(name: str, gib: float, fit: Fit, *, tiny: bool = False, best: bool = False, micro: int | None = 8) -> PlanRow:
-    return PlanRow(technique=name, fit=fit, host=memory(gib, tiny), ranks=3, cheapest=best, micro_batch=micro)
+def row(
+    name: str,
+    gib: float,
+    fit: Fit,
+    *,
+    tiny: bool = False,
+    best: bool = False,
+    micro: int | None = 8,
+) -> PlanRow:
+    return PlanRow(
+        technique=name, fit=fit, host=memory(gib, tiny), ranks=3, cheapest=best, micro_batch=micro
+    )
 
 
 LARGE = (
@@ -54,14 +73,26 @@ def test_the_verdict_comes_first_and_says_what_cheapest_means() -> None:
     assert to_text(doc).startswith(caption[:40])
     assert list(first_table(doc).grid.columns)[:3] == ["technique", "", "largest micro-batch"]
     assert [row[:3] for row in first_table(doc).grid.rows] == [
-        ["★ ddp", "✓ fits", "8"], ["zero1", "~ tight", "8"],
-        ["single", "✗ does not fit", "0"], ["zero3", "✓ fits", "16"],
-    ]  # fmt: skip
+        ["★ ddp", "✓ fits", "8"],
+        ["zero1", "~ tight", "8"],
+        ["single", "✗ does not fit", "0"],
+        ["zero3", "✓ fits", "16"],
+    ]
 
 
 def test_bars_stand_against_the_limit_and_one_far_off_does_not_make_stubs_of_the_others() -> None:
-    bars = [cell for row in first_table(plan_doc(table(*LARGE))).grid.rows for cell in row if isinstance(cell, Bar)]
-    assert [round(sum(share for _, share in bar.parts), 3) for bar in bars] == [0.469, 0.609, 6.25, 0.312]
+    bars = [
+        cell
+        for row in first_table(plan_doc(table(*LARGE))).grid.rows
+        for cell in row
+        if isinstance(cell, Bar)
+    ]
+    assert [round(sum(share for _, share in bar.parts), 3) for bar in bars] == [
+        0.469,
+        0.609,
+        6.25,
+        0.312,
+    ]
     assert {bar.limit for bar in bars} == {0.625}
     assert bars[0].words.startswith("ddp needs 3.00 GiB of 4 GiB: parameters 1.50 GiB")
     page = to_html(plan_doc(table(*LARGE)))

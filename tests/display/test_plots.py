@@ -52,9 +52,17 @@ def view(written: WrittenRun) -> RunView:
     for step in range(1, 13):
         written.step(step)
         for pod in (2, 3):
-            written.event("sample", T0 + step, rank=None, host=f"127.0.0.{pod}", rss_gib=0.25 * pod + step / 64)
+            written.event(
+                "sample",
+                T0 + step,
+                rank=None,
+                host=f"127.0.0.{pod}",
+                rss_gib=0.25 * pod + step / 64,
+            )
     for step in (0, 6, 12):
-        written.event("eval", T0 + step + 0.5, step=step, eval_loss=9.0 - step / 2, perplexity=float(step + 2))
+        written.event(
+            "eval", T0 + step + 0.5, step=step, eval_loss=9.0 - step / 2, perplexity=float(step + 2)
+        )
     return RunView(written.paths.root)
 
 
@@ -67,7 +75,12 @@ def drawn(plot: Plot, axis: str) -> dict[str, Any]:
 def pressed(figure: dict[str, Any], label: str) -> dict[str, Any]:
     """The figure after a click on one of its buttons, as plotly.js would have it."""
     figure = json.loads(json.dumps(figure, allow_nan=False))
-    button = next(b for menu in figure["layout"]["updatemenus"] for b in menu["buttons"] if b["label"] == label)
+    button = next(
+        b
+        for menu in figure["layout"]["updatemenus"]
+        for b in menu["buttons"]
+        if b["label"] == label
+    )
     args = button["args"]
     places = args[1] if button["method"] == "restyle" else range(len(figure["data"]))
     for name, values in args[0].items() if button["method"] != "relayout" else ():
@@ -77,7 +90,11 @@ def pressed(figure: dict[str, Any], label: str) -> dict[str, Any]:
 
 
 def test_static_and_interactive_hold_the_same_numbers(view: RunView) -> None:
-    plots = [*(curve_plot(view, name) for name in CURVE_TITLES), memory_plot(view), losses_plot([("a", view)])]
+    plots = [
+        *(curve_plot(view, name) for name in CURVE_TITLES),
+        memory_plot(view),
+        losses_plot([("a", view)]),
+    ]
     for plot in plots:
         assert plot
         for axis in plot.axes:
@@ -97,8 +114,15 @@ def test_static_and_interactive_hold_the_same_numbers(view: RunView) -> None:
 
 def test_evaluations_are_markers_and_lines_are_told_apart_without_colour(view: RunView) -> None:
     lines = drawn(curve_plot(view), "optimizer step")
-    assert (lines["training loss"].get_linestyle(), lines["evaluation loss"].get_linestyle()) == ("-", "None")
-    modes = {t["name"]: t["mode"] for t in interactive(curve_plot(view))["data"] if t.get("showlegend", True)}
+    assert (lines["training loss"].get_linestyle(), lines["evaluation loss"].get_linestyle()) == (
+        "-",
+        "None",
+    )
+    modes = {
+        t["name"]: t["mode"]
+        for t in interactive(curve_plot(view))["data"]
+        if t.get("showlegend", True)
+    }
     assert modes == {"training loss": "lines+markers", "evaluation loss": "markers"}
     assert [one.joined for one in curve_plot(view, "perplexity").series] == [False]
     pods = memory_plot(view).series
@@ -117,7 +141,9 @@ def test_under_the_pointer_stand_a_step_and_what_each_line_is_there(view: RunVie
     for step in range(13, 2001):
         view.curves["loss"].add(step, 8.0 / step, T0 + step)
     bands = under_the_pointer(plot_svg(curve_plot(view)))
-    assert 40 < len(bands) < 60 and ["step 12", "evaluation loss 3"] in [[band[0], band[-1]] for band in bands]
+    assert 40 < len(bands) < 60 and ["step 12", "evaluation loss 3"] in [
+        [band[0], band[-1]] for band in bands
+    ]
     assert bands[-1][0] == "step 2,000"
     by_time = under_the_pointer(plot_svg(curve_plot(view), curve_plot(view).axes[1]))
     assert by_time[-1][0].endswith(" minutes"), by_time[-1]
@@ -130,8 +156,14 @@ def test_lines_that_lead_to_names_do_not_cross() -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     ends = [(0.92, 0.10), (1.0, 0.12), (0.95, 0.13), (1.0, 0.5)]
-    write_labels(axes, [Series(name="", xs={"x": [x]}, ys=[y], look=look(0)) for x, y in ends], "x", 1.0)
-    slants = [line.get_xydata()[-2:] for line in axes.lines if len(line.get_xdata()) == 3 and line.get_alpha() == 0.6]
+    write_labels(
+        axes, [Series(name="", xs={"x": [x]}, ys=[y], look=look(0)) for x, y in ends], "x", 1.0
+    )
+    slants = [
+        line.get_xydata()[-2:]
+        for line in axes.lines
+        if len(line.get_xdata()) == 3 and line.get_alpha() == 0.6
+    ]
     assert [list(begin) for begin, _ in slants] == [[1.0, y] for _, y in ends]
     assert sorted(slants, key=lambda it: it[0][1]) == sorted(slants, key=lambda it: it[1][1])
 
@@ -140,7 +172,9 @@ def test_every_axis_has_its_unit(view: RunView) -> None:
     svg = plot_svg(curve_plot(view))
     assert '"loss, nats per token"' in svg and '"optimizer step"' in svg
     assert plot_png(curve_plot(view)).startswith(b"\x89PNG")
-    assert '"GiB"' in plot_svg(memory_plot(view)) and '"seconds since the first sample"' in plot_svg(memory_plot(view))
+    assert '"GiB"' in plot_svg(
+        memory_plot(view)
+    ) and '"seconds since the first sample"' in plot_svg(memory_plot(view))
 
 
 def test_one_point_is_no_plot(write: Callable[..., WrittenRun]) -> None:
@@ -159,15 +193,21 @@ def test_no_label_is_cut(view: RunView) -> None:
     for step in range(13, 2001):
         view.curves["loss"].add(step, 1e-4 * step, T0 + step)
     svg = plot_svg(curve_plot(view))
-    width, height = (float(part) for part in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())  # type: ignore[union-attr]
+    width, height = (
+        float(part) for part in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()
+    )  # type: ignore[union-attr]
     labels = re.findall(r'data-text="([^"]+)"[^>]*translate\(([\d.-]+) ([\d.-]+)\)', svg)
     assert len(labels) > 8
     for text, x, y in labels:
         assert 0 <= float(x) < width - 4 * len(text) / 2 and 0 <= float(y) <= height, text
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([*SMOOTHING.values()]))
-def test_smoothing_stays_within_the_values_and_begins_with_the_first(values: list[float], weight: float) -> None:
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([*SMOOTHING.values()])
+)
+def test_smoothing_stays_within_the_values_and_begins_with_the_first(
+    values: list[float], weight: float
+) -> None:
     means = smoothed(values, weight)
     assert len(means) == len(values)
     assert means[0] == pytest.approx(values[0])
@@ -178,7 +218,11 @@ def test_smoothing_stays_within_the_values_and_begins_with_the_first(values: lis
 def test_the_smoothed_line_lies_over_the_pale_one(view: RunView) -> None:
     figure = pressed(interactive(curve_plot(view)), "0.9")
     line, _, pale = figure["data"]
-    assert pale["opacity"] < 1 and not pale["showlegend"] and pale["legendgroup"] == line["legendgroup"]
+    assert (
+        pale["opacity"] < 1
+        and not pale["showlegend"]
+        and pale["legendgroup"] == line["legendgroup"]
+    )
     raw = list(drawn(curve_plot(view), "optimizer step")["training loss"].get_ydata())
     assert pale["y"] == raw and line["y"] == pytest.approx(smoothed(raw, 0.9), rel=1e-4)
     back = pressed(figure, "raw")
@@ -189,14 +233,19 @@ def test_what_is_saved_has_no_library_and_no_address(view: RunView, written: Wri
     written.end()
     name = "<a href='https://example.org'>x</a>"  # a name is text in a legend too
     both = compare([written.paths.root] * 2, names=[name, "other"])
-    bundles = [*to_bundles(runs_doc(both)), *to_bundles(run_plot_doc(Run.load(written.paths.root).plot("memory")))]
+    bundles = [
+        *to_bundles(runs_doc(both)),
+        *to_bundles(run_plot_doc(Run.load(written.paths.root).plot("memory"))),
+    ]
     figures = [bundle[PLOTLY] for bundle in bundles if PLOTLY in bundle]
     assert len(figures) == 2
     assert all("<svg" in str(bundle["text/html"]) for bundle in bundles if PLOTLY in bundle)
     saved = json.dumps(bundles, allow_nan=False)
     assert len(saved) < 400_000 and "plotly.js" not in saved
     # The words of a plot stand in attributes, where a name may hold anything.
-    pages = [re.sub(r'data-(text|words)="[^"]*"', "", str(bundle["text/html"])) for bundle in bundles]
+    pages = [
+        re.sub(r'data-(text|words)="[^"]*"', "", str(bundle["text/html"])) for bundle in bundles
+    ]
     for text in (json.dumps(figures), *pages):
         assert "<a " not in text and not re.search(r"<[^>]*(?:src|href)=.?http|url\(.?http", text)
     assert plotly_js().startswith("/**\n* plotly.js v")

@@ -14,18 +14,39 @@ from workbench.rundir.result import HostSlots, RunFault
 from workbench.rundir.state import RunState
 
 DONE = RunResult(
-    path=Path("/runs/r1"), state=RunState.SUCCEEDED, hosts=(HostSlots(address="127.0.0.2", slots=1),), world_size=1,
-    technique="zero1", launcher="ssh", precision="fp32", model="tiny-t5", steps=1200, global_batch_size=24,
-    train_runtime_s=61.0, train_samples_per_s=472.1, train_loss=1.25, first_eval_loss=9.5, eval_loss=0.61,
-    exact_match=0.453, peak_memory_gib={"127.0.0.2": 0.913}, time_to_first_step_s=3.25, duration_s=75.0,
-)  # fmt: skip
+    path=Path("/runs/r1"),
+    state=RunState.SUCCEEDED,
+    hosts=(HostSlots(address="127.0.0.2", slots=1),),
+    world_size=1,
+    technique="zero1",
+    launcher="ssh",
+    precision="fp32",
+    model="tiny-t5",
+    steps=1200,
+    global_batch_size=24,
+    train_runtime_s=61.0,
+    train_samples_per_s=472.1,
+    train_loss=1.25,
+    first_eval_loss=9.5,
+    eval_loss=0.61,
+    exact_match=0.453,
+    peak_memory_gib={"127.0.0.2": 0.913},
+    time_to_first_step_s=3.25,
+    duration_s=75.0,
+)
 FAILED = RunResult(
-    path=Path("/runs/r2"), state=RunState.FAILED, technique="zero1",
+    path=Path("/runs/r2"),
+    state=RunState.FAILED,
+    technique="zero1",
     error=RunFault(
-        host="127.0.0.3", pod="pod-1", rank=1, kind="ValueError", message="<img src=x onerror=alert(1)>",
+        host="127.0.0.3",
+        pod="pod-1",
+        rank=1,
+        kind="ValueError",
+        message="<img src=x onerror=alert(1)>",
         traceback='Traceback (most recent call last):\n  File "t.py", line 3\n\x1b[31mValueError',
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("result", [DONE, FAILED], ids=["done", "failed"])
@@ -38,15 +59,26 @@ def test_text_and_html_state_the_same(result: RunResult) -> None:
 
 def test_the_facts_of_a_run() -> None:
     text = " ".join(str(DONE).split())
-    for fact in ("Run succeeded", "tiny-t5 zero1 fp32", "127.0.0.2 slots=1 (1 rank)", "optimizer steps 1,200",
-                 "training loop 1 min 1 s", "9.5 before the first step, 0.61 after the last", "exact match 45.3 %",
-                 "peak memory (resident) 127.0.0.2 0.91 GiB", "run directory /runs/r1"):  # fmt: skip
+    for fact in (
+        "Run succeeded",
+        "tiny-t5 zero1 fp32",
+        "127.0.0.2 slots=1 (1 rank)",
+        "optimizer steps 1,200",
+        "training loop 1 min 1 s",
+        "9.5 before the first step, 0.61 after the last",
+        "exact match 45.3 %",
+        "peak memory (resident) 127.0.0.2 0.91 GiB",
+        "run directory /runs/r1",
+    ):
         assert fact in text
 
 
 def test_only_evaluations_that_took_place_are_stated() -> None:
     before = "evaluation loss 9.5 before the first step,"
-    for change, words in (({"eval_loss": None}, "not evaluated again"), ({"eval_step": 800}, "0.61 after step 800")):
+    for change, words in (
+        ({"eval_loss": None}, "not evaluated again"),
+        ({"eval_step": 800}, "0.61 after step 800"),
+    ):
         text = " ".join(str(replace(DONE, state=RunState.CANCELLED, **change)).split())
         assert f"{before} {words}" in text
         assert "after the last" not in text
@@ -55,7 +87,11 @@ def test_only_evaluations_that_took_place_are_stated() -> None:
 
 def test_the_peaks_stand_in_the_order_of_the_hosts() -> None:
     hosts = tuple(HostSlots(address=f"127.0.0.{n}", slots=1) for n in (2, 10))
-    text = str(replace(DONE, hosts=hosts, world_size=2, peak_memory_gib={"127.0.0.10": 0.5, "127.0.0.2": 0.25}))
+    text = str(
+        replace(
+            DONE, hosts=hosts, world_size=2, peak_memory_gib={"127.0.0.10": 0.5, "127.0.0.2": 0.25}
+        )
+    )
     assert "127.0.0.2 0.25 GiB, 127.0.0.10 0.50 GiB" in text
     assert "(2 ranks)" in text
 
@@ -75,7 +111,13 @@ def test_a_failed_run_shows_its_traceback_escaped() -> None:
 
 def test_a_cluster_shows_its_pods() -> None:
     pods = [
-        Pod(name="pod-0", phase=Phase.RUNNING, address="127.0.0.2", ssh_port=2222, versions={"torch": "2.13.0"}),
+        Pod(
+            name="pod-0",
+            phase=Phase.RUNNING,
+            address="127.0.0.2",
+            ssh_port=2222,
+            versions={"torch": "2.13.0"},
+        ),
         Pod(name="pod-1", phase=Phase.FAILED, message="<script>died</script>"),
     ]
     grid = cluster_grid("ready", "2 of 2 pods are up", pods, {"127.0.0.2": 0.5})

@@ -55,33 +55,59 @@ def stated(facts: RunFacts) -> list[str]:
     pairs = [*facts.head, *facts.figures, *facts.memory]
     card = facts.card
     said = [card.advice.title, card.where, card.error, *card.advice.fixes] if card else []
-    return [text for _, text in pairs] + [facts.run_id, str(facts.state), facts.bar, *facts.receipt, *said]
+    return [text for _, text in pairs] + [
+        facts.run_id,
+        str(facts.state),
+        facts.bar,
+        *facts.receipt,
+        *said,
+    ]
 
 
 def filled(written: WrittenRun) -> None:
     written.state("running", "training", hint="no step for 31 s")
     rows = {"not_read": ["label", EVIL], "empty_answers": 7}
-    written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, parameters=1_033_984, **rows)
+    written.event(
+        "start", model="tiny-t5", world_size=3, global_batch_size=24, parameters=1_033_984, **rows
+    )
     written.event("eval", step=0, eval_loss=9.5)
     for step in range(1, 31):
         written.step(step)
     written.event("eval", step=30, eval_loss=3.25)
     for rank in range(3):
-        written.event("memory", T0 + rank, rank=rank, step=1, rss_gib=0.5 + rank, peak_rss_gib=0.75 + rank)
+        written.event(
+            "memory", T0 + rank, rank=rank, step=1, rss_gib=0.5 + rank, peak_rss_gib=0.75 + rank
+        )
         written.log(rank, f"[Rank {rank}] ready {EVIL}\n")
 
 
 def succeeded(written: WrittenRun) -> None:
     filled(written)
     peaks = {f"127.0.0.{n}": 0.51 for n in (2, 3, 4)}
-    written.end(steps=30, exact_match=0.453, train_samples_per_s=131.2, peak_memory_gib=peaks, time_to_first_step_s=3.2)
+    written.end(
+        steps=30,
+        exact_match=0.453,
+        train_samples_per_s=131.2,
+        peak_memory_gib=peaks,
+        time_to_first_step_s=3.2,
+    )
 
 
 def failed(written: WrittenRun) -> None:
     filled(written)
     message = f"CUDA out of memory. Tried to allocate 2.50 GiB {EVIL}"
-    fault = {"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "OutOfMemoryError", "message": message}
-    written.end("failed", message, error={**fault, "traceback": f"Traceback\n  {EVIL}\n", "others": "2 ranks lost"})
+    fault = {
+        "host": "127.0.0.3",
+        "pod": "pod-1",
+        "rank": 1,
+        "kind": "OutOfMemoryError",
+        "message": message,
+    }
+    written.end(
+        "failed",
+        message,
+        error={**fault, "traceback": f"Traceback\n  {EVIL}\n", "others": "2 ranks lost"},
+    )
 
 
 def lost(written: WrittenRun) -> None:
@@ -119,14 +145,18 @@ def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("fill", [filled, succeeded, failed, lost])
-def test_the_panel_names_columns_that_are_not_read_and_counts_empty_answers(written: WrittenRun, fill: object) -> None:
+def test_the_panel_names_columns_that_are_not_read_and_counts_empty_answers(
+    written: WrittenRun, fill: object
+) -> None:
     fill(written)  # type: ignore[operator]
     head = dict(RunFacts(RunView(written.paths.root)).head)
     assert head["columns not read"] == f"label, {EVIL}"
     assert head["rows with an empty answer"] == "7"
 
 
-def test_before_the_ranks_report_the_panel_states_what_was_found_at_submit(written: WrittenRun) -> None:
+def test_before_the_ranks_report_the_panel_states_what_was_found_at_submit(
+    written: WrittenRun,
+) -> None:
     queued(written)
     assert "columns not read" not in dict(RunFacts(RunView(written.paths.root)).head)
     written.paths.inputs.mkdir(exist_ok=True)
@@ -149,13 +179,24 @@ def test_a_result_states_the_same_of_its_rows_in_text_and_html(written: WrittenR
 
 def test_a_fault_card() -> None:
     fault = RunFault(
-        host="127.0.0.3", pod="pod-1", rank=1, kind="OutOfMemoryError", others="2 ranks lost their peer (ranks 0, 2)",
+        host="127.0.0.3",
+        pod="pod-1",
+        rank=1,
+        kind="OutOfMemoryError",
+        others="2 ranks lost their peer (ranks 0, 2)",
         message=f"CUDA out of memory. Tried to allocate 2.50 GiB. 1.23 GiB free {EVIL}",
         traceback="\n".join(f"line {n} {EVIL}" for n in range(50)),
-    )  # fmt: skip
+    )
     card = fault_card(fault, FineTune())
     text, page = folded(str(card)), Seen(card._repr_html_())
-    facts = [card.advice.title, card.where, card.error, fault.others, *card.advice.fixes, folded(card.traceback)]
+    facts = [
+        card.advice.title,
+        card.where,
+        card.error,
+        fault.others,
+        *card.advice.fixes,
+        folded(card.traceback),
+    ]
     for fact in [*facts, *(f"{size} {name}" for name, size in card.memory)]:
         assert fact in text
         assert fact in page.text
@@ -168,17 +209,38 @@ def test_a_fault_card() -> None:
 def test_a_cluster(phase: str) -> None:
     pods = [
         Pod(
-            name="pod-0", phase=Phase.RUNNING, address="127.0.0.2", ssh_port=2222, slots=2, versions={"torch": "2.13.0"}
+            name="pod-0",
+            phase=Phase.RUNNING,
+            address="127.0.0.2",
+            ssh_port=2222,
+            slots=2,
+            versions={"torch": "2.13.0"},
         ),
         Pod(name="pod-1", phase=Phase.PENDING, message=f"waits for an image {EVIL}"),
     ]
     view = ClusterView(
-        phase=phase, message=f"1 of 2 pods is up {EVIL}", path="/runs/c1", count=2, pods=pods,
-        memory={"127.0.0.2": 0.512}, running="20261121-zero1",
-    )  # fmt: skip
+        phase=phase,
+        message=f"1 of 2 pods is up {EVIL}",
+        path="/runs/c1",
+        count=2,
+        pods=pods,
+        memory={"127.0.0.2": 0.512},
+        running="20261121-zero1",
+    )
     text, page = folded(to_text(cluster_doc(view))), Seen(to_html(cluster_doc(view)))
-    for fact in (phase, f"1 of 2 pods is up {EVIL}", "pod-0", "127.0.0.2:2222", "Running", "Pending", "2.13.0",
-                 f"waits for an image {EVIL}", "0.51 GiB", "20261121-zero1", "/runs/c1"):  # fmt: skip
+    for fact in (
+        phase,
+        f"1 of 2 pods is up {EVIL}",
+        "pod-0",
+        "127.0.0.2:2222",
+        "Running",
+        "Pending",
+        "2.13.0",
+        f"waits for an image {EVIL}",
+        "0.51 GiB",
+        "20261121-zero1",
+        "/runs/c1",
+    ):
         assert fact in text
         assert fact in page.text
     assert "img" not in page.tags

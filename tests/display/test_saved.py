@@ -64,7 +64,9 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
     cells = [new_code_cell(SETUP)]
     for number in range(RUNS):
         parts = (SHOWN, GOES_ON, ENDED, CLOSED) if number % 2 else (SHOWN, GOES_ON + ENDED + CLOSED)
-        cells += [new_code_cell(part.format(name=f"run{number}", number=number + 10)) for part in parts]
+        cells += [
+            new_code_cell(part.format(name=f"run{number}", number=number + 10)) for part in parts
+        ]
     book = new_notebook(cells=[*cells, new_code_cell(BENCHMARK)])
     where = {"metadata": {"path": str(tmp_path_factory.mktemp("book"))}}
     NotebookClient(book, timeout=120, coalesce_streams=True, resources=where).execute()
@@ -73,10 +75,16 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def outputs(book: Any) -> list[list[dict[str, Any]]]:
     """The outputs of the cells that show a run: its cluster's come first."""
-    return [[out["data"] for out in cell.outputs] for cell in book.cells if "ProgressLine(" in cell.source]
+    return [
+        [out["data"] for out in cell.outputs]
+        for cell in book.cells
+        if "ProgressLine(" in cell.source
+    ]
 
 
-def test_a_program_that_executes_a_notebook_and_joins_streams_keeps_every_last_picture(book: Any) -> None:
+def test_a_program_that_executes_a_notebook_and_joins_streams_keeps_every_last_picture(
+    book: Any,
+) -> None:
     nbformat.validate(book)
     cells = outputs(book)
     assert len(cells) == RUNS
@@ -84,7 +92,12 @@ def test_a_program_that_executes_a_notebook_and_joins_streams_keeps_every_last_p
         assert line == {"text/plain": f"starting: step 3 of run{number}"}
         for kind in ("text/plain", "text/html"):
             assert "Cluster closed" in cluster[kind] and "Running" not in cluster[kind]
-            for words in ("succeeded", f"the end of run{number}", f"0.{number + 10}25", "Pods: stopped"):
+            for words in (
+                "succeeded",
+                f"the end of run{number}",
+                f"0.{number + 10}25",
+                "Pods: stopped",
+            ):
                 assert words in run[kind]
         assert run["text/html"].count('<svg class="wb-plot"') >= 4
         assert len(image["image/png"]) > 5000
@@ -102,7 +115,8 @@ def test_nothing_that_is_saved_needs_a_kernel_or_a_network(book: Any) -> None:
     for data in (each for cell in outputs(book) for each in cell):
         assert set(data) <= {"text/plain", "text/html", "image/png"}
         assert not re.search(
-            r"<(script|link|iframe)|\b(src|href)=\"(?!#)|url\((?!#)|@import", data.get("text/html", "")
+            r"<(script|link|iframe)|\b(src|href)=\"(?!#)|url\((?!#)|@import",
+            data.get("text/html", ""),
         )
 
 

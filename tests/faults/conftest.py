@@ -64,7 +64,11 @@ class World:
         """See that the result names the pod as the first cause; return its message."""
         assert result.state is RunState.FAILED
         assert result.error is not None
-        assert (result.error.kind, result.error.pod, result.error.host) == ("pod", pod.name, pod.address)
+        assert (result.error.kind, result.error.pod, result.error.host) == (
+            "pod",
+            pod.name,
+            pod.address,
+        )
         return result.error.message
 
     @staticmethod
@@ -103,14 +107,25 @@ class World:
         ]
 
     def nothing_left(self, run: Run, limit_s: float = 10) -> None:
-        until(lambda: not self.of(run), limit_s, every_s=0.2, why=lambda: [(p.pid, p.argv) for p in self.of(run)])
+        until(
+            lambda: not self.of(run),
+            limit_s,
+            every_s=0.2,
+            why=lambda: [(p.pid, p.argv) for p in self.of(run)],
+        )
 
     def ended(self, run: Run, limit_s: float = 60) -> RunResult:
         """Wait for the end and check what holds after every fault: a whole directory, and nothing that still runs."""
         result = run.wait(limit_s, progress=False)
         assert result.left_processes == 0
         self.nothing_left(run)
-        for path in (run.paths.spec, run.paths.info, run.paths.state, run.paths.result, run.paths.events):
+        for path in (
+            run.paths.spec,
+            run.paths.info,
+            run.paths.state,
+            run.paths.result,
+            run.paths.events,
+        ):
             assert path.exists(), path
         assert not run.paths.reserve.exists()
         assert run.state is result.state
@@ -121,5 +136,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     path = tmp_path_factory.mktemp("faults") / "cluster"
     hour_s = 3600  # tests of other folders come between those of this one
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=path, warm=False, idle_timeout_s=hour_s) as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=3, path=path, warm=False, idle_timeout_s=hour_s
+    ) as cluster:
         yield World(cluster)

@@ -55,7 +55,9 @@ class Proxy:
 
 
 @contextmanager
-def bad_network(address: str, port: int, target: tuple[str, int], *, delay_s: float) -> Iterator[Proxy]:
+def bad_network(
+    address: str, port: int, target: tuple[str, int], *, delay_s: float
+) -> Iterator[Proxy]:
     """Put a proxy at an address; all of it ends with the block."""
     with socket.create_server((address, port)) as listener:
         proxy = Proxy(listener, target, delay_s)

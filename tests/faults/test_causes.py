@@ -80,24 +80,37 @@ def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path)
     result = world.ended(run, 180)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert (result.error.kind, result.error.rank, result.error.pod) == ("OutOfMemoryError", 1, "pod-1")
+    assert (result.error.kind, result.error.rank, result.error.pod) == (
+        "OutOfMemoryError",
+        1,
+        "pod-1",
+    )
     shown = str(run)
     assert "Out of GPU memory: rank 1 on pod-1 (127.0.0.3) failed first" in shown
     assert "memory: 2.50 GiB asked for, 1.23 GiB free, 79.19 GiB in all" in shown
-    assert "per_device_train_batch_size=2, gradient_accumulation_steps=2: the same global batch" in shown
+    assert (
+        "per_device_train_batch_size=2, gradient_accumulation_steps=2: the same global batch"
+        in shown
+    )
     assert RunSpec.load(run.paths.spec).job.per_device_train_batch_size == 4  # type: ignore[union-attr]
 
 
 @pytest.mark.long
-def test_a_loss_that_is_no_number_names_rank_and_step_and_spoils_no_checkpoint(world: World, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_names_rank_and_step_and_spoils_no_checkpoint(
+    world: World, tmp_path: Path
+) -> None:
     """Row 10. The run after it goes on from the checkpoint before, without the poison."""
     run = poisoned_run(world, tmp_path, "1")
-    resumed = world.ended(world.cluster.submit(training(save_steps=2, resume=str(run.path)), pods=2), 180)
+    resumed = world.ended(
+        world.cluster.submit(training(save_steps=2, resume=str(run.path)), pods=2), 180
+    )
     assert (resumed.raise_for_status().resumed_step, resumed.steps) == (4, 6)
 
 
 @pytest.mark.long
-def test_a_loss_that_is_no_number_on_all_ranks_names_one_of_them(world: World, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_on_all_ranks_names_one_of_them(
+    world: World, tmp_path: Path
+) -> None:
     """Row 10."""
     poisoned_run(world, tmp_path, "0,1")
 
@@ -119,12 +132,18 @@ def poisoned_run(world: World, tmp_path: Path, ranks: str) -> Run:
 
 def training(**options: object) -> FineTune:
     small = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
-    short: dict[str, object] = {"max_steps": 6, "per_device_train_batch_size": 4, "predict_rows": 0, "profile_step": 0}
+    short: dict[str, object] = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 4,
+        "predict_rows": 0,
+        "profile_step": 0,
+    }
     return FineTune(**{"dataset": small, "technique": "ddp", **short, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare, for a /dev/shm of its own"
+    os.geteuid() != 0 or shutil.which("unshare") is None,
+    reason="needs root and unshare, for a /dev/shm of its own",
 )
 def test_shared_memory_that_is_too_small_is_told(tmp_path: Path) -> None:
     """Row 9. Pods, keeper and all see a /dev/shm of 1 MiB; a rank writes 16 into it."""

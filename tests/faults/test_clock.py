@@ -55,11 +55,19 @@ def test_a_clock_that_jumps_ends_nothing_and_spoils_no_figure(tmp_path: Path) ->
     """Row 50."""
     (tmp_path / "sitecustomize.py").write_text(JUMPING)
     tests = Path(__file__).parents[1]
-    env = {**os.environ, "CLOCK": str(tmp_path / "clock"), "PYTHONPATH": f"{tmp_path}{os.pathsep}{tests}"}
+    env = {
+        **os.environ,
+        "CLOCK": str(tmp_path / "clock"),
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{tests}",
+    }
     words = [str(tmp_path / "c"), str(BEAT), str(tmp_path / "end")]
-    done = subprocess.run([sys.executable, "-c", DRIVER, *words], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, *words], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert (seen["state"], seen["again"], seen["whole"]) == ("succeeded", "succeeded", True)
-    assert not [message for message in seen["messages"] if "no sign" in message or "no step" in message]
+    assert not [
+        message for message in seen["messages"] if "no sign" in message or "no step" in message
+    ]
     assert 1 < seen["duration_s"] < 200

@@ -46,7 +46,9 @@ def fill(disk: Path, left: int = 0) -> None:
 def command_line(tmp_path: Path, out: Path, *args: str) -> subprocess.Popen[str]:
     spec = tmp_path / "SPEC.json"
     job = {"kind": "script", "path": str(SCRIPTS / "beat.py"), "args": args}
-    spec.write_text(json.dumps({"cluster": {"pods": {"cpus": 1}, "count": 2, "warm": False}, "job": job}))
+    spec.write_text(
+        json.dumps({"cluster": {"pods": {"cpus": 1}, "count": 2, "warm": False}, "job": job})
+    )
     argv = [sys.executable, "-m", "workbench", "run", str(spec), "--out", str(out)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -73,7 +75,9 @@ def read(path: Path) -> bytes:
         pytest.param(1_300_000, 1, "pod-[01]", id="no room on a pod"),
     ],
 )
-def test_the_command_line_on_a_disk_that_is_full_before(tmp_path: Path, free: int, code: int, whose: str) -> None:
+def test_the_command_line_on_a_disk_that_is_full_before(
+    tmp_path: Path, free: int, code: int, whose: str
+) -> None:
     with small_disk(tmp_path / "disk", "16m") as disk:
         fill(disk, free)
         command = command_line(tmp_path, disk / "out", "--lines", "3")
@@ -85,7 +89,9 @@ def test_the_command_line_on_a_disk_that_is_full_before(tmp_path: Path, free: in
         assert Path(found[2]).is_relative_to(disk)
         nothing_runs(disk)
         if code == 2:
-            assert [path.name for path in disk.iterdir()] == ["ballast"], "what is refused leaves nothing"
+            assert [path.name for path in disk.iterdir()] == ["ballast"], (
+                "what is refused leaves nothing"
+            )
         else:
             assert Run.load(disk / "out").state is RunState.FAILED
 
@@ -95,7 +101,12 @@ def test_the_command_line_on_a_disk_that_fills_while_it_runs(tmp_path: Path) -> 
     with small_disk(tmp_path / "disk", "16m") as disk:
         command = command_line(tmp_path, disk / "out", "--until", str(end))
         logs = [disk / "out" / "logs" / f"rank-{rank}.stdout.log" for rank in range(2)]
-        until(lambda: all(" line 3\n" in read(log).decode() for log in logs) or command.poll() is not None, 120)
+        until(
+            lambda: (
+                all(" line 3\n" in read(log).decode() for log in logs) or command.poll() is not None
+            ),
+            120,
+        )
         fill(disk)
         end.touch()
         printed, _ = command.communicate(timeout=300)
@@ -107,7 +118,9 @@ def test_the_command_line_on_a_disk_that_fills_while_it_runs(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_checkpoint_that_found_no_room_here_is_fetched_later(world: World, tmp_path: Path) -> None:
+def test_a_checkpoint_that_found_no_room_here_is_fetched_later(
+    world: World, tmp_path: Path
+) -> None:
     options = {"max_steps": 2, "save_steps": 2, "per_device_train_batch_size": 2}
     job = small_job(20, 2, technique="single", checkpoints="bring", **options)
     with small_disk(tmp_path / "disk", "11m") as disk:

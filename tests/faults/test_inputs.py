@@ -36,7 +36,9 @@ def submit_much(world: World, cluster: Cluster, folder: Path, lines: int = 20) -
 
 
 @pytest.mark.parametrize("victim", ["session", "agent"])
-def test_a_line_that_breaks_while_inputs_travel_is_outlived(world: World, tmp_path: Path, victim: str) -> None:
+def test_a_line_that_breaks_while_inputs_travel_is_outlived(
+    world: World, tmp_path: Path, victim: str
+) -> None:
     run = submit_much(world, world.cluster, tmp_path / "job")
     for pod in world.cluster.pods[1:]:
         if victim == "agent":
@@ -52,17 +54,23 @@ def test_a_line_that_breaks_while_inputs_travel_is_outlived(world: World, tmp_pa
 
 def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Path) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
-        run = submit_much(world, cluster, tmp_path / "job", lines=5000)  # it ends by the fault, wherever that meets it
+        run = submit_much(
+            world, cluster, tmp_path / "job", lines=5000
+        )  # it ends by the fault, wherever that meets it
         pod = cluster.pods[1]
         os.kill(parent_of(daemon(world, pod)), signal.SIGKILL)
         assert "sending" in run.message, "it was over before the fault"
         result = run.wait(60, progress=False)
         assert "SIGKILL" in world.blames(result, pod)
         assert list((tmp_path / "c" / "pods" / "store").iterdir()) != []
-    assert [path.name for path in (tmp_path / "c" / "pods").iterdir() if path.is_dir()] == [], "with what they shared"
+    assert [path.name for path in (tmp_path / "c" / "pods").iterdir() if path.is_dir()] == [], (
+        "with what they shared"
+    )
 
 
-def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(world: World, tmp_path: Path) -> None:
+def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(
+    world: World, tmp_path: Path
+) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
         run = submit_much(world, cluster, tmp_path / "job")
         sshd = daemon(world, cluster.pods[1])

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.slow
 long = pytest.mark.long
 
 
-def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(world: World, tmp_path: Path) -> None:
+def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(
+    world: World, tmp_path: Path
+) -> None:
     first = world.beating("--until", str(tmp_path / "end"))
     second, third, fourth = (world.submit("beat.py", "--lines", "3") for _ in range(3))
     assert [run.state for run in (second, third, fourth)] == [RunState.QUEUED] * 3
@@ -48,7 +50,9 @@ def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(world: World, 
     assert second.result.ended_s <= fourth.result.started_s
 
 
-def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(world: World, tmp_path: Path) -> None:
+def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(
+    world: World, tmp_path: Path
+) -> None:
     with Cluster(LocalPods(), count=1, path=tmp_path / "c", warm=False) as cluster:
         running = world.beating("--deaf", cluster=cluster, pods=1)
         waiting = world.submit("beat.py", cluster=cluster)
@@ -68,8 +72,12 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(world: World
     nothing_below(world, cluster.path)
 
 
-@pytest.mark.parametrize("after_s", [pytest.param(0.0, marks=long), 0.3, pytest.param(0.9, marks=long)])
-def test_closing_during_a_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
+@pytest.mark.parametrize(
+    "after_s", [pytest.param(0.0, marks=long), 0.3, pytest.param(0.9, marks=long)]
+)
+def test_closing_during_a_start_leaves_nothing(
+    world: World, tmp_path: Path, after_s: float
+) -> None:
     cluster = Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False)
     raised: list[BaseException] = []
 
@@ -124,7 +132,12 @@ def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after
 
 MOMENTS = [
     pytest.param(file, later_s, apart_s, marks=() if apart_s == 0.05 else long)
-    for file, later_s in ((".lock", 0.0), ("state.json", 0.03), ("keeper.sock", 0.0), ("identity/id_ed25519", 0.2))
+    for file, later_s in (
+        (".lock", 0.0),
+        ("state.json", 0.03),
+        ("keeper.sock", 0.0),
+        ("identity/id_ed25519", 0.2),
+    )
     for apart_s in (0.05, 0.2, 0.5)
 ]
 
@@ -134,10 +147,14 @@ def test_a_start_that_is_interrupted_twice_leaves_nothing(
     world: World, tmp_path: Path, file: str, later_s: float, apart_s: float
 ) -> None:
     root = tmp_path / "c"
-    kernel = subprocess.Popen([sys.executable, "-c", START, str(root)], stderr=subprocess.PIPE, start_new_session=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", START, str(root)], stderr=subprocess.PIPE, start_new_session=True
+    )
     own = cluster_folder(root)  # of the socket and the key
     world.until(lambda: (root / file).exists() or (own / file).exists(), 120, every_s=0.002)
-    if file == "state.json":  # from when the keeper has its spec to when it listens, nobody can ask it to close
+    if (
+        file == "state.json"
+    ):  # from when the keeper has its spec to when it listens, nobody can ask it to close
         world.until(lambda: cluster_status(root).pid, 120, every_s=0.002)
     for wait_s in (later_s, apart_s):
         time.sleep(wait_s)
@@ -146,10 +163,15 @@ def test_a_start_that_is_interrupted_twice_leaves_nothing(
     assert kernel.returncode != 0, "it was ready before the interrupt"
     assert b"KeyboardInterrupt" in words
     nothing_below(world, root)
-    assert cluster_status(root).phase in ("closed", "starting")  # the latter where there was no keeper yet
+    assert cluster_status(root).phase in (
+        "closed",
+        "starting",
+    )  # the latter where there was no keeper yet
 
 
-def test_a_kernel_that_dies_while_its_cluster_starts_leaves_nothing(world: World, tmp_path: Path) -> None:
+def test_a_kernel_that_dies_while_its_cluster_starts_leaves_nothing(
+    world: World, tmp_path: Path
+) -> None:
     root = tmp_path / "c"
     kernel = subprocess.Popen([sys.executable, "-c", START, str(root)])
     world.until((cluster_folder(root) / "keeper.sock").exists, 120, every_s=0.002)

@@ -69,7 +69,9 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     kernel.manager.shutdown_kernel(now=True)
 
 
-def test_a_kernel_may_be_interrupted_and_killed(world: World, tmp_path: Path, kernel: Kernel) -> None:
+def test_a_kernel_may_be_interrupted_and_killed(
+    world: World, tmp_path: Path, kernel: Kernel
+) -> None:
     """Rows 14, 15 and 16: Jupyter's interrupt goes to the kernel's whole process group."""
     end, root = tmp_path / "end", tmp_path / "c"
     script = str(Path(__file__).parent.parent / "scripts" / "beat.py")
@@ -87,7 +89,11 @@ def test_a_kernel_may_be_interrupted_and_killed(world: World, tmp_path: Path, ke
         reply = kernel.end_of(waiting)
         world.measured("14/15", f"{times} interrupts -> prompt", time.monotonic() - asked, 5)
         assert reply["status"] == "error"
-        assert reply["ename"] in ("Detached", "KeyboardInterrupt") if times > 1 else reply["ename"] == "Detached"
+        assert (
+            reply["ename"] in ("Detached", "KeyboardInterrupt")
+            if times > 1
+            else reply["ename"] == "Detached"
+        )
         assert "the run goes on" in reply["output"] or times > 1
         assert "run.py" not in reply["output"], "a storm of tracebacks:\n" + reply["output"]
         assert run.state is RunState.RUNNING
@@ -99,5 +105,7 @@ def test_a_kernel_may_be_interrupted_and_killed(world: World, tmp_path: Path, ke
     went_s = world.until(lambda: read_json(root / "state.json").get("phase") == "closed", 120)
     world.measured("16", "run over, kernel dead, idle_timeout_s=3 -> pods gone", went_s, 6)
     world.until(
-        lambda: not [p for p in world.processes() if any(str(root) in word for word in p.argv)], 120, every_s=0.2
+        lambda: not [p for p in world.processes() if any(str(root) in word for word in p.argv)],
+        120,
+        every_s=0.2,
     )

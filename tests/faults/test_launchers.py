@@ -38,7 +38,9 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
     killed = time.monotonic()
     os.kill(target, signal.SIGKILL)
     result = world.ended(run)
-    world.measured("46/13", f"kill -9 {victim} ({launcher}) -> result", time.monotonic() - killed, 10)
+    world.measured(
+        "46/13", f"kill -9 {victim} ({launcher}) -> result", time.monotonic() - killed, 10
+    )
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.kind, result.error.rank, result.error.host) == ("launcher", None, "")
@@ -48,7 +50,9 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
 
 
 @pytest.mark.parametrize("launcher", ["ssh", pytest.param("pdsh", marks=long)])
-def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, launcher: str) -> None:
+def test_stopping_one_run_leaves_all_others_alone(
+    world: World, tmp_path: Path, launcher: str
+) -> None:
     """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
     end = tmp_path / "end"
     with Cluster(LocalPods(), count=2, path=tmp_path / "other", warm=False) as other:
@@ -57,7 +61,9 @@ def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, 
         world.beats(kept, 2)
         world.beats(stopped, 2)
         words = [p.argv for p in world.of(stopped) if p.argv]
-        decoy = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)])
+        decoy = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)]
+        )
         try:
             asked = time.monotonic()
             stopped.cancel()
@@ -78,7 +84,9 @@ def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, 
             assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
 
 
-def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(world: World, tmp_path: Path) -> None:
+def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(
+    world: World, tmp_path: Path
+) -> None:
     """Row 45: reordered, removed, and with a line that a launcher would take for an option of ssh."""
     end, canary = tmp_path / "end", tmp_path / "canary"
 
@@ -89,7 +97,11 @@ def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(world: Wo
         path.write_text(f"-oProxyCommand=touch${{IFS}}{canary} slots=1\n{path.read_text()}")
 
     first = world.beating("--until", str(end), pods=1)
-    changes = {reorder: "was changed", Path.unlink: "cannot be read: No such file", inject: "was changed"}
+    changes = {
+        reorder: "was changed",
+        Path.unlink: "cannot be read: No such file",
+        inject: "was changed",
+    }
     waiting = [
         (world.submit("beat.py", "--lines", "1", launcher=launcher), change)
         for launcher in ("ssh", "pdsh", "openmpi")

@@ -29,7 +29,9 @@ exec {real} "$@"
 """
 
 
-def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(world: World, tmp_path: Path) -> None:
+def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(
+    world: World, tmp_path: Path
+) -> None:
     """Row 36."""
     fake = tmp_path / "fake"
     for name, version in (("torch", "2.9.9"), ("deepspeed", "0.15.1")):
@@ -41,7 +43,9 @@ def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(w
     with HostsPlace(tmp_path / "hosts") as place:
         python.write_text(PYTHON.format(fake=fake, real=place.python))
         python.chmod(0o755)
-        cluster = Cluster(place.backend(python=str(python)), PodSpec(), count=3, path=tmp_path / "c", warm=False)
+        cluster = Cluster(
+            place.backend(python=str(python)), PodSpec(), count=3, path=tmp_path / "c", warm=False
+        )
         with pytest.raises(PodError) as refused:
             cluster.start()
         lines = str(refused.value).splitlines()
@@ -49,7 +53,9 @@ def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(w
         for name, other in (("deepspeed", "0.15.1"), ("torch", "2.9.9")):
             mine = here[name]
             assert f"{name}: pod-0 {mine}, pod-1 {other}, pod-2 {mine}" in lines
-        assert not [line for line in lines if line.startswith("transformers: ")], "what agrees is not in the table"
+        assert not [line for line in lines if line.startswith("transformers: ")], (
+            "what agrees is not in the table"
+        )
         assert cluster.phase == "failed"
         assert list(place.root.glob("*")) == [], "nothing stays on the hosts"
 
@@ -72,11 +78,20 @@ def test_the_lock_of_a_killed_build_is_removed_and_told(world: World, tmp_path: 
     holder = subprocess.run([*take[:2], f"{code}; import os; os.kill(os.getpid(), 9)"], check=False)
     assert holder.returncode == -9
     assert subprocess.run(take, capture_output=True, text=True, check=True).stdout == "False\n"
-    job = small_job(20, 2, technique="zero3-offload", max_steps=2, env={"TORCH_EXTENSIONS_DIR": str(tmp_path)})
+    job = small_job(
+        20, 2, technique="zero3-offload", max_steps=2, env={"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    )
     run = world.cluster.submit(job, pods=1)
     submitted = time.monotonic()
-    until(lambda: "waiting for the build that holds" in world.log(run, 0, "stderr") or not lock.exists(), 120)
+    until(
+        lambda: (
+            "waiting for the build that holds" in world.log(run, 0, "stderr") or not lock.exists()
+        ),
+        120,
+    )
     world.ended(run, 180).raise_for_status()
-    world.measured("37", "run with a stale lock submitted -> done", time.monotonic() - submitted, 60)
+    world.measured(
+        "37", "run with a stale lock submitted -> done", time.monotonic() - submitted, 60
+    )
     assert f"removed the stale build lock {lock}: no build works there" in run.logs(0, "stderr")
     assert subprocess.run(take, capture_output=True, text=True, check=True).stdout == "True\n"

@@ -45,7 +45,9 @@ def apart(networks: list[Namespace], tmp_path: Path) -> Iterator[SSHPods]:
     with ExitStack() as undo:
         hosts = []
         for each in networks:
-            host = SSHHost(tmp_path / each.name, each.address, 22, user.public_key, prefix=each.prefix).start()
+            host = SSHHost(
+                tmp_path / each.name, each.address, 22, user.public_key, prefix=each.prefix
+            ).start()
             undo.callback(host.stop)
             hosts.append(host)
         yield SSHPods(
@@ -93,7 +95,9 @@ def test_a_network_that_stays_silent_ends_the_ranks_on_both_sides(
         with networks[1].silent():
             silent = time.monotonic()
             result = run.wait(120, progress=False)
-            world.measured("24", "network silent for good -> result, lease 20 s", time.monotonic() - silent, 30)
+            world.measured(
+                "24", "network silent for good -> result, lease 20 s", time.monotonic() - silent, 30
+            )
             assert result.state is RunState.FAILED
             assert result.error is not None
             assert (result.error.kind, result.error.pod) == ("pod", "pod-1")
@@ -125,7 +129,9 @@ def test_two_minutes_without_a_network_are_outlived_with_the_default_lease(
             until(lambda: time.monotonic() - silent > 125, 140)
             assert not run.state.is_terminal
             before = [len(world.log(run, rank)) for rank in range(2)]
-        heard_s = until(lambda: all(len(world.log(run, rank)) > before[rank] for rank in range(2)), 120)
+        heard_s = until(
+            lambda: all(len(world.log(run, rank)) > before[rank] for rank in range(2)), 120
+        )
         world.measured("24", "network back after two minutes -> lines", heard_s, 15)
         (tmp_path / "end").touch()
         run.wait(60, progress=False).raise_for_status()
@@ -136,7 +142,9 @@ def test_two_minutes_without_a_network_are_outlived_with_the_default_lease(
 
 
 @pytest.mark.long
-def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(world: World, tmp_path: Path) -> None:
+def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(
+    world: World, tmp_path: Path
+) -> None:
     """Row 25: 100 ms each way, and all connections cut every three seconds."""
     with HostsPlace(tmp_path / "hosts") as place, ExitStack() as undo:
         port = free_port(["127.0.0.7", "127.0.0.8"])
@@ -148,7 +156,13 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(world: World,
             ["127.0.0.7", "127.0.0.8"],
             port=port,
             key=place.user.key,
-            trust=dict(zip(("127.0.0.7", "127.0.0.8"), (host.fingerprint for host in place.hosts), strict=False)),
+            trust=dict(
+                zip(
+                    ("127.0.0.7", "127.0.0.8"),
+                    (host.fingerprint for host in place.hosts),
+                    strict=False,
+                )
+            ),
             python=place.python,
             root=str(place.root),
         )
@@ -161,7 +175,9 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(world: World,
                 assert min([proxy.cut() for proxy in proxies]) > 0, "the keeper has lines to both"
                 seen = [len(world.log(run, rank)) for rank in range(2)]
                 again_s = until(lambda seen=seen: _all_grew(world, run, seen), 60)
-                world.measured("25", "cut, 200 ms there and back -> lines of all again", again_s, 10)
+                world.measured(
+                    "25", "cut, 200 ms there and back -> lines of all again", again_s, 10
+                )
             end.touch()
             world.ended(run).raise_for_status()
             for rank in range(2):
@@ -184,7 +200,11 @@ def test_junk_on_the_training_port_disturbs_nobody(world: World, tmp_path: Path)
     for number in range(200):
         with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=10) as junk:
             junk.settimeout(1)
-            junk.sendall((os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"x" * (1 << 20), bytes(64))[number % 4])
+            junk.sendall(
+                (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b"x" * (1 << 20), bytes(64))[
+                    number % 4
+                ]
+            )
     before = world.log(run, 1).count("\n")
     until(lambda: world.log(run, 1).count("\n") > before + 20 or run.state.is_terminal, 120)
     end.touch()

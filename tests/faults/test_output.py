@@ -68,7 +68,8 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
             assert text
             assert "".join(f"rank {rank} line {n}\n" for n in range(10_000)).startswith(text)
         with pytest.raises(
-            RunError, match=r"the disk of this machine is full: \S+ needs [\d,]+ bytes and has [\d,]+ free"
+            RunError,
+            match=r"the disk of this machine is full: \S+ needs [\d,]+ bytes and has [\d,]+ free",
         ):
             world.submit("beat.py", "--lines", "3", into=disk / "another")
     world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
@@ -80,7 +81,9 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
     disk, end = tmp_path / "disk", tmp_path / "end"
     with (
         small_disk(disk, "24m"),
-        Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=disk / "cluster", warm=False) as cluster,
+        Cluster(
+            LocalPods(), PodSpec(cpus=1), count=2, path=disk / "cluster", warm=False
+        ) as cluster,
     ):
         args = ("--until", str(end), "--pause-s", "0.002")
         run = world.submit("beat.py", *args, cluster=cluster, into=tmp_path / "run")
@@ -89,9 +92,18 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
             while fill(ballast.fileno()):
                 pass
         before = [world.log(run, rank).count("\n") for rank in range(2)]
-        on_pod = [path.stat().st_size for path in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")]
-        world.until(lambda: all(world.log(run, rank).count("\n") > before[rank] + 1000 for rank in range(2)), 60)
-        assert max(on_pod) + 8192 > max(p.stat().st_size for p in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log"))
+        on_pod = [
+            path.stat().st_size for path in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")
+        ]
+        world.until(
+            lambda: all(
+                world.log(run, rank).count("\n") > before[rank] + 1000 for rank in range(2)
+            ),
+            60,
+        )
+        assert max(on_pod) + 8192 > max(
+            p.stat().st_size for p in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")
+        )
         end.touch()
         result = world.ended(run)
         result.raise_for_status()
@@ -102,11 +114,13 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
         with (disk / "ballast").open("ab", buffering=0) as ballast:
             while fill(ballast.fileno()):
                 pass
-        failed = world.ended(world.submit("beat.py", "--lines", "3", cluster=cluster, into=tmp_path / "failed"))
-        assert failed.state is RunState.FAILED
-        assert re.search(r"the disk of pod-[01] is full: \S+ needs .* and has [\d,]+ free", failed.message), (
-            failed.message
+        failed = world.ended(
+            world.submit("beat.py", "--lines", "3", cluster=cluster, into=tmp_path / "failed")
         )
+        assert failed.state is RunState.FAILED
+        assert re.search(
+            r"the disk of pod-[01] is full: \S+ needs .* and has [\d,]+ free", failed.message
+        ), failed.message
         assert failed.error is not None
         (disk / "ballast").unlink()
         world.ended(world.submit("beat.py", "--lines", "3", cluster=cluster)).raise_for_status()
@@ -122,20 +136,26 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
     mine = b"written by the pod: "
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
-    assert "not brought back, as only model/, files/ and the run's own files are: " in result.message
+    assert (
+        "not brought back, as only model/, files/ and the run's own files are: " in result.message
+    )
     assert not (run.path / "files" / "link").exists()
     assert not (run.path / "card.html").exists()
 
 
 def files_with(folder: Path, text: bytes) -> list[Path]:
     return [
-        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".zip" and text in path.read_bytes()
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".zip" and text in path.read_bytes()
     ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 @pytest.mark.parametrize("size", [3_000_000, 12_000_000])
-def test_what_found_no_room_here_at_the_end_is_fetched_later(world: World, tmp_path: Path, size: int) -> None:
+def test_what_found_no_room_here_at_the_end_is_fetched_later(
+    world: World, tmp_path: Path, size: int
+) -> None:
     disk, end = tmp_path / "disk", tmp_path / "end"
     with small_disk(disk, "24m"):
         run = world.submit("leave.py", "--bytes", str(size), "--until", str(end), into=disk / "run")
@@ -148,16 +168,17 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(world: World, tmp_p
         end.touch()
         result = world.ended(run)
         assert result.state is RunState.FAILED
-        words = (
-            rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) does it"
-        )
+        words = rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) does it"
         assert re.search(words, result.message), result.message
         with pytest.raises(RunError, match="the disk of this machine is full"):
             run.fetch()
         (disk / "ballast").unlink()
         assert run.fetch() == []
         assert run.state is RunState.SUCCEEDED
-        assert run.result.raise_for_status().message == "every rank is done; its results came back later"
+        assert (
+            run.result.raise_for_status().message
+            == "every rank is done; its results came back later"
+        )
         assert (run.path / "files" / "big.bin").read_bytes() == random.Random(11).randbytes(size)
         assert [world.log(run, rank) for rank in range(3)] == ["at work\n"] * 3
 

@@ -72,7 +72,9 @@ def test_a_keeper_without_descriptors_for_some_seconds_answers_again_and_loses_n
         Cluster.attach(cluster.path)
         come = len(printed(run, 1))
         world.until(lambda: len(printed(run, 1)) > come, 60)
-    world.until(lambda: list(run.paths.tensorboard.glob("events.out.tfevents.*")), 60)  # its library is loaded
+    world.until(
+        lambda: list(run.paths.tensorboard.glob("events.out.tfevents.*")), 60
+    )  # its library is loaded
     with no_descriptor(cluster_status(cluster.path).pid or 0):
         for _ in range(3):
             answers(cluster)  # each takes a descriptor, where there is one
@@ -84,7 +86,9 @@ def test_a_keeper_without_descriptors_for_some_seconds_answers_again_and_loses_n
     result = world.ended(run, 120)
     result.raise_for_status()
     assert result.message == "every rank is done", "nothing is missing, and no disk was full"
-    assert max(before) < printed(run, 0).index("rank 0 line 999"), "the lines of that time were really not written"
+    assert max(before) < printed(run, 0).index("rank 0 line 999"), (
+        "the lines of that time were really not written"
+    )
     exact(run, 1000)
     endless = counting(cluster, "--until", str(tmp_path / "never"))
     world.until(lambda: " line 5" in printed(endless, 1), 60)
@@ -108,9 +112,13 @@ def fill(disk: Path) -> None:
 
 
 @as_root
-def test_a_queued_run_whose_disk_becomes_read_only_ends_alone(world: World, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_queued_run_whose_disk_becomes_read_only_ends_alone(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
     ends = [tmp_path / "a", tmp_path / "b"]
-    running = [world.submit("beat.py", "--until", str(end), cluster=cluster, pods=1) for end in ends]
+    running = [
+        world.submit("beat.py", "--until", str(end), cluster=cluster, pods=1) for end in ends
+    ]
     for run in running:
         world.beats(run, 1)
     with small_disk(tmp_path / "disk", "8m") as disk:
@@ -124,7 +132,9 @@ def test_a_queued_run_whose_disk_becomes_read_only_ends_alone(world: World, clus
         assert "Read-only file system" in result.message
         world.ended(behind).raise_for_status()
         assert (cluster.phase, running[0].state) == ("ready", RunState.RUNNING)
-        assert Run.load(poor.path).result.message == result.message, "the cluster's directory has the result"
+        assert Run.load(poor.path).result.message == result.message, (
+            "the cluster's directory has the result"
+        )
         ends[0].touch()
         world.ended(running[0]).raise_for_status()
 
@@ -139,7 +149,14 @@ def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
     healthy = counting(cluster, "--lines", "100", "--gate", str(gate), pods=1)
     with small_disk(tmp_path / "disk", "4m") as disk:
         poor = world.submit(
-            "count.py", "--lines", "100", "--gate", str(gate), cluster=cluster, pods=1, into=disk / "run"
+            "count.py",
+            "--lines",
+            "100",
+            "--gate",
+            str(gate),
+            cluster=cluster,
+            pods=1,
+            into=disk / "run",
         )
         world.until(lambda: all(" line 49" in printed(run, 0) for run in (healthy, poor)), 60)
         harm(disk)
@@ -149,9 +166,15 @@ def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
         result = poor.wait(60, progress=False)
         world.nothing_left(poor)
         if harm is fill:  # it needs no room to continue
-            assert (result.state, "the disk is full" in result.message) == (RunState.SUCCEEDED, True)
+            assert (result.state, "the disk is full" in result.message) == (
+                RunState.SUCCEEDED,
+                True,
+            )
         else:
-            assert (result.state, "Read-only file system" in result.message) == (RunState.FAILED, True)
+            assert (result.state, "Read-only file system" in result.message) == (
+                RunState.FAILED,
+                True,
+            )
         world.ended(healthy).raise_for_status()
         exact(healthy, 100, ranks=1)
         assert cluster.phase == "ready"
@@ -211,14 +234,18 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.Popen[bytes]:
     """Kill a cluster's keeper, and have this program take over as the next one."""
     kill_keeper(cluster)
-    keeper = subprocess.Popen([sys.executable, "-c", code, str(cluster.path), *args], stdin=subprocess.PIPE)
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", code, str(cluster.path), *args], stdin=subprocess.PIPE
+    )
     assert keeper.stdin is not None
     keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
     keeper.stdin.close()
     return keeper
 
 
-def test_a_run_whose_pods_are_cleared_has_its_result_already(world: World, cluster: Cluster) -> None:
+def test_a_run_whose_pods_are_cleared_has_its_result_already(
+    world: World, cluster: Cluster
+) -> None:
     run = counting(cluster, "--lines", "200")
     world.until(lambda: " line 5" in printed(run, 1), 60)
     with under_another_keeper(cluster, DIES_IN_CLEAR) as keeper:
@@ -243,12 +270,16 @@ sys.exit(keeper.main([sys.argv[1]]))
 """
 
 
-def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(world: World, tmp_path: Path) -> None:
+def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(
+    world: World, tmp_path: Path
+) -> None:
     paths = ClusterPaths(tmp_path / "c")
     paths.root.mkdir(mode=0o700)
     make_cluster_folder(paths.root)
     with socket.create_server(("127.0.0.2", 0)) as taken:
-        spec = Cluster(LocalPods(port=taken.getsockname()[1]), PodSpec(cpus=1), path=paths.root).spec
+        spec = Cluster(
+            LocalPods(port=taken.getsockname()[1]), PodSpec(cpus=1), path=paths.root
+        ).spec
         command = [sys.executable, "-c", FAILS_SLOWLY, str(paths.root)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
             assert keeper.stdin is not None
@@ -258,7 +289,10 @@ def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(world: Worl
             before = cluster_status(paths.root).message
             keeper.stdin.close()
             keeper.wait(60)
-    assert (cluster_status(paths.root).phase, cluster_status(paths.root).message) == ("failed", before)
+    assert (cluster_status(paths.root).phase, cluster_status(paths.root).message) == (
+        "failed",
+        before,
+    )
     assert "port" in before
 
 
@@ -266,8 +300,12 @@ def guardian_of(cluster: Cluster, number: int) -> int:
     return int(str(load_json(Path(cluster.pods[number].root) / "guardian.json")["pid"]))
 
 
-def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(world: World, tmp_path: Path) -> None:
-    cluster = Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path / "c", warm=False).start()
+def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path / "c", warm=False
+    ).start()
     run = counting(cluster, "--until", str(tmp_path / "never"), restarts=1)
     world.until(lambda: all(" line 5" in printed(run, rank) for rank in range(3)), 60)
     log = ClusterPaths(cluster.path).keeper_log
@@ -288,7 +326,9 @@ def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(world: Wo
     assert cluster.phase == "closed"
 
 
-def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(world: World, cluster: Cluster) -> None:
+def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(
+    world: World, cluster: Cluster
+) -> None:
     run = counting(cluster, "--lines", "300", restarts=2)
     world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
     pod = guardian_of(cluster, 1)

@@ -39,11 +39,19 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
     pod = world.cluster.pods[1]
     killed = time.monotonic()
     os.kill(json.loads((Path(pod.root) / "agent.json").read_text())["pid"], signal.SIGKILL)
-    there = [p for p in world.of(run) if p.environ.get("WORKBENCH_POD") == pod.root and "RANK" in p.environ]
-    gone_s = world.until(lambda: not {p.pid for p in there} & {p.pid for p in world.of(run)}, 120, every_s=0.1)
+    there = [
+        p
+        for p in world.of(run)
+        if p.environ.get("WORKBENCH_POD") == pod.root and "RANK" in p.environ
+    ]
+    gone_s = world.until(
+        lambda: not {p.pid for p in there} & {p.pid for p in world.of(run)}, 120, every_s=0.1
+    )
     world.measured("12", f"agent killed ({script}, {launcher}) -> its ranks gone", gone_s, 2)
     result = world.ended(run)
-    world.measured("12", f"agent killed ({script}, {launcher}) -> result", time.monotonic() - killed, 10)
+    world.measured(
+        "12", f"agent killed ({script}, {launcher}) -> result", time.monotonic() - killed, 10
+    )
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.kind, result.error.host, result.error.rank) == ("pod", pod.address, None)
@@ -76,7 +84,9 @@ def test_a_cut_line_loses_and_doubles_nothing(world: World) -> None:
         for pid in sessions(world, world.cluster.pods[1]):
             os.kill(pid, signal.SIGKILL)
         # On a busy machine the last line may have come before the second cut.
-        world.until(lambda before=before: len(world.log(run, 1)) > before or run.state.is_terminal, 120)
+        world.until(
+            lambda before=before: len(world.log(run, 1)) > before or run.state.is_terminal, 120
+        )
         world.measured("23", "line cut -> lines come again", time.monotonic() - cut, 10)
     result = world.ended(run)
     result.raise_for_status()
@@ -97,7 +107,9 @@ def test_a_pod_that_dies_is_named_at_once(world: World, tmp_path: Path) -> None:
         world.until(lambda: pod.name in cluster.message, 120)
         with pytest.raises(RunError, match=f"{pod.name} is Failed"):
             world.submit("beat.py", cluster=cluster)
-        assert [run.state for run in cluster.runs] == [RunState.FAILED] * 2, "a refused run's directory says so too"
+        assert [run.state for run in cluster.runs] == [RunState.FAILED] * 2, (
+            "a refused run's directory says so too"
+        )
         closing = time.monotonic()
     world.measured("48", "close with a dead pod", time.monotonic() - closing, 8)
     assert cluster.phase == "closed"
@@ -124,7 +136,10 @@ def test_ranks_that_do_not_listen_are_killed(world: World) -> None:
     result = world.ended(run)
     world.measured("6", "cancel of deaf ranks -> result", time.monotonic() - asked, 5)
     assert result.state is RunState.CANCELLED
-    assert result.message == "stopped when asked: ranks [0, 1, 2] did not end when asked and were killed"
+    assert (
+        result.message
+        == "stopped when asked: ranks [0, 1, 2] did not end when asked and were killed"
+    )
 
 
 @long
@@ -159,7 +174,11 @@ def sessions(world: World, pod: Pod) -> list[int]:
 def daemon(world: World, pod: Pod) -> int:
     """The pod's sshd: a child of the pod's own process."""
     own = children_of(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"])
-    return next(p.pid for p in world.processes() if p.pid in own and p.argv and p.argv[0].startswith("sshd: "))
+    return next(
+        p.pid
+        for p in world.processes()
+        if p.pid in own and p.argv and p.argv[0].startswith("sshd: ")
+    )
 
 
 def children_of(pid: int) -> list[int]:
@@ -176,7 +195,11 @@ def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) ->
     root = tmp_path / "c"
 
     def agents() -> dict[str, int]:
-        serving = [p for p in world.processes() if "serve" in p.argv and any(str(root) in word for word in p.argv)]
+        serving = [
+            p
+            for p in world.processes()
+            if "serve" in p.argv and any(str(root) in word for word in p.argv)
+        ]
         return {Path(p.argv[p.argv.index("serve") + 1]).name: p.pid for p in serving}
 
     with Cluster(LocalPods(), count=3, path=root, warm=False, lease_s=lease_s):
@@ -206,16 +229,24 @@ while not os.path.exists(os.environ["HERE"] + "end"):
 
 
 @pytest.mark.parametrize("launcher", ["ssh", pytest.param("openmpi", marks=pytest.mark.long)])
-def test_nothing_of_a_pod_lies_where_other_users_may_have_been(world: World, tmp_path: Path, launcher: str) -> None:
+def test_nothing_of_a_pod_lies_where_other_users_may_have_been(
+    world: World, tmp_path: Path, launcher: str
+) -> None:
     """Temporary folders are in the pod's own, and no Python of ours imports from where it is started."""
     (tmp_path / "script").mkdir()
     (tmp_path / "script" / "where.py").write_text(WHERE)
     (tmp_path / "script" / "neighbour.py").write_text("NAME = 'neighbour'")
-    job = Script(path=str(tmp_path / "script" / "where.py"), launcher=launcher, env={"HERE": f"{tmp_path}/"})
+    job = Script(
+        path=str(tmp_path / "script" / "where.py"), launcher=launcher, env={"HERE": f"{tmp_path}/"}
+    )
     run = world.cluster.submit(job, pods=2)
     world.until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120)
     root = world.cluster.path
-    ours = [p for p in world.processes() if any(str(root) in word for word in [*p.argv, *p.environ.values()])]
+    ours = [
+        p
+        for p in world.processes()
+        if any(str(root) in word for word in [*p.argv, *p.environ.values()])
+    ]
     pythons = [p.argv for p in ours if p.argv and Path(p.argv[0]).name.startswith("python")]
     started = [argv for argv in pythons if any(word.startswith("workbench.") for word in argv[1:6])]
     assert len(started) >= 4  # the keeper and three agents

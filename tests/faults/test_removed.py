@@ -54,7 +54,9 @@ def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     exact(again, 3)
 
 
-def test_a_store_that_is_removed_is_filled_again(world: World, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_store_that_is_removed_is_filled_again(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
     run = world.submit("beat.py", "--until", str(tmp_path / "end"), cluster=cluster)
     world.beats(run, 2)
     shutil.rmtree(Path(cluster.pods[0].root).parent / "store")

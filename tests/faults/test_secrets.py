@@ -50,14 +50,20 @@ def kinds() -> Mapping[str, tuple[str, str]]:
         "jwt": f"eyJ{drawn(20)}.{drawn(40)}.{drawn(30)}",
     }
     within = {
-        "slack webhook": ("https://hooks.slack.com/services/{}", f"T{drawn(8)}/B{drawn(8)}/{drawn(24)}"),
+        "slack webhook": (
+            "https://hooks.slack.com/services/{}",
+            f"T{drawn(8)}/B{drawn(8)}/{drawn(24)}",
+        ),
         "bearer": ("Authorization: Bearer {}", drawn(30)),
         "database": ("postgresql://me:{}@db.example.org:5432/rows", drawn(14)),
         "sentry": ("https://{}@sentry.example.org/4", drawn(32, hexadecimal)),
         "azure": ("AccountName=me;AccountKey={};EndpointSuffix=core.windows.net", drawn(80) + "=="),
         "password": ("password={}", drawn(16)),
         "api key": ("api_key={}", drawn(40, hexadecimal)),
-        "private key": ("-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----", body),
+        "private key": (
+            "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----",
+            body,
+        ),
     }
     return {name: (text, text) for name, text in plain.items()} | {
         name: (text.format(hidden), hidden) for name, (text, hidden) in within.items()
@@ -65,7 +71,11 @@ def kinds() -> Mapping[str, tuple[str, str]]:
 
 
 def seen_in(text: bytes, secrets: Mapping[str, str]) -> list[str]:
-    return [kind for kind, hidden in secrets.items() if any(line.encode() in text for line in hidden.split("\n"))]
+    return [
+        kind
+        for kind, hidden in secrets.items()
+        if any(line.encode() in text for line in hidden.split("\n"))
+    ]
 
 
 def left_in(folder: Path, secrets: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -81,7 +91,9 @@ def left_in(folder: Path, secrets: Mapping[str, str]) -> Iterator[tuple[str, lis
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_secrets_and_ps_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_secrets_and_ps_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 51, under every launcher, of a job's and of a pod's environment and of what a script knows by itself."""
     jobs, pods, own = kinds(), kinds(), kinds()
     assert len(own) == 20
@@ -93,28 +105,50 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(tmp_path: Path, monkeypatc
         "BACKWARDS": json.dumps([text[::-1] for text, _ in own.values()]),
         "JOB_REF": "me:${WORKBENCH_TEST_REFERENCE}",
     }
-    secrets = {f"{where}: {kind}": hidden for where, all_ in (("job", jobs), ("pod", pods), ("printed", own))
-               for kind, (_, hidden) in all_.items()} | {"reference": reference, "proxy": proxy}  # fmt: skip
+    secrets = {
+        f"{where}: {kind}": hidden
+        for where, all_ in (("job", jobs), ("pod", pods), ("printed", own))
+        for kind, (_, hidden) in all_.items()
+    } | {"reference": reference, "proxy": proxy}
     args = ["--login=${JOB_00}", *(f"${{{name}}}" for name in job_env if name.startswith("JOB_"))]
     shown: list[str] = []
     done = threading.Event()
     watcher = threading.Thread(target=watch_command_lines, args=(secrets, shown, done))
     watcher.start()
     try:
-        with Cluster(LocalPods(), PodSpec(env=pod_env), count=2, path=tmp_path / "c", warm=False) as cluster:
+        with Cluster(
+            LocalPods(), PodSpec(env=pod_env), count=2, path=tmp_path / "c", warm=False
+        ) as cluster:
             runs = []
             texts = [repr(cluster), str(cluster)]
             for launcher in LAUNCHERS:
-                run = cluster.submit(Script(path=str(LEAK), args=args, env=job_env, launcher=launcher))
+                run = cluster.submit(
+                    Script(path=str(LEAK), args=args, env=job_env, launcher=launcher)
+                )
                 result = run.wait(120, progress=False)
-                assert (result.state, result.error and result.error.kind) == (RunState.FAILED, "RuntimeError")
-                assert run.logs(0, "stdout", tail=None).count("found *") >= 2 * len(jobs), "it has printed them"
-                assert len([event for event in run.events() if event.kind == "mine"]) == 2 * (3 * 20 + 1 + len(args))
+                assert (result.state, result.error and result.error.kind) == (
+                    RunState.FAILED,
+                    "RuntimeError",
+                )
+                assert run.logs(0, "stdout", tail=None).count("found *") >= 2 * len(jobs), (
+                    "it has printed them"
+                )
+                assert len([event for event in run.events() if event.kind == "mine"]) == 2 * (
+                    3 * 20 + 1 + len(args)
+                )
                 texts += [repr(run), str(run), run._repr_html_(), repr(result), str(result)]
-                texts += [run.logs(rank, stream, tail=None) for rank in (0, 1) for stream in ("stdout", "stderr")]
+                texts += [
+                    run.logs(rank, stream, tail=None)
+                    for rank in (0, 1)
+                    for stream in ("stdout", "stderr")
+                ]
                 result.to_html(tmp_path / f"{launcher}.html")
                 runs.append(run)
-            held = [path for path, _ in left_in(tmp_path, {"proxy": proxy}) if not path.endswith("/stdout.log")]
+            held = [
+                path
+                for path, _ in left_in(tmp_path, {"proxy": proxy})
+                if not path.endswith("/stdout.log")
+            ]
             assert held == [], "while the pods live, but for what the ranks have printed there"
     finally:
         done.set()
@@ -136,7 +170,9 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(tmp_path: Path, monkeypatc
         assert again.resolved().job.env["JOB_00"] == "mine"
 
 
-def watch_command_lines(secrets: Mapping[str, str], shown: list[str], done: threading.Event) -> None:
+def watch_command_lines(
+    secrets: Mapping[str, str], shown: list[str], done: threading.Event
+) -> None:
     """Look at every command line of the machine, some ten times a second."""
     while not done.wait(0.1):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -158,7 +194,10 @@ def test_as_a_literal_argument_it_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", kinds())
 def test_in_a_deepspeed_json_it_is_refused(kind: str) -> None:
     text, hidden = kinds()[kind]
-    config = {"zero_optimization": {"stage": 1}, "wandb": {"enabled": True, "group": f"mine {text}"}}
+    config = {
+        "zero_optimization": {"stage": 1},
+        "wandb": {"enabled": True, "group": f"mine {text}"},
+    }
     with pytest.raises(ConfigError, match="holds a secret") as refused:
         resolve(FineTune(technique="zero1", deepspeed=config), gpus=0)
     assert hidden not in str(refused.value)

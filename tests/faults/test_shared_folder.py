@@ -24,7 +24,9 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
     with Cluster(LocalPods(), PodSpec(cpus=1), path=root, warm=False) as cluster:
         paths = ClusterPaths(root)
         own = cluster_folder(root)
-        assert not list(root.rglob("id_ed25519*")) or all("pods" in key.parts for key in root.rglob("id_ed25519*"))
+        assert not list(root.rglob("id_ed25519*")) or all(
+            "pods" in key.parts for key in root.rglob("id_ed25519*")
+        )
         assert not (root / "keeper.sock").exists()
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
         assert {each.name for each in own.iterdir()} == OWN
@@ -34,10 +36,14 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
         planted.ssh_config.write_text(f"Host *\n  ProxyCommand touch {canary}\n")
         (root / "keeper.sock").touch()
         assert paths.socket.parent == paths.identity.parent == own
-        assert str(root) not in " ".join(ssh_argv(cluster.pods[0], Identity(paths.identity), ["true"])[:4])
+        assert str(root) not in " ".join(
+            ssh_argv(cluster.pods[0], Identity(paths.identity), ["true"])[:4]
+        )
         (root / "queue.json").write_text('[{"id": "r", "path": "/"}]')
         (root / "keeper.lock").touch()
-        write_json(paths.state, {**read_json(paths.state), "phase": "closing", "pid": 1, "start_time": 1})
+        write_json(
+            paths.state, {**read_json(paths.state), "phase": "closing", "pid": 1, "start_time": 1}
+        )
         assert (cluster_status(root).phase, cluster_status(root).alive) == ("ready", True)
         assert read_queue(paths.queue) == []
         cluster.doctor(bandwidth=False)
@@ -46,7 +52,9 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
     assert not canary.exists()
     assert {each.name for each in own.iterdir()} == {"keeper.lock", "queue.json", "state.json"}
     # A state that a pod left there is not believed after the end either,
-    write_json(paths.state, {**read_json(paths.state), "phase": "closing", "pid": 1, "start_time": 1})
+    write_json(
+        paths.state, {**read_json(paths.state), "phase": "closing", "pid": 1, "start_time": 1}
+    )
     assert cluster_status(root).phase == "closed"
     # nor once it is started again.
     with Cluster(LocalPods(), PodSpec(cpus=1), path=root, warm=False) as cluster:
@@ -55,10 +63,14 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
     assert not canary.exists()
 
 
-def test_a_folder_for_keys_that_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_for_keys_that_cannot_be_had_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from workbench.base.errors import ConfigError
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"no folder for the keys of the cluster .* set XDG_STATE_HOME"):
+    with pytest.raises(
+        ConfigError, match=r"no folder for the keys of the cluster .* set XDG_STATE_HOME"
+    ):
         Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def test_a_deleted_state_of_a_live_cluster_never_reads_as_lost(world: World, tmp_path: Path) -> None:
+def test_a_deleted_state_of_a_live_cluster_never_reads_as_lost(
+    world: World, tmp_path: Path
+) -> None:
     run = world.beating("--until", str(tmp_path / "end"))
     state = ClusterPaths(world.cluster.path).state
     state.unlink()

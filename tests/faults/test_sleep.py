@@ -36,7 +36,9 @@ def freeze(cluster: Cluster, seconds: float) -> Sequence[Process]:
 
 
 def test_a_run_outlives_sleep_that_is_longer_than_the_lease(world: World, tmp_path: Path) -> None:
-    with Cluster(LocalPods(), PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=LEASE_S) as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=LEASE_S
+    ) as cluster:
         run = world.beating("--until", str(tmp_path / "end"), cluster=cluster, pods=2)
         assert len(freeze(cluster, LEASE_S + 6)) > 6
         world.until(lambda: "this machine slept for" in run.message, 30, why=lambda: run.message)
@@ -46,8 +48,12 @@ def test_a_run_outlives_sleep_that_is_longer_than_the_lease(world: World, tmp_pa
         world.ended(run).raise_for_status()
 
 
-def test_pods_whose_keeper_died_give_another_one_time_after_sleep(world: World, tmp_path: Path) -> None:
-    cluster = Cluster(LocalPods(), PodSpec(), count=1, path=tmp_path / "c", warm=False, lease_s=LEASE_S).start()
+def test_pods_whose_keeper_died_give_another_one_time_after_sleep(
+    world: World, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        LocalPods(), PodSpec(), count=1, path=tmp_path / "c", warm=False, lease_s=LEASE_S
+    ).start()
     log = cluster.path / "pods" / "pod-0.log"
     kill_keeper(cluster)
     world.until(lambda: "the keeper is gone" in log.read_text(), 10)

@@ -60,11 +60,15 @@ def test_a_stopped_rank_is_named_at_once_and_a_script_that_runs_says_so(world: W
     pid = rank_of(world, run, 1)
     os.kill(pid, signal.SIGSTOP)
     try:
-        told_s = until(lambda: "rank 1 on pod-1 is stopped by a signal" in hint(run), 60, why=lambda: hint(run))
+        told_s = until(
+            lambda: "rank 1 on pod-1 is stopped by a signal" in hint(run), 60, why=lambda: hint(run)
+        )
         world.measured("4", "a stopped rank is named after", told_s, 5)
         stacks = run.paths.stacks.read_text()
         assert (
-            "rank 0 on pod-0\n" in stacks and "beat.py" in stacks and "rank 1 on pod-1\nstopped by a signal" in stacks
+            "rank 0 on pod-0\n" in stacks
+            and "beat.py" in stacks
+            and "rank 1 on pod-1\nstopped by a signal" in stacks
         )
         assert run.state is RunState.RUNNING
     finally:
@@ -75,7 +79,9 @@ def test_a_stopped_rank_is_named_at_once_and_a_script_that_runs_says_so(world: W
 
 
 @pytest.mark.long
-def test_a_script_is_ended_where_its_rank_sleeps_and_not_while_it_computes(world: World, tmp_path: Path) -> None:
+def test_a_script_is_ended_where_its_rank_sleeps_and_not_while_it_computes(
+    world: World, tmp_path: Path
+) -> None:
     script = tmp_path / "asleep.py"
     script.write_text(ASLEEP)
     run = world.cluster.submit(Script(path=str(script), stall_timeout_s=6), pods=2)
@@ -83,11 +89,14 @@ def test_a_script_is_ended_where_its_rank_sleeps_and_not_while_it_computes(world
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
     assert (
-        "no output and no CPU for" in error.message and "rank 1 on pod-1 is at asleep.py:11 in dawdle" in error.message
+        "no output and no CPU for" in error.message
+        and "rank 1 on pod-1 is at asleep.py:11 in dawdle" in error.message
     )
     assert "stall_timeout_s=6" in error.message and "in dawdle" in error.traceback
     stacks = run.paths.stacks.read_text()
-    assert all(f"rank {rank} on pod-{rank}\n" in stacks for rank in range(2)) and "barrier" in stacks
+    assert (
+        all(f"rank {rank} on pod-{rank}\n" in stacks for rank in range(2)) and "barrier" in stacks
+    )
 
 
 @pytest.mark.long
@@ -100,9 +109,16 @@ def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: 
     error = world.ended(run, 120).error
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
-    assert error.message.startswith("the last step was ") and "rank 1 on pod-1 is stopped by a signal" in error.message
+    assert (
+        error.message.startswith("the last step was ")
+        and "rank 1 on pod-1 is stopped by a signal" in error.message
+    )
     (waits,) = communication(run.paths)
-    assert waits.startswith("collective ") and "gloo:" in waits and waits.endswith("rank 0 waits in it")
+    assert (
+        waits.startswith("collective ")
+        and "gloo:" in waits
+        and waits.endswith("rank 0 waits in it")
+    )
     assert waits in error.message
 
 
@@ -130,8 +146,14 @@ def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None
 
     def started() -> bool:
         with suppress(OSError):  # of a thread or a child that ends
-            children = [int(pid) for task in keeper.iterdir() for pid in (task / "children").read_text().split()]
-            runner[:] = [pid for pid in children if run.id in Path("/proc", str(pid), "cmdline").read_text()]
+            children = [
+                int(pid)
+                for task in keeper.iterdir()
+                for pid in (task / "children").read_text().split()
+            ]
+            runner[:] = [
+                pid for pid in children if run.id in Path("/proc", str(pid), "cmdline").read_text()
+            ]
         return bool(runner)
 
     until(started, 60, every_s=0.002, why=lambda: hint(run))  # at once, or it has started its pdsh
@@ -139,4 +161,6 @@ def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None
     error = world.ended(run, 120).error
     assert error is not None
     assert (error.kind, error.rank) == ("stall", None), error
-    assert "no rank has started: the launcher pdsh is stopped by a signal (SIGSTOP)" in error.message
+    assert (
+        "no rank has started: the launcher pdsh is stopped by a signal (SIGSTOP)" in error.message
+    )

@@ -40,7 +40,10 @@ def listeners(port: int) -> Iterator[str]:
             _, local, _, state, *_ = line.split()
             address, _, number = local.partition(":")
             if state == _LISTENS and int(number, 16) == port:
-                words = [struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)]
+                words = [
+                    struct.pack("=I", int(address[at : at + 8], 16))
+                    for at in range(0, len(address), 8)
+                ]
                 yield socket.inet_ntop(family, b"".join(words))
 
 
@@ -74,7 +77,9 @@ def test_the_store_of_a_script_listens_on_one_address(world: World, tmp_path: Pa
 @pytest.mark.parametrize("technique", ["zero1", "ddp", "fsdp"])
 def test_the_store_of_a_fine_tuning_listens_on_one_address(world: World, technique: str) -> None:
     rows = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
-    run = world.cluster.submit(FineTune(dataset=rows, technique=technique, max_steps=5000, predict_rows=0), pods=2)
+    run = world.cluster.submit(
+        FineTune(dataset=rows, technique=technique, max_steps=5000, predict_rows=0), pods=2
+    )
     nobody_else_gets_in(world, run)
     run.cancel()
     world.ended(run)
@@ -118,6 +123,8 @@ for _ in range(2):
     dist.destroy_process_group()
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100
+    )
 
     assert done.returncode == 0, done.stderr

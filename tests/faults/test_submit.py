@@ -50,9 +50,14 @@ def asleep(cluster: Cluster) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def submitted_late(cluster: Cluster, *args: str, into: Path | None, monkeypatch: pytest.MonkeyPatch) -> Run:
+def submitted_late(
+    cluster: Cluster, *args: str, into: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> Run:
     monkeypatch.setattr("workbench.client.submission._ANSWER_S", 1.0)
-    with pytest.warns(RuntimeWarning, match=r"does not answer \(timed out\). Run \S+ starts once the keeper takes it"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"does not answer \(timed out\). Run \S+ starts once the keeper takes it",
+    ):
         if into is None:
             return counting(cluster, *args)
         from workbench import Script
@@ -66,7 +71,9 @@ def test_a_submit_that_is_answered_late_is_queued_then_runs_and_can_be_cancelled
 ) -> None:
     into = tmp_path / "run" if outside else None
     with asleep(cluster):
-        run = submitted_late(cluster, "--until", str(tmp_path / "never"), into=into, monkeypatch=monkeypatch)
+        run = submitted_late(
+            cluster, "--until", str(tmp_path / "never"), into=into, monkeypatch=monkeypatch
+        )
         assert (run.state, run.message) == (RunState.QUEUED, "waiting for the cluster")
         assert not run.paths.result.exists()
     world.until(lambda: " line 5" in printed(run, 1), 60)
@@ -127,7 +134,9 @@ def test_a_run_whose_notebook_died_before_it_was_handed_over_says_so_and_is_not_
     assert run.state is RunState.FAILED
 
 
-def test_a_run_that_was_never_handed_over_does_not_blame_the_keeper_afterwards(tmp_path: Path) -> None:
+def test_a_run_that_was_never_handed_over_does_not_blame_the_keeper_afterwards(
+    tmp_path: Path,
+) -> None:
     with Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False) as cluster:
         dies_in_its_submit(cluster, tmp_path / "run")
     run = Run.load(tmp_path / "run")
@@ -135,7 +144,9 @@ def test_a_run_that_was_never_handed_over_does_not_blame_the_keeper_afterwards(t
     assert run.message.startswith("it was never handed over")
 
 
-def test_a_run_that_has_ended_stays_as_it_is_when_it_is_cancelled(world: World, cluster: Cluster) -> None:
+def test_a_run_that_has_ended_stays_as_it_is_when_it_is_cancelled(
+    world: World, cluster: Cluster
+) -> None:
     run = counting(cluster, "--lines", "3")
     world.ended(run).raise_for_status()
     before = run.paths.state.read_text()
@@ -145,11 +156,17 @@ def test_a_run_that_has_ended_stays_as_it_is_when_it_is_cancelled(world: World, 
     assert run.state is RunState.SUCCEEDED
 
 
-def test_a_run_is_cancelled_while_another_keeper_still_looks_for_its_pods(world: World, tmp_path: Path) -> None:
+def test_a_run_is_cancelled_while_another_keeper_still_looks_for_its_pods(
+    world: World, tmp_path: Path
+) -> None:
     with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False) as cluster:
         run = counting(cluster, "--until", str(tmp_path / "never"))
         world.until(lambda: all(" line 99" in printed(run, rank) for rank in range(2)), 60)
-        agents = [p.pid for p in world.processes() if "serve" in p.argv and str(Path(cluster.pods[1].root)) in p.argv]
+        agents = [
+            p.pid
+            for p in world.processes()
+            if "serve" in p.argv and str(Path(cluster.pods[1].root)) in p.argv
+        ]
         assert agents
         kill_keeper(cluster)
         for pid in agents:

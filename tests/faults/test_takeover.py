@@ -54,11 +54,17 @@ def started(path: Path, **options: object) -> Cluster:
 
 
 def described(path: Path, **options: object) -> Cluster:
-    return Cluster(LocalPods(), PodSpec(cpus=1), path=path, **{"count": 2, "warm": False, **options})  # type: ignore[arg-type]
+    return Cluster(
+        LocalPods(), PodSpec(cpus=1), path=path, **{"count": 2, "warm": False, **options}
+    )  # type: ignore[arg-type]
 
 
 def keepers_of(world: World, cluster: Cluster) -> list[int]:
-    return [p.pid for p in world.processes() if "workbench.keeper.keeper" in p.argv and str(cluster.path) in p.argv]
+    return [
+        p.pid
+        for p in world.processes()
+        if "workbench.keeper.keeper" in p.argv and str(cluster.path) in p.argv
+    ]
 
 
 def both_printed(run: Run, line: int) -> bool:
@@ -112,7 +118,9 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_keeper_that_dies_in_any_phase_of_a_run_is_replaced(world: World, cluster: Cluster, phase: str) -> None:
+def test_a_keeper_that_dies_in_any_phase_of_a_run_is_replaced(
+    world: World, cluster: Cluster, phase: str
+) -> None:
     run = counting(cluster, "--lines", "20")
     world.until(lambda: PHASES[phase](run) or run.state.is_terminal, 60)
     kill_keeper(cluster)
@@ -122,7 +130,9 @@ def test_a_keeper_that_dies_in_any_phase_of_a_run_is_replaced(world: World, clus
 
 @long
 @pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
-def test_a_launcher_outlives_its_keeper_and_is_followed_on(world: World, cluster: Cluster, launcher: str) -> None:
+def test_a_launcher_outlives_its_keeper_and_is_followed_on(
+    world: World, cluster: Cluster, launcher: str
+) -> None:
     run = counting(cluster, "--lines", "150", launcher=launcher)
     world.until(lambda: " line 20" in world.log(run, 1), 60)
     kill_keeper(cluster)
@@ -130,10 +140,14 @@ def test_a_launcher_outlives_its_keeper_and_is_followed_on(world: World, cluster
     exact(run, 150)
 
 
-def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(world: World, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
     run = counting(cluster, "--until", str(tmp_path / "never"))
     world.until(lambda: both_printed(run, 99), 60)
-    os.kill(cluster_status(cluster.path).pid or 0, signal.SIGSTOP)  # it takes the wish down and comes no further
+    os.kill(
+        cluster_status(cluster.path).pid or 0, signal.SIGSTOP
+    )  # it takes the wish down and comes no further
     write_json(run.paths.state, {**read_json(run.paths.state), "wish": "cancel"})
     kill_keeper(cluster)
     assert world.ended(Run.load(run.path)).state is RunState.CANCELLED
@@ -142,17 +156,23 @@ def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(world: World, cl
 
 @long
 @pytest.mark.parametrize("visited", [False, True], ids=["all", "but one"])
-def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tmp_path: Path, visited: bool) -> None:
+def test_ranks_that_ended_well_after_their_keeper_are_a_success(
+    world: World, tmp_path: Path, visited: bool
+) -> None:
     """The lease is over, the agents have ended, and so have the pods' daemons, but for one where somebody is still."""
     with started(tmp_path / "c", lease_s=4) as cluster:
         run = counting(cluster, "--lines", "40")
         world.until(lambda: " line 5" in world.log(run, 1), 60)
         with ExitStack() as visit:
             if visited:
-                visit.enter_context(SSHConnection(cluster.pods[1], Identity(ClusterPaths(cluster.path).identity)))
+                visit.enter_context(
+                    SSHConnection(cluster.pods[1], Identity(ClusterPaths(cluster.path).identity))
+                )
             kill_keeper(cluster)
             left = [AdoptedProcess(Path(pod.root)) for pod in cluster.pods]
-            world.until(lambda: [process.poll() for process in left] == [0, None if visited else 0], 60)
+            world.until(
+                lambda: [process.poll() for process in left] == [0, None if visited else 0], 60
+            )
             world.ended(Run.load(run.path)).raise_for_status()
             exact(run, 40)
         another = counting(Cluster.attach(cluster.path), "--lines", "5")
@@ -170,12 +190,18 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
         result = world.ended(Cluster.attach(cluster.path).runs[0])
         assert result.state is RunState.FAILED
         assert "its keeper had died and no other was there within the lease" in result.message
-        assert len(world.log(run, 1).splitlines()) > 10, "what was printed after its keeper died is here"
+        assert len(world.log(run, 1).splitlines()) > 10, (
+            "what was printed after its keeper died is here"
+        )
 
 
 def nothing_but_keepers(world: World, cluster: Cluster) -> list[int]:
     here = f"{cluster.path}{os.sep}pods"
-    found = [p.pid for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])]
+    found = [
+        p.pid
+        for p in world.processes()
+        if any(here in word for word in [*p.argv, *p.environ.values()])
+    ]
     return found + [pid for pid in psutil.pids() if _works_in(pid, here)]
 
 
@@ -186,7 +212,9 @@ def _works_in(pid: int, folder: str) -> bool:
 
 
 @long
-def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(world: World, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(
+    world: World, tmp_path: Path
+) -> None:
     options = {"max_steps": 400, "save_steps": 2, "per_device_train_batch_size": 2}
     job = small_job(60, 4, technique="zero1", **options)
     cluster = started(tmp_path / "c", lease_s=5, warm=True)
@@ -211,7 +239,9 @@ LOAD = "import sys; from workbench import Run; print(Run.load(sys.argv[1]).state
 
 
 @long
-def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Cluster, tmp_path: Path) -> None:
+def test_many_who_take_over_at_once_start_one_keeper(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
     log = ClusterPaths(cluster.path).keeper_log
     run = counting(cluster, "--lines", "200", "--until", str(tmp_path / "end"))
     world.until(lambda: " line 5" in world.log(run, 1), 60)
@@ -219,8 +249,13 @@ def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Clus
     kill_keeper(cluster)
     command = [sys.executable, "-c", LOAD, str(run.path)]
     notebooks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert {notebook.communicate(timeout=120)[0].strip() for notebook in notebooks} <= {"starting", "running"}
-    world.until(lambda: len(keepers_of(world, cluster)) == 1, 20, every_s=0.2)  # who found another one ends
+    assert {notebook.communicate(timeout=120)[0].strip() for notebook in notebooks} <= {
+        "starting",
+        "running",
+    }
+    world.until(
+        lambda: len(keepers_of(world, cluster)) == 1, 20, every_s=0.2
+    )  # who found another one ends
     (tmp_path / "end").touch()
     world.ended(run).raise_for_status()
     exact(run, 200)
@@ -228,7 +263,9 @@ def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Clus
 
 
 @long
-def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(world: World, cluster: Cluster) -> None:
+def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(
+    world: World, cluster: Cluster
+) -> None:
     run = counting(cluster, "--lines", "3")
     world.ended(run).raise_for_status()
     going = counting(cluster, "--lines", "400")
@@ -257,7 +294,9 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(world: World
     exact(going, 400)
 
 
-def test_a_cluster_whose_keeper_died_is_closed_and_its_run_has_a_result(world: World, tmp_path: Path) -> None:
+def test_a_cluster_whose_keeper_died_is_closed_and_its_run_has_a_result(
+    world: World, tmp_path: Path
+) -> None:
     cluster = started(tmp_path / "c")
     run = counting(cluster, "--until", str(tmp_path / "never"))
     world.until(lambda: both_printed(run, 99), 60)
@@ -278,12 +317,16 @@ BEGUN: dict[str, Callable[[ClusterPaths], object]] = {
 START = "import sys; from workbench import Cluster, LocalPods; Cluster(LocalPods(), count=2, path=sys.argv[1]).start()"
 
 
-def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(world: World, tmp_path: Path) -> None:
+def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(
+    world: World, tmp_path: Path
+) -> None:
     dies_in_a_start(world, ClusterPaths(tmp_path / "c"), "with a pod")
 
 
 @long
-def test_a_cluster_starts_where_the_keepers_of_earlier_starts_died(world: World, tmp_path: Path) -> None:
+def test_a_cluster_starts_where_the_keepers_of_earlier_starts_died(
+    world: World, tmp_path: Path
+) -> None:
     paths = ClusterPaths(tmp_path / "c")
     for moment in ("spawned", "listening", "with its key"):
         dies_in_a_start(world, paths, moment)
@@ -293,15 +336,20 @@ def test_a_cluster_starts_where_the_keepers_of_earlier_starts_died(world: World,
 
 def dies_in_a_start(world: World, paths: ClusterPaths, moment: str) -> None:
     """Kill the keeper of a cluster that starts, and see that this is said and that nothing is left."""
-    kernel = subprocess.Popen([sys.executable, "-c", START, str(paths.root)], stderr=subprocess.PIPE, text=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", START, str(paths.root)], stderr=subprocess.PIPE, text=True
+    )
     world.until(lambda: BEGUN[moment](paths), 120, every_s=0.002)
-    kernel.send_signal(signal.SIGSTOP)  # else it would tidy up itself; its death first would end the keeper
+    kernel.send_signal(
+        signal.SIGSTOP
+    )  # else it would tidy up itself; its death first would end the keeper
     kill_keeper(Cluster(LocalPods(), path=paths.root))
     kernel.kill()
     kernel.communicate()
     assert cluster_status(paths.root).phase == "lost"
     with pytest.raises(
-        RunError, match=r"closed: its keeper died before its pods were there, and what it left has been"
+        RunError,
+        match=r"closed: its keeper died before its pods were there, and what it left has been",
     ):
         Cluster.attach(paths.root)
     nobody = Cluster(LocalPods(), path=paths.root)
@@ -311,7 +359,9 @@ def dies_in_a_start(world: World, paths: ClusterPaths, moment: str) -> None:
 
 
 @pytest.mark.parametrize("way", [pytest.param("load"), pytest.param("attach", marks=long), "start"])
-def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(world: World, own: Cluster, way: str) -> None:
+def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
+    world: World, own: Cluster, way: str
+) -> None:
     cluster = own
     run = counting(cluster, "--until", str(cluster.path / "never"))
     world.until(lambda: both_printed(run, 99), 60)
@@ -328,11 +378,17 @@ def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(world: Wo
         assert described(cluster.path).start().phase == "ready"
     world.measured("13", f"keeper dead in closing -> words by {way}", time.monotonic() - began, 5)
     if way != "start":
-        assert (cluster.phase, cluster.message) == ("closed", "its keeper died while it closed the cluster")
+        assert (cluster.phase, cluster.message) == (
+            "closed",
+            "its keeper died while it closed the cluster",
+        )
         world.until(lambda: not nothing_but_keepers(world, cluster), 20, every_s=0.2)
         assert not ClusterPaths(cluster.path).identity.exists()
     result = run.wait(60, progress=False)
-    assert (result.state, result.message) == (RunState.CANCELLED, "its keeper died while it closed the cluster")
+    assert (result.state, result.message) == (
+        RunState.CANCELLED,
+        "its keeper died while it closed the cluster",
+    )
     assert (run.state, run.message) == (result.state, result.message)
     assert not run.paths.reserve.exists()
     world.nothing_left(run, 60)
@@ -344,7 +400,9 @@ def restart(world: World, cluster: Cluster) -> None:
 
     def left() -> list[int]:
         here = f"{cluster.path}"
-        each = ((p.pid, [*p.argv, *p.environ.values()]) for p in world.processes() if p.pid not in mine)
+        each = (
+            (p.pid, [*p.argv, *p.environ.values()]) for p in world.processes() if p.pid not in mine
+        )
         return [pid for pid, words in each if any(here in word for word in words)]
 
     for pid in left():
@@ -352,7 +410,11 @@ def restart(world: World, cluster: Cluster) -> None:
             os.kill(pid, signal.SIGKILL)
     world.until(lambda: not left(), 120, every_s=0.2, why=left)
     paths = ClusterPaths(cluster.path)
-    for file in (paths.state, paths.own_state, *(cluster.path / "pods").glob("pod-*/guardian.json")):
+    for file in (
+        paths.state,
+        paths.own_state,
+        *(cluster.path / "pods").glob("pod-*/guardian.json"),
+    ):
         earlier = {
             "boot": "an-earlier-one",
             "pid": os.getpid(),

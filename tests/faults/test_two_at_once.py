@@ -36,7 +36,9 @@ with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
 
 
 @pytest.mark.slow
-def test_a_second_context_on_one_path_is_refused_and_harms_nothing(world: World, tmp_path: Path) -> None:
+def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
+    world: World, tmp_path: Path
+) -> None:
     root, end = tmp_path / "c", tmp_path / "end"
     with Cluster(LocalPods(), count=2, path=root, warm=False) as first:
         run = world.beating("--until", str(end), cluster=first, pods=2)
@@ -47,12 +49,18 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(world: World,
         with pytest.raises(RunError, match=r"not started: .*holds a cluster that is ready"):
             second.submit(Script(path=BEAT))
         second.close()  # as a `finally` would
-        other = subprocess.run([sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=60)
+        other = subprocess.run(
+            [sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=60
+        )
         assert "Cluster.attach" in other.stderr.splitlines()[-1]
         with Cluster.attach(root) as third:
             assert third.spec.count == 2
             queued = third.submit(Script(path=BEAT, args=["--lines", "3"]), pods=1)
-        assert (first.phase, run.state, queued.state) == ("ready", RunState.RUNNING, RunState.QUEUED)
+        assert (first.phase, run.state, queued.state) == (
+            "ready",
+            RunState.RUNNING,
+            RunState.QUEUED,
+        )
         end.touch()
         world.ended(run).raise_for_status()
         world.ended(queued).raise_for_status()
@@ -61,7 +69,9 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(world: World,
         Cluster.attach(root)
 
 
-def test_of_several_runs_on_one_path_one_is_prepared_and_the_others_leave_it_alone(tmp_path: Path) -> None:
+def test_of_several_runs_on_one_path_one_is_prepared_and_the_others_leave_it_alone(
+    tmp_path: Path,
+) -> None:
     spec = RunSpec(cluster=ClusterSpec(), job=Script(path=BEAT))
     barrier = threading.Barrier(4)
 
@@ -86,7 +96,9 @@ def test_of_two_starts_on_one_path_one_succeeds(world: World, tmp_path: Path) ->
     root = tmp_path / "c"
     argv = [sys.executable, "-c", ENTER, str(root)]
     both = [
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     world.until(lambda: any(process.poll() is not None for process in both), 60)
@@ -102,15 +114,21 @@ def test_of_two_starts_on_one_path_one_succeeds(world: World, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(world: World, tmp_path: Path) -> None:
-    cluster = Cluster(LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=2).start()
+def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(
+    world: World, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=2
+    ).start()
     first = world.submit("beat.py", "--lines", "3", cluster=cluster)
     world.ended(first).raise_for_status()
     world.until(lambda: "Its pods stop at" in str(cluster))
     ends_s = cluster_status(cluster.path).idle_end_s
     picture = Picture(ClusterPanel(cluster))
     picture.start()
-    world.until(lambda: (cluster_status(cluster.path).idle_end_s or 0) > (ends_s or time.time()) + 5, 60)
+    world.until(
+        lambda: (cluster_status(cluster.path).idle_end_s or 0) > (ends_s or time.time()) + 5, 60
+    )
     picture.close()  # as a kernel's death does
     world.until(lambda: cluster.phase == "closed", 60)
     assert "without a run or a word" in cluster.message

@@ -48,7 +48,9 @@ def test_a_result_that_cannot_be_written_is_told_all_the_same(
     """Row 39: the run's file system is read-only at its end; and with it the cluster's folder of such results."""
     disk, end = tmp_path / "disk", tmp_path / "end"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "faults", str(disk)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "faults", str(disk)], check=True
+    )
     try:
         run = beating(world, cluster, end, disk / "run")
         if both:
@@ -102,7 +104,9 @@ def test_a_state_or_socket_that_is_removed_or_damaged_comes_back(
     began = time.monotonic()
     world.until(lambda: cluster.phase == "ready" and paths.socket.exists(), 120)
     world.until(lambda: waiting.paths.state.exists() and waiting.state is RunState.QUEUED, 120)
-    paths.state.write_text("nonsense")  # nothing happens meanwhile that would be written down anyhow
+    paths.state.write_text(
+        "nonsense"
+    )  # nothing happens meanwhile that would be written down anyhow
     world.until(lambda: cluster.phase == "ready", 120)
     world.until(lambda: "time_s" in run.paths.state.read_text(), 120)
     world.measured("-", "removed files of a keeper are back", time.monotonic() - began, 2 * SOON_S)
@@ -113,13 +117,19 @@ def test_a_state_or_socket_that_is_removed_or_damaged_comes_back(
         world.ended(each).raise_for_status()
 
 
-def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(world: World, tmp_path: Path) -> None:
-    cluster = Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False).start()
+def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(
+    world: World, tmp_path: Path
+) -> None:
+    cluster = Cluster(
+        LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False
+    ).start()
     beating(world, cluster, tmp_path / "never")
     here = str(cluster.path)
     remove(cluster.path)
     world.until(lambda: cluster.phase == "lost", SOON_S)
     assert "is gone or damaged; close() ends what still runs" in cluster.message
     cluster.close()
-    left = [p for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])]
+    left = [
+        p for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])
+    ]
     assert left == []

@@ -31,7 +31,11 @@ def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 def test_wanted_files_come_out_and_others_do_not(tmp_path: Path) -> None:
-    folder, good, other = member("data", type=tarfile.DIRTYPE), member("data/train.jsonl", b"{}\n"), member("data/a.db")
+    folder, good, other = (
+        member("data", type=tarfile.DIRTYPE),
+        member("data/train.jsonl", b"{}\n"),
+        member("data/a.db"),
+    )
     path = archive(tmp_path / "data.tar.bz2", folder, good, other)
     found = unpack(path, tmp_path / "out", WANTED)
     assert found == {"train.jsonl": tmp_path / "out" / "train.jsonl"}
@@ -57,7 +61,11 @@ EVIL = {
     "fifo": [member("train.jsonl", type=tarfile.FIFOTYPE)],
     "sparse": [member("train.jsonl", type=tarfile.GNUTYPE_SPARSE)],
     "pax sparse": [
-        member("train.jsonl", b"0\n", pax_headers={"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"})
+        member(
+            "train.jsonl",
+            b"0\n",
+            pax_headers={"GNU.sparse.map": "0,1", "GNU.sparse.size": "99999999999"},
+        )
     ],
     "pax name": [member("train.jsonl", b"x", pax_headers={"path": "../canary"})],
     "twice": [member("a/train.jsonl", b"x"), member("b/train.jsonl", b"y")],
@@ -87,7 +95,9 @@ def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert unpack(path, tmp_path / "out", WANTED) == {}
 
 
-def test_a_bomb_is_stopped_by_what_comes_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_stopped_by_what_comes_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("workbench.jobs.data.sources.archive.MAX_BYTES", 4 * 2**20)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"x{i}", bytes(2**20)) for i in range(8)))
     assert path.stat().st_size < 2000
@@ -98,10 +108,17 @@ def test_a_bomb_is_stopped_by_what_comes_out_of_it(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     "spoil",
-    [lambda b: b[: len(b) // 2], lambda _: b"", lambda _: b"PK\x03\x04zip", lambda _: bz2.compress(b"no tar" * 200)],
+    [
+        lambda b: b[: len(b) // 2],
+        lambda _: b"",
+        lambda _: b"PK\x03\x04zip",
+        lambda _: bz2.compress(b"no tar" * 200),
+    ],
     ids=["cut", "empty", "zip", "no tar"],
 )
-def test_a_broken_archive_is_said_to_be_one(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+def test_a_broken_archive_is_said_to_be_one(
+    tmp_path: Path, spoil: Callable[[bytes], bytes]
+) -> None:
     path = archive(tmp_path / "data.tar.bz2", member("train.jsonl", os.urandom(100_000)))
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ConfigError, match=r"data.tar.bz2 is not a whole .tar.bz2 archive"):

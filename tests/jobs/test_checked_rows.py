@@ -22,12 +22,16 @@ pytestmark = pytest.mark.slow  # transformers, in children
 
 PUBLISHED = Path(str(find_spec("trl").submodule_search_locations[0])) / "chat_templates"
 GEMMA, QWEN, TRL, LLAMA, PHI = (
-    (PUBLISHED / f"{name}.jinja").read_text() for name in ("gemma", "qwen2_5", "qwen2_5_training", "llama3_1", "phi3")
+    (PUBLISHED / f"{name}.jinja").read_text()
+    for name in ("gemma", "qwen2_5", "qwen2_5_training", "llama3_1", "phi3")
 )
 
 
 def chat(*roles: str) -> Example:
-    return row_from({"messages": [{"role": role, "content": f"word {n}"} for n, role in enumerate(roles)]}, "here")
+    return row_from(
+        {"messages": [{"role": role, "content": f"word {n}"} for n, role in enumerate(roles)]},
+        "here",
+    )
 
 
 def reasons(job: FineTune, rows: Sequence[Example]) -> list[str]:
@@ -36,12 +40,18 @@ def reasons(job: FineTune, rows: Sequence[Example]) -> list[str]:
 
 
 def test_rows_are_refused_by_file_and_line_before_a_run_is_made(tmp_path: Path) -> None:
-    system = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+    system = {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    }
     system["messages"].append({"role": "assistant", "content": "Hello."})
     plain = {"messages": system["messages"][1:]}
     for name, rows in {"train": [plain, plain, system], "eval": [plain]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"kind": "files", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
+    files = {
+        "kind": "files",
+        "train": str(tmp_path / "train.jsonl"),
+        "eval": str(tmp_path / "eval.jsonl"),
+    }
     job = FineTune(model="tiny-llama", dataset=files, chat_template=GEMMA)
     with pytest.raises(
         ConfigError,
@@ -50,7 +60,10 @@ def test_rows_are_refused_by_file_and_line_before_a_run_is_made(tmp_path: Path) 
         prepare_run(RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     # A system turn for every row is one, too.
-    rows = [row_from({"source": "1+1?", "target": "2"}, "here"), row_from({"text": "once upon a time"}, "here")]
+    rows = [
+        row_from({"source": "1+1?", "target": "2"}, "here"),
+        row_from({"text": "once upon a time"}, "here"),
+    ]
     assert [bool(why) for why in reasons(job.replace(system="Be brief."), rows)] == [True, False]
     assert reasons(job, rows) == ["", ""]
 
@@ -67,7 +80,8 @@ def test_the_template_is_found_in_a_folder_and_in_the_hubs_cache(
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     in_folder = reasons(FineTune(model=str(folder)), rows)
     assert (
-        in_folder[0] == "" and "(user, assistant, tool, assistant): Conversation roles must alternate" in in_folder[1]
+        in_folder[0] == ""
+        and "(user, assistant, tool, assistant): Conversation roles must alternate" in in_folder[1]
     )
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -78,12 +92,18 @@ def test_the_template_is_found_in_a_folder_and_in_the_hubs_cache(
     snapshot.mkdir(parents=True)
     (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
     assert reasons(FineTune(model="me/chat"), rows) == in_folder
-    assert reasons(FineTune(model="me/other"), rows) == ["", ""], "not known here: the pods refuse it"
+    assert reasons(FineTune(model="me/other"), rows) == ["", ""], (
+        "not known here: the pods refuse it"
+    )
     # Nothing is asked where no template is in play.
-    assert reasons(FineTune(model="tiny-llama"), [row_from({"source": "a", "target": "b"}, "here")]) == [""]
+    assert reasons(
+        FineTune(model="tiny-llama"), [row_from({"source": "a", "target": "b"}, "here")]
+    ) == [""]
 
 
-def test_what_a_template_refuses_of_the_words_is_met_in_any_of_the_first_rows_and_in_a_share_of_the_others() -> None:
+def test_what_a_template_refuses_of_the_words_is_met_in_any_of_the_first_rows_and_in_a_share_of_the_others() -> (
+    None
+):
     picky = GEMMA.replace(
         "{% for message in messages %}",
         "{% for message in messages %}{% if 'rude' in message['content'] %}{{ raise_exception('No.') }}{% endif %}",
@@ -92,19 +112,31 @@ def test_what_a_template_refuses_of_the_words_is_met_in_any_of_the_first_rows_an
     fine = row_from({"source": "1+1?", "target": "2"}, "here")
     rude = row_from({"source": "1+1?", "target": "a rude word"}, "here")
     whys = reasons(job, [fine] * 20 + [rude] + [fine] * 979 + [rude] * 200)
-    assert whys[20] == "cannot be learned from: the chat template refuses the turns (user, assistant): No."
+    assert (
+        whys[20]
+        == "cannot be learned from: the chat template refuses the turns (user, assistant): No."
+    )
     assert not any(whys[21:1000])
     refused = [bool(why) for why in whys[1000:]]
     assert any(refused) and not all(refused), "a thousand in n of the n-th row on"
-    assert [bool(why) for why in reasons(job, [fine] * 1000 + [rude] * 200)[1000:]] == refused, "drawn by the seed"
+    assert [bool(why) for why in reasons(job, [fine] * 1000 + [rude] * 200)[1000:]] == refused, (
+        "drawn by the seed"
+    )
 
 
 def test_calls_that_a_template_does_not_know_are_refused_before_a_run() -> None:
     call = {"name": "add", "arguments": '{"a": 1}'}
-    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     turns += [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]
-    row = row_from({"messages": turns, "tools": [{"name": "add", "description": "", "parameters": {}}]}, "here")
-    twice = row_from({"messages": [turns[0], {**turns[1], "tool_calls": [call, call]}, *turns[2:]]}, "here")
+    row = row_from(
+        {"messages": turns, "tools": [{"name": "add", "description": "", "parameters": {}}]}, "here"
+    )
+    twice = row_from(
+        {"messages": [turns[0], {**turns[1], "tool_calls": [call, call]}, *turns[2:]]}, "here"
+    )
     assert reasons(FineTune(model="tiny-llama", chat_template=QWEN), [row, twice]) == ["", ""]
     one, two = reasons(FineTune(model="tiny-llama", chat_template=LLAMA), [row, twice])
     assert one == "" and "This model only supports single tool-calls at once!" in two
@@ -118,10 +150,14 @@ def test_calls_that_a_template_does_not_know_are_refused_before_a_run() -> None:
 def test_templates_that_mark_answers_and_those_that_cannot_be_learned_from() -> None:
     row = [chat("user", "assistant", "user", "assistant")]
     assert reasons(FineTune(model="tiny-llama", chat_template=TRL), row) == [""]
-    thinks = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}<assistant><think>"
+    thinks = (
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}<assistant><think>"
+    )
     (why,) = reasons(FineTune(model="tiny-llama", chat_template=thinks), row)
     assert why.startswith(
         "cannot be learned from: the chat template does not begin an answer with what it asks for one with"
     )
-    (why,) = reasons(FineTune(model="tiny-llama", chat_template="{% for m in messages %}{{ m.content }}"), row)
+    (why,) = reasons(
+        FineTune(model="tiny-llama", chat_template="{% for m in messages %}{{ m.content }}"), row
+    )
     assert "Unexpected end of template" in why

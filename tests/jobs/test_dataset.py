@@ -14,9 +14,22 @@ from workbench.jobs.data.sources.dataset import Hub, Mini, Release, RowFiles, da
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import row_refusal
 
-ROW = {"table_id": "1-1", "question": "Where?", "sql": {"sel": "Town", "agg": "", "conds": [["Year", "=", 1990]]}}
-INDEXED = {"table_id": "1-1", "question": "Where?", "sql": {"sel": 0, "agg": 3, "conds": [[1, 2, 1990]]}}
-TABLE = {"id": "1-1", "header": ["Town", "Year"], "types": ["text", "real"], "rows": [["Graz", 1990]]}
+ROW = {
+    "table_id": "1-1",
+    "question": "Where?",
+    "sql": {"sel": "Town", "agg": "", "conds": [["Year", "=", 1990]]},
+}
+INDEXED = {
+    "table_id": "1-1",
+    "question": "Where?",
+    "sql": {"sel": 0, "agg": 3, "conds": [[1, 2, 1990]]},
+}
+TABLE = {
+    "id": "1-1",
+    "header": ["Town", "Year"],
+    "types": ["text", "real"],
+    "rows": [["Graz", 1990]],
+}
 
 
 def write(path: Path, *rows: object) -> str:
@@ -30,8 +43,14 @@ def lines(path: Path | None) -> list[dict[str, object]]:
 
 
 def release(path: Path, **changed: object) -> str:
-    rows = {"train.jsonl": INDEXED, "train.tables.jsonl": TABLE, "dev.jsonl": {**INDEXED, "table_id": "2-2"},
-            "dev.tables.jsonl": {**TABLE, "id": "2-2"}, "test.jsonl": "never read", **changed}  # fmt: skip
+    rows = {
+        "train.jsonl": INDEXED,
+        "train.tables.jsonl": TABLE,
+        "dev.jsonl": {**INDEXED, "table_id": "2-2"},
+        "dev.tables.jsonl": {**TABLE, "id": "2-2"},
+        "test.jsonl": "never read",
+        **changed,
+    }
     with tarfile.open(path, "w:bz2") as tar:
         for name, row in rows.items():
             if row is not None:
@@ -44,7 +63,9 @@ def release(path: Path, **changed: object) -> str:
 
 def test_mini_is_the_same_each_time_and_shares_no_question(tmp_path: Path) -> None:
     first = prepare(dataset_from("wikisql-mini"), tmp_path / "a")
-    second = prepare(dataset_from({"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 400}), tmp_path / "b")
+    second = prepare(
+        dataset_from({"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 400}), tmp_path / "b"
+    )
     assert (first.train_rows, first.eval_rows, first.hub) == (4000, 400, None)
     assert len(lines(first.train)) == 4000
     assert lines(first.eval) == lines(second.eval)
@@ -56,10 +77,16 @@ def test_mini_is_the_same_each_time_and_shares_no_question(tmp_path: Path) -> No
 
 def test_files_with_columns_by_name(tmp_path: Path) -> None:
     train, evaluation = write(tmp_path / "t.jsonl", ROW, ROW), write(tmp_path / "e.jsonl", ROW)
-    made = prepare(dataset_from({"kind": "jsonl", "train": train, "eval": evaluation}), tmp_path / "out")
+    made = prepare(
+        dataset_from({"kind": "jsonl", "train": train, "eval": evaluation}), tmp_path / "out"
+    )
     assert (made.train_rows, made.eval_rows, made.tables) == (2, 1, None)
     assert lines(made.eval) == [
-        {"source": "translate to SQL: Where?", "target": "SELECT Town FROM table WHERE Year = 1990", "table_id": "1-1"}
+        {
+            "source": "translate to SQL: Where?",
+            "target": "SELECT Town FROM table WHERE Year = 1990",
+            "table_id": "1-1",
+        }
     ]
 
 
@@ -86,15 +113,25 @@ def test_the_original_release(tmp_path: Path) -> None:
     made = prepare(dataset_from({"kind": "release", "path": path}), tmp_path / "out")
     assert (made.train_rows, made.eval_rows) == (1, 1)
     assert [t["id"] for t in lines(made.tables)] == ["2-2"]
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["eval.jsonl", "tables.jsonl", "train.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "eval.jsonl",
+        "tables.jsonl",
+        "train.jsonl",
+    ]
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"dev.tables.jsonl": None}, "has no dev.tables.jsonl"),
-        ({"dev.jsonl": {**INDEXED, "table_id": "9-9"}}, "dev.jsonl, line 1: table_id '9-9' is not in the tables file"),
-        ({"train.tables.jsonl": {**TABLE, "rows": [[1]]}}, r"train.tables.jsonl, line 1: rows\[0\]"),
+        (
+            {"dev.jsonl": {**INDEXED, "table_id": "9-9"}},
+            "dev.jsonl, line 1: table_id '9-9' is not in the tables file",
+        ),
+        (
+            {"train.tables.jsonl": {**TABLE, "rows": [[1]]}},
+            r"train.tables.jsonl, line 1: rows\[0\]",
+        ),
     ],
 )
 def test_a_broken_release(tmp_path: Path, changed: dict[str, object], message: str) -> None:
@@ -106,7 +143,10 @@ def test_a_broken_release(tmp_path: Path, changed: dict[str, object], message: s
 def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
     made = prepare(Mini(train_rows=5, eval_rows=2), tmp_path / "out")
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
-    good, bad = write(tmp_path / "t.jsonl", ROW), write(tmp_path / "e.jsonl", ROW, {**ROW, "sql": 1})
+    good, bad = (
+        write(tmp_path / "t.jsonl", ROW),
+        write(tmp_path / "e.jsonl", ROW, {**ROW, "sql": 1}),
+    )
     with pytest.raises(ConfigError, match=r"e.jsonl, line 2: sql is 1; it must be an object"):
         prepare(RowFiles(train=good, eval=bad), tmp_path / "out")
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
@@ -116,21 +156,31 @@ def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
 
 
 def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: Path) -> None:
-    asks, plain = {"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3"}, {"text": "Once\nupon a time"}
-    files = RowFiles(train=write(tmp_path / "t.jsonl", asks, plain), eval=write(tmp_path / "e.jsonl", asks))
+    asks, plain = (
+        {"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3"},
+        {"text": "Once\nupon a time"},
+    )
+    files = RowFiles(
+        train=write(tmp_path / "t.jsonl", asks, plain), eval=write(tmp_path / "e.jsonl", asks)
+    )
     made = prepare(files, tmp_path / "out")
     assert lines(made.train) == [
         {"source": "Sort.", "input": "3 1\n2", "target": "1 2 3", "table_id": None},
         {"source": "", "target": "Once\nupon a time", "table_id": None},
     ]
-    with pytest.raises(ConfigError, match=r"t\.jsonl, line 2 is plain text.*causal model such as 'tiny-llama'"):
+    with pytest.raises(
+        ConfigError, match=r"t\.jsonl, line 2 is plain text.*causal model such as 'tiny-llama'"
+    ):
         prepare(files, tmp_path / "out", refusal=row_refusal(FineTune(model="tiny-t5")))
 
 
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text("\n\n")
     with pytest.raises(ConfigError, match=r"e.jsonl has no row"):
-        prepare(RowFiles(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")), tmp_path / "out")
+        prepare(
+            RowFiles(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")),
+            tmp_path / "out",
+        )
 
 
 def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,19 +196,31 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ("wikisql-mni", "did you mean 'wikisql-mini'"),
         ("/no/such/folder", "Allowed: wikisql-mini, wikisql, a folder with"),
-        ({"kind": "jsn"}, "dataset kind 'jsn' is not known.*wikisql-mini, files, release, hub, mix"),
+        (
+            {"kind": "jsn"},
+            "dataset kind 'jsn' is not known.*wikisql-mini, files, release, hub, mix",
+        ),
         ({}, "dataset kind None is not known"),
         ({"kind": ["jsonl"]}, "dataset kind .* is not known"),
-        ({"kind": "jsonl", "trian": "x"}, "dataset option 'trian' is not known: did you mean 'train'"),
+        (
+            {"kind": "jsonl", "trian": "x"},
+            "dataset option 'trian' is not known: did you mean 'train'",
+        ),
         ({"kind": "files", "eval": "x"}, "dataset of kind 'files' needs the option 'train'"),
         ({"kind": "jsonl", "train": "x", "eval": 5}, "dataset eval is 5; it must be text"),
         ({"kind": "jsonl", "train": "x", "eval": "y"}, "dataset train: there is no file x"),
         ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
-        ({"kind": "release", "path": "gone.tar.bz2"}, "dataset path: there is no file gone.tar.bz2"),
+        (
+            {"kind": "release", "path": "gone.tar.bz2"},
+            "dataset path: there is no file gone.tar.bz2",
+        ),
         ({"kind": "release"}, "needs the option 'path'"),
         ({"kind": "hub"}, "needs the option 'name'"),
         ({"kind": "hub", "name": ""}, "dataset name is ''"),
-        ({"kind": "wikisql-mini", "train_rows": 0}, "dataset train_rows is 0; it must be a whole number, 1 or more"),
+        (
+            {"kind": "wikisql-mini", "train_rows": 0},
+            "dataset train_rows is 0; it must be a whole number, 1 or more",
+        ),
         ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),
         ({"kind": "wikisql-mini", "train_rows": 10**6}, "more than the 100000 questions"),
         (5, "dataset is 5; give a name, a path or an object"),
@@ -178,7 +240,11 @@ def test_the_real_rows(tmp_path: Path, shared_data: Path) -> None:
 def test_a_row_with_anything_in_any_place_is_taken_or_refused_in_words(tmp_path: Path) -> None:
     table = {"id": "1-1", "header": ["a"], "types": ["real"], "rows": [["5"]]}
     sql = {"sel": 0, "agg": 0, "conds": [[0, 0, "5"]]}
-    bases = ({"source": "q", "target": "a"}, {"question": "who", "table_id": "1-1", "sql": sql}, table)
+    bases = (
+        {"source": "q", "target": "a"},
+        {"question": "who", "table_id": "1-1", "sql": sql},
+        table,
+    )
     tried = refused = 0
     for base in bases:
         for at in places(base):

@@ -32,7 +32,9 @@ def own(config: object, **options: object) -> FineTune:
 @pytest.mark.parametrize("gpus", [0, 2])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_shipped_file_fits_its_technique(technique: str, gpus: int, optimizer: str, precision: str) -> None:
+def test_every_shipped_file_fits_its_technique(
+    technique: str, gpus: int, optimizer: str, precision: str
+) -> None:
     job = FineTune(technique=technique, optimizer=optimizer, precision=precision)
     config = resolve(job, gpus=gpus)
     assert config is not None
@@ -44,8 +46,12 @@ def test_single_has_no_configuration() -> None:
     assert resolve(FineTune(technique="single"), gpus=0) is None
 
 
-@pytest.mark.parametrize(("technique", "ranks", "instead"), [("local-sgd", 1, "single"), ("single", 2, "ddp")])
-def test_a_technique_that_takes_another_number_of_ranks_is_refused(technique: str, ranks: int, instead: str) -> None:
+@pytest.mark.parametrize(
+    ("technique", "ranks", "instead"), [("local-sgd", 1, "single"), ("single", 2, "ddp")]
+)
+def test_a_technique_that_takes_another_number_of_ranks_is_refused(
+    technique: str, ranks: int, instead: str
+) -> None:
     with pytest.raises(ConfigError, match=f"technique '{technique}' .* use '{instead}'"):
         resolve(FineTune(technique=technique), gpus=0, world_size=ranks)
     assert resolve(FineTune(technique=technique), gpus=0, world_size=3 - ranks) is None
@@ -58,7 +64,9 @@ def test_tf32_is_refused_on_cpus_under_every_technique() -> None:
     assert resolve(FineTune(technique="zero1", precision="tf32"), gpus=1) is not None
 
 
-def test_offload_takes_an_optimizer_that_needs_no_compiler_on_cpus_and_the_fast_one_on_gpus() -> None:
+def test_offload_takes_an_optimizer_that_needs_no_compiler_on_cpus_and_the_fast_one_on_gpus() -> (
+    None
+):
     job = FineTune(technique="zero3-offload")
     on_cpu, on_gpu = resolve(job, gpus=0), resolve(job, gpus=1)
     assert on_cpu is not None and on_gpu is not None
@@ -77,7 +85,10 @@ def test_sgd_under_offload_is_allowed_to_be_torch_s() -> None:
 
 
 def test_the_profiler_is_left_to_the_trainer_and_its_options_are_kept() -> None:
-    config = {"zero_optimization": {"stage": 1}, "flops_profiler": {"enabled": True, "top_modules": 3}}
+    config = {
+        "zero_optimization": {"stage": 1},
+        "flops_profiler": {"enabled": True, "top_modules": 3},
+    }
     resolved = resolve(own(config), gpus=0)
     assert resolved is not None
     assert resolved["flops_profiler"] == {"enabled": False, "top_modules": 3}
@@ -104,13 +115,18 @@ def test_a_path_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"zero_optimization": {"stage": 1},\n  "bf16": {enabled": true}}', r"mine.json line 2 column 12: .*"),
+        (
+            '{"zero_optimization": {"stage": 1},\n  "bf16": {enabled": true}}',
+            r"mine.json line 2 column 12: .*",
+        ),
         ("", "line 1 column 1"),
         ("[1]", "holds list"),
         ('{"fp16": {}, "fp16": {}}', "'fp16' stands there twice"),
     ],
 )
-def test_what_is_no_json_object_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_no_json_object_is_refused_with_its_place(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -121,9 +137,13 @@ def test_a_configuration_is_read_by_its_path_too(tmp_path: Path) -> None:
     path = tmp_path / "my.json"
     path.write_text('{"zero_optimization": {"stage": 2}}')
     assert load(str(path)) == load(path) == ({"zero_optimization": {"stage": 2}}, str(path))
-    with pytest.raises(ConfigError, match=r"deepspeed file '.*gone\.json' cannot be read: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"deepspeed file '.*gone\.json' cannot be read: No such file"
+    ):
         load(tmp_path / "gone.json")
-    with pytest.raises(ConfigError, match="is read of a FineTune job or of a path, and was asked of a dict"):
+    with pytest.raises(
+        ConfigError, match="is read of a FineTune job or of a path, and was asked of a dict"
+    ):
         load({"zero_optimization": {}})  # type: ignore[arg-type]
 
 
@@ -140,18 +160,35 @@ def test_a_removed_key_is_named_with_what_to_do(key: str) -> None:
 
 ZERO1 = {"stage": 1}
 ZERO3 = {"stage": 3}
-SET: dict[str, object] = {"precision": "fp32", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
-                          "learning_rate": 1e-3, "profile_step": 5}  # fmt: skip
+SET: dict[str, object] = {
+    "precision": "fp32",
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 1e-3,
+    "profile_step": 5,
+}
 OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
 
 
 @pytest.mark.parametrize(
     ("technique", "config", "message"),
     [
-        ("zero1", {"zero_optimization": {**ZERO1, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size.*removed"),
+        (
+            "zero1",
+            {"zero_optimization": {**ZERO1, "mics_shard_size": 2}},
+            "zero_optimization.mics_shard_size.*removed",
+        ),
         ("zero1", {"zero_optimisation": ZERO1}, "did you mean 'zero_optimization'"),
-        ("zero1", {"zero_optimization": {**ZERO1, "reduce_bucket": 1}}, "did you mean 'zero_optimization.reduce_buck"),
-        ("zero1", {"zero_optimization": ZERO1, "compile": {"deepcompil": True}}, "did you mean 'compile.deepcompile'"),
+        (
+            "zero1",
+            {"zero_optimization": {**ZERO1, "reduce_bucket": 1}},
+            "did you mean 'zero_optimization.reduce_buck",
+        ),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "compile": {"deepcompil": True}},
+            "did you mean 'compile.deepcompile'",
+        ),
         (
             "zero1",
             {"zero_optimization": ZERO1, "autotuning": {"metric": "speed"}},
@@ -162,7 +199,11 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ("zero1", {"zero_optimization": 1}, "must be an object"),
         ("zero3", {"zero_optimization": OFFLOAD}, "choose technique 'zero3-offload'"),
         ("zero3", {"zero_optimization": {**ZERO3, "cpu_offload": True}}, "deprecated"),
-        ("zero3-offload", {"zero_optimization": ZERO3}, "needs zero_optimization.offload_optimizer"),
+        (
+            "zero3-offload",
+            {"zero_optimization": ZERO3},
+            "needs zero_optimization.offload_optimizer",
+        ),
         (
             "zero2",
             {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
@@ -170,7 +211,12 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ),
         (
             "zero1",
-            {"zero_optimization": {**ZERO1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}},
+            {
+                "zero_optimization": {
+                    **ZERO1,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/x"},
+                }
+            },
             "use device 'cpu'",
         ),
         (
@@ -180,28 +226,65 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ),
         (
             "zero3-offload",
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "swap"}}},
+            {
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "swap"},
+                }
+            },
             "nvme_path, from / on",
         ),
-        ("zero3", {"zero_optimization": ZERO3, "aio": {"block_size": 8}}, "aio is for offload to disks"),
+        (
+            "zero3",
+            {"zero_optimization": ZERO3, "aio": {"block_size": 8}},
+            "aio is for offload to disks",
+        ),
         (
             "zero3-offload",
             {
-                "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}},
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/x"},
+                },
                 "aio": {"use_gds": True},
             },
             "aio.use_gds needs GPUs",
         ),
         (
             "zero3-offload",
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+            {
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "cpu", "super_offload": True},
+                }
+            },
             "super_offload needs GPUs",
         ),
-        ("zero1", {"zero_optimization": ZERO1, "comms_logger": {"enabled": True}}, "add 'verbose': true"),
-        ("zero1", {"zero_optimization": ZERO1, "torch_autocast": {"dtyp": "x"}}, "did you mean 'torch_autocast.dtype'"),
-        ("zero2", {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}}, "which is of stage 3"),
-        ("zero3", {"zero_optimization": {**ZERO3, "zero_quantized_gradients": True}}, "gradients needs GPUs"),
-        ("zero3", {"zero_optimization": {**ZERO3, "zero_hpz_partition_size": 2}}, "3 ranks cannot be put"),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "comms_logger": {"enabled": True}},
+            "add 'verbose': true",
+        ),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "torch_autocast": {"dtyp": "x"}},
+            "did you mean 'torch_autocast.dtype'",
+        ),
+        (
+            "zero2",
+            {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}},
+            "which is of stage 3",
+        ),
+        (
+            "zero3",
+            {"zero_optimization": {**ZERO3, "zero_quantized_gradients": True}},
+            "gradients needs GPUs",
+        ),
+        (
+            "zero3",
+            {"zero_optimization": {**ZERO3, "zero_hpz_partition_size": 2}},
+            "3 ranks cannot be put",
+        ),
         (
             "zero3-offload",
             {"zero_optimization": {**ZERO3, "offload_optimizer": {"device": "none"}}},
@@ -219,11 +302,23 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
             {"zero_optimization": ZERO1, "train_micro_batch_size_per_gpu": 4},
             "per_device_train_batch_size is 8",
         ),
-        ("zero1", {"zero_optimization": ZERO1, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 1"),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "gradient_accumulation_steps": 2},
+            "gradient_accumulation_steps is 1",
+        ),
         ("zero1", {"zero_optimization": ZERO1, "train_batch_size": 8}, "x 3 ranks is 24"),
         ("zero1", {"zero_optimization": ZERO1, "gradient_clipping": "yes"}, "gradient_clipping"),
-        ("zero1", {"zero_optimization": ZERO1, "optimizer": {"type": "OneBitAdam"}}, "'OneBitAdam' was removed"),
-        ("zero1", {"zero_optimization": ZERO1, "optimizer": {"type": "Lion"}}, "'Lion', which FineTune does not have"),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "optimizer": {"type": "OneBitAdam"}},
+            "'OneBitAdam' was removed",
+        ),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "optimizer": {"type": "Lion"}},
+            "'Lion', which FineTune does not have",
+        ),
         (
             "zero1",
             {"zero_optimization": ZERO1, "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}},
@@ -231,7 +326,10 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ),
         (
             "zero1",
-            {"zero_optimization": ZERO1, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1}}},
+            {
+                "zero_optimization": ZERO1,
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1}},
+            },
             "warmup_max_lr is 1",
         ),
         (
@@ -241,45 +339,72 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ),
     ],
 )
-def test_what_contradicts_the_job_is_refused(technique: str, config: dict[str, object], message: str) -> None:
+def test_what_contradicts_the_job_is_refused(
+    technique: str, config: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(own(config, technique=technique, **SET), gpus=0, world_size=3)
 
 
 def test_quantized_zero_plus_plus_is_taken_for_gpus() -> None:
-    config = {"zero_optimization": {**ZERO3, "zero_quantized_weights": True, "zero_hpz_partition_size": 2}}
+    config = {
+        "zero_optimization": {**ZERO3, "zero_quantized_weights": True, "zero_hpz_partition_size": 2}
+    }
     assert resolve(own(config, technique="zero3"), gpus=2, world_size=4) is not None
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"compile": {"deepcompile": True}}, "compile.deepcompile is True, .*: use torch_compile=True, or a Script"),
+        (
+            {"compile": {"deepcompile": True}},
+            "compile.deepcompile is True, .*: use torch_compile=True, or a Script",
+        ),
         ({"pipeline": {"stages": 2}}, "pipeline.stages is 2, .*: use a Script with PipelineModule"),
         (
             {"data_efficiency": {"enabled": True, "data_routing": {"enabled": True}}},
             "data_efficiency.enabled is True, .*",
         ),
-        ({"weight_quantization": {"enabled": True}}, "weight_quantization.enabled is True, .*: use peft='qlora'"),
-        ({"checkpoint": {"load_universal": True}}, "checkpoint.load_universal is True, .*: use save_steps and resume"),
+        (
+            {"weight_quantization": {"enabled": True}},
+            "weight_quantization.enabled is True, .*: use peft='qlora'",
+        ),
+        (
+            {"checkpoint": {"load_universal": True}},
+            "checkpoint.load_universal is True, .*: use save_steps and resume",
+        ),
         (
             {"activation_checkpointing": {"cpu_checkpointing": True}},
             "activation_checkpointing.cpu_checkpointing is True, .*: use gradient_checkpointing=True",
         ),
-        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel.autotp_size is 2, .*: use a Script"),
+        (
+            {"tensor_parallel": {"autotp_size": 2}},
+            "tensor_parallel.autotp_size is 2, .*: use a Script",
+        ),
         ({"sequence_parallel_size": 2}, "sequence_parallel_size is 2, .*: use a Script"),
         ({"autotuning": {"enabled": True}}, r"autotuning.enabled is True, .*: ask plan\(job\)"),
-        ({"expert_parallel": {"enabled": True}}, "expert_parallel.enabled is True, .*: use a Script"),
+        (
+            {"expert_parallel": {"enabled": True}},
+            "expert_parallel.enabled is True, .*: use a Script",
+        ),
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine.enabled is True, .*: use a Script"),
-        ({"zero_optimization": {**ZERO1, "zenflow": {"topk_ratio": 0.1}}}, "zenflow.topk_ratio is 0.1, .*use a Script"),
+        (
+            {"zero_optimization": {**ZERO1, "zenflow": {"topk_ratio": 0.1}}},
+            "zenflow.topk_ratio is 0.1, .*use a Script",
+        ),
         (
             {"zero_optimization": {**ZERO1, "allgather_partitions": False}},
             "allgather_partitions is False, .*remove the",
         ),
-        ({"flops_profiler": {"enabled": True, "output_file": "x"}}, "output_file is 'x', .*: read result.profile"),
+        (
+            {"flops_profiler": {"enabled": True, "output_file": "x"}},
+            "output_file is 'x', .*: read result.profile",
+        ),
     ],
 )
-def test_a_key_that_the_trainer_does_nothing_with_is_refused(config: dict[str, object], message: str) -> None:
+def test_a_key_that_the_trainer_does_nothing_with_is_refused(
+    config: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(own({"zero_optimization": ZERO1, **config}), gpus=2, world_size=2)
 
@@ -288,9 +413,19 @@ def test_a_key_that_the_trainer_does_nothing_with_is_refused(config: dict[str, o
     "config",
     [
         {"compile": {"deepcompile": False}, "pipeline": {"stages": "auto", "seed_layers": False}},
-        {"autotuning": {"enabled": False, "metric": "flops"}, "sequence_parallel_size": 1, "checkpoint": {}},
+        {
+            "autotuning": {"enabled": False, "metric": "flops"},
+            "sequence_parallel_size": 1,
+            "checkpoint": {},
+        },
         {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
-        {"zero_optimization": {**ZERO1, "allgather_partitions": True, "load_from_fp32_weights": True}},
+        {
+            "zero_optimization": {
+                **ZERO1,
+                "allgather_partitions": True,
+                "load_from_fp32_weights": True,
+            }
+        },
     ],
 )
 def test_a_key_that_is_switched_off_is_accepted(config: dict[str, object]) -> None:
@@ -299,7 +434,9 @@ def test_a_key_that_is_switched_off_is_accepted(config: dict[str, object]) -> No
 
 def test_an_optimizer_that_is_not_the_job_s_is_refused() -> None:
     config = {"zero_optimization": ZERO1, "optimizer": {"type": "SGD"}}
-    with pytest.raises(ConfigError, match=r"optimizer\.type is 'SGD', and the job's optimizer is 'adamw'"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.type is 'SGD', and the job's optimizer is 'adamw'"
+    ):
         resolve(own(config, optimizer="adamw"), gpus=0)
 
 
@@ -333,7 +470,9 @@ def test_the_files_are_found_in_a_wheel_and_in_a_zip(tmp_path: Path) -> None:
         with zipfile.ZipFile(archive, "w") as z:
             for path in sorted((root / "workbench").rglob("*.py")):
                 z.write(path, path.relative_to(root))
-            z.writestr(f"{folder}/zero1.json", '{"zero_optimization": {"stage": 1}, "log_level": "info"}')
+            z.writestr(
+                f"{folder}/zero1.json", '{"zero_optimization": {"stage": 1}, "log_level": "info"}'
+            )
     code = (
         "from workbench.jobs.deepspeed.files import *; from workbench.jobs.finetune import *; "
         "print(load(FineTune())[0])"
@@ -407,9 +546,17 @@ def test_the_written_down_keys_are_those_of_the_installed_deepspeed() -> None:
     tables = dict(sections(dskeys.TOP_LEVEL))
     assert {at for at, table in tables.items() if type(table) is Whole} <= set(MODELS)
     read_by_name = {key for at, table in tables.items() if at not in MODELS for key in table}
-    parameters = {"compile", "dampening", "nesterov", "cycle_momentum", "set_grad_none"}  # of functions: not quoted
+    parameters = {
+        "compile",
+        "dampening",
+        "nesterov",
+        "cycle_momentum",
+        "set_grad_none",
+    }  # of functions: not quoted
     ask = json.dumps([MODELS, sorted({*dskeys.TOP_LEVEL, *read_by_name} - parameters)])
-    done = subprocess.run([sys.executable, "-c", ASK, ask], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, ask], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     removed, removed_zero, models, strange = json.loads(done.stdout.splitlines()[-1])
     assert set(removed) == set(dskeys.REMOVED)
@@ -436,10 +583,14 @@ def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() ->
     llama: dict[str, object] = {"model": "tiny-llama", "precision": "fp16", "technique": "zero1"}
     resolved = resolve(FineTune(**llama), gpus=1)  # type: ignore[arg-type]
     assert resolved is not None and resolved["fp16"] == {"enabled": "auto"}
-    with pytest.raises(ConfigError, match=r"fp16.enabled is true, and the job's precision is 'fp32'"):
+    with pytest.raises(
+        ConfigError, match=r"fp16.enabled is true, and the job's precision is 'fp32'"
+    ):
         told = {"zero_optimization": ZERO1, "fp16": {"enabled": True}}
         resolve(own(told, model="tiny-llama", precision="fp32"), gpus=1)
-    with pytest.raises(ConfigError, match=r"fp16.enabled is false, and the job's precision is 'fp16'"):
+    with pytest.raises(
+        ConfigError, match=r"fp16.enabled is false, and the job's precision is 'fp16'"
+    ):
         resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": False}}, **llama), gpus=1)
     with pytest.raises(ConfigError, match="use 'bf16' on CPUs"):
         resolve(FineTune(**llama), gpus=0)  # type: ignore[arg-type]
@@ -447,25 +598,35 @@ def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() ->
 
 
 @pytest.mark.parametrize("technique", WITH_DEEPSPEED)
-def test_a_profiler_variant_is_its_technique_s_file_with_the_profiler_s_options(technique: str) -> None:
+def test_a_profiler_variant_is_its_technique_s_file_with_the_profiler_s_options(
+    technique: str,
+) -> None:
     plain, source = load(FineTune(technique=technique))
     variant, named = load(own(f"dsconfig/{technique}-profiler.json", technique=technique))
     assert named.removesuffix("-profiler.json") == source.removesuffix(".json")
     options = variant.pop("flops_profiler")
     assert variant == plain
     assert set(options) == {"enabled", "module_depth", "top_modules", "detailed"}
-    resolved = resolve(own(f"dsconfig/{technique}-profiler.json", technique=technique), gpus=0, world_size=3)
+    resolved = resolve(
+        own(f"dsconfig/{technique}-profiler.json", technique=technique), gpus=0, world_size=3
+    )
     assert resolved is not None
     assert resolved["flops_profiler"] == {**options, "enabled": False}  # the trainer drives it
 
 
-def test_a_shipped_file_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_file_is_found_by_its_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(own("dsconfig/zero1-profiler.json"))[1] == "dsconfig/zero1-profiler.json"
-    with pytest.raises(ConfigError, match=r"zero9\.json is not among.*zero1-profiler\.json, zero1\.json"):
+    with pytest.raises(
+        ConfigError, match=r"zero9\.json is not among.*zero1-profiler\.json, zero1\.json"
+    ):
         load(own("dsconfig/zero9.json"))
     (tmp_path / "dsconfig").mkdir()
-    (tmp_path / "dsconfig" / "zero1.json").write_text('{"zero_optimization": {"stage": 1}, "log_level": "info"}')
+    (tmp_path / "dsconfig" / "zero1.json").write_text(
+        '{"zero_optimization": {"stage": 1}, "log_level": "info"}'
+    )
     assert "log_level" in load(own("dsconfig/zero1.json"))[0], "a file of one's own comes first"
 
 
@@ -478,10 +639,14 @@ def test_a_shipped_file_is_found_by_its_name_from_any_folder(tmp_path: Path, mon
     ],
 )
 def test_a_secret_in_it_is_refused_and_not_shown(more: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="holds a secret, which would be written to the run directory") as refused:
+    with pytest.raises(
+        ConfigError, match="holds a secret, which would be written to the run directory"
+    ) as refused:
         resolve(own({"zero_optimization": {"stage": 1}, **more}), gpus=0)
     assert not [word for word in ("plainword", "hunter2", "hf_abc") if word in str(refused.value)]
-    assert resolve(own({"zero_optimization": {"stage": 1}, "comet": {"enabled": False, "api_key": ""}}), gpus=0)
+    assert resolve(
+        own({"zero_optimization": {"stage": 1}, "comet": {"enabled": False, "api_key": ""}}), gpus=0
+    )
 
 
 WALK_THROUGH: dict[str, object] = {
@@ -490,8 +655,14 @@ WALK_THROUGH: dict[str, object] = {
     "gradient_clipping": 0.5,
     "bf16": {"enabled": True},
     "communication_data_type": "bf16",
-    "optimizer": {"type": "AdamW", "params": {"lr": 5e-4, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.01}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 7, "total_num_steps": 70}},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 5e-4, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.01},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_num_steps": 7, "total_num_steps": 70},
+    },
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
     "flops_profiler": {"enabled": True, "profile_step": 1},
 }
@@ -500,11 +671,24 @@ WALK_THROUGH: dict[str, object] = {
 def test_a_user_s_json_wins_over_what_the_user_left_open_and_its_stage_is_the_technique() -> None:
     job = FineTune(deepspeed=WALK_THROUGH)
     chosen = choose(job, gpus=0)
-    assert {name for name in FineTune.model_fields if getattr(chosen, name) != getattr(job, name)} == {
-        "technique", "precision", "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm",
-        "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "warmup_steps", "max_steps",
-        "profile_step", "communication",
-    }  # fmt: skip
+    assert {
+        name for name in FineTune.model_fields if getattr(chosen, name) != getattr(job, name)
+    } == {
+        "technique",
+        "precision",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_grad_norm",
+        "learning_rate",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "weight_decay",
+        "warmup_steps",
+        "max_steps",
+        "profile_step",
+        "communication",
+    }
     assert (chosen.technique, chosen.precision, chosen.profile_step) == ("zero3-offload", "bf16", 1)
     assert (chosen.learning_rate, chosen.adam_beta1, chosen.max_steps) == (5e-4, 0.8, 70)
     assert choose(chosen, gpus=0) == choose(FineTune.from_dict(chosen.to_dict()), gpus=0) == chosen
@@ -524,16 +708,33 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
     [
         ({"technique": "zero1"}, "stage is 3, and technique 'zero1' is stage 1"),
         ({"profile_step": 5}, "flops_profiler.profile_step is 1, and the job's profile_step is 5"),
-        ({"weight_decay": 0.2}, "optimizer.params.weight_decay is 0.01, and the job's weight_decay is 0.2"),
-        ({"adam_beta2": 0.9}, "optimizer.params.betas is .*, and the job's adam_beta1 and adam_beta2 is"),
+        (
+            {"weight_decay": 0.2},
+            "optimizer.params.weight_decay is 0.01, and the job's weight_decay is 0.2",
+        ),
+        (
+            {"adam_beta2": 0.9},
+            "optimizer.params.betas is .*, and the job's adam_beta1 and adam_beta2 is",
+        ),
         ({"max_grad_norm": 2}, "gradient_clipping is 0.5, and the job's max_grad_norm is 2"),
-        ({"warmup_ratio": 0.2}, "scheduler.params.warmup_num_steps is 7, and the job's warmup_steps is None"),
-        ({"lr_scheduler_type": "cosine"}, "scheduler.type decides how the learning rate goes on .'linear'."),
-        ({"communication": "fp32"}, "communication_data_type is 'bf16', and the job's communication is 'fp32'"),
+        (
+            {"warmup_ratio": 0.2},
+            "scheduler.params.warmup_num_steps is 7, and the job's warmup_steps is None",
+        ),
+        (
+            {"lr_scheduler_type": "cosine"},
+            "scheduler.type decides how the learning rate goes on .'linear'.",
+        ),
+        (
+            {"communication": "fp32"},
+            "communication_data_type is 'bf16', and the job's communication is 'fp32'",
+        ),
         ({"precision": "fp32"}, "bf16.enabled is true, and the job's precision is 'fp32'"),
     ],
 )
-def test_what_contradicts_an_option_that_was_set_is_refused_by_name(options: dict[str, object], message: str) -> None:
+def test_what_contradicts_an_option_that_was_set_is_refused_by_name(
+    options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(FineTune(deepspeed=WALK_THROUGH, **options), gpus=0)  # type: ignore[arg-type]
 
@@ -545,7 +746,11 @@ def test_rate_and_precision_are_chosen_by_the_model_the_adapters_and_the_pods() 
 
     assert chosen() == chosen(gpus=2) == chosen(model="tiny-llama", peft="lora") == (1e-3, "fp32")
     assert chosen(model="google/flan-t5-small") == (3e-4, "fp32")
-    assert chosen(model="meta-llama/Llama-2-7b", gpus=1) == chosen(model="gpt2", gpus=1) == (2e-5, "bf16")
+    assert (
+        chosen(model="meta-llama/Llama-2-7b", gpus=1)
+        == chosen(model="gpt2", gpus=1)
+        == (2e-5, "bf16")
+    )
     assert chosen(model="meta-llama/Llama-2-7b", gpus=1, peft="qlora") == (2e-4, "bf16")
     assert chosen(model="gpt2", gpus=1, learning_rate=1, precision="fp16") == (1, "fp16")
 
@@ -557,8 +762,14 @@ def test_gradients_are_sent_in_bf16_between_pods_apart_that_have_no_gpus() -> No
     ssh = {"backend": {"kind": "ssh", "hosts": ["a", "b", "c"]}}
     job, full = FineTune(), {"communication_data_type": "fp32", "zero_optimization": ZERO1}
     assert chosen(job, **ssh) == "bf16"
-    assert chosen(job, **ssh, pods={"gpus": 1}) is chosen(job, **ssh, count=1) is chosen(job) is None
+    assert (
+        chosen(job, **ssh, pods={"gpus": 1}) is chosen(job, **ssh, count=1) is chosen(job) is None
+    )
     assert chosen(job.replace(communication="fp32"), **ssh) == chosen(own(full), **ssh) == "fp32"
-    for asked, sent in ((job, None), (job.replace(communication="bf16"), "bf16"), (own(full), "fp32")):
+    for asked, sent in (
+        (job, None),
+        (job.replace(communication="bf16"), "bf16"),
+        (own(full), "fp32"),
+    ):
         config = resolve(asked, gpus=0)
         assert config is not None and config.get("communication_data_type") == sent

@@ -48,7 +48,11 @@ KEYS = list(keys(TOP_LEVEL))
 
 
 def right(kind: Kind) -> object:
-    return re.findall("'([^']+)'", kind.words)[0] if kind.words.startswith("one of") else RIGHT[kind.words]
+    return (
+        re.findall("'([^']+)'", kind.words)[0]
+        if kind.words.startswith("one of")
+        else RIGHT[kind.words]
+    )
 
 
 def filled(at: tuple[str, ...], value: object) -> dict[str, Any]:
@@ -70,8 +74,15 @@ def belongs(value: object, kind: Kind) -> bool:
         return isinstance(value, dict)
     if kind.words.startswith("a list"):
         each = str if "texts" in kind.words else (int, float)
-        return isinstance(value, list) and all(isinstance(v, each) and not isinstance(v, bool) for v in value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        return isinstance(value, list) and all(
+            isinstance(v, each) and not isinstance(v, bool) for v in value
+        )
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or value != value
+        or abs(value) == float("inf")
+    ):
         return False
     least = {"1 or more": 1, "0 or more": 0, "from 0 to 1": 0}
     return (
@@ -79,7 +90,12 @@ def belongs(value: object, kind: Kind) -> bool:
         and ("whole" not in kind.words or value == int(value))
         and all(value >= bound for words, bound in least.items() if words in kind.words)
         and ("from 0 to 1" not in kind.words or value <= 1)
-    ) or (isinstance(value, float) and "whole" not in kind.words and "from" not in kind.words and value > 0)
+    ) or (
+        isinstance(value, float)
+        and "whole" not in kind.words
+        and "from" not in kind.words
+        and value > 0
+    )
 
 
 def test_every_key_takes_what_belongs_there() -> None:
@@ -108,7 +124,10 @@ BASE = {
         "offload_optimizer": {"device": "cpu", "pin_memory": False, "buffer_count": 4},
         "offload_param": {"device": "cpu"},
     },
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0},
+    },
     "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_num_steps": 10}},
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
@@ -174,13 +193,23 @@ MANY = {f"key_{n}": n for n in range(20_000)}
 
 @pytest.mark.parametrize(
     ("section", "refused"),
-    [("", "key_0"), ("zero_optimization", "zero_optimization.key_0"), ("autotuning", "autotuning.key_0")],
+    [
+        ("", "key_0"),
+        ("zero_optimization", "zero_optimization.key_0"),
+        ("autotuning", "autotuning.key_0"),
+    ],
 )
-def test_twenty_thousand_keys_are_refused_as_fast_as_a_few(tmp_path: Path, section: str, refused: str) -> None:
+def test_twenty_thousand_keys_are_refused_as_fast_as_a_few(
+    tmp_path: Path, section: str, refused: str
+) -> None:
     """Some 0.01 s; it took 7 to 30 s."""
     file = tmp_path / "own.json"
     base: dict[str, Any] = {"zero_optimization": {"stage": 1}}
-    file.write_text(json.dumps({**base, **(MANY if not section else {section: {**base.get(section, {}), **MANY}})}))
+    file.write_text(
+        json.dumps(
+            {**base, **(MANY if not section else {section: {**base.get(section, {}), **MANY}})}
+        )
+    )
     began = time.thread_time()
     with pytest.raises(ConfigError, match=f"key '{refused}' is not known"):
         resolve(FineTune(deepspeed=str(file)), gpus=0)
@@ -200,4 +229,6 @@ def test_a_device_is_no_deepspeed_file_and_a_link_to_one_is(tmp_path: Path) -> N
         load(FineTune(deepspeed="/dev/zero", technique="zero1"))
     (tmp_path / "real.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}))
     (tmp_path / "link.json").symlink_to("real.json")
-    assert load(FineTune(deepspeed=str(tmp_path / "link.json")))[0] == {"zero_optimization": {"stage": 1}}
+    assert load(FineTune(deepspeed=str(tmp_path / "link.json")))[0] == {
+        "zero_optimization": {"stage": 1}
+    }

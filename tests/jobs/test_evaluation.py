@@ -24,18 +24,34 @@ REFUSED = {
     "set it, or choose 'epoch'": {"eval_strategy": "steps"},
     "eval_strategy is 'epoch', and eval_steps is 3": {"eval_strategy": "epoch", "eval_steps": 3},
     "metrics is measured at evaluations": {"eval_strategy": "no", "metrics": ["rouge"]},
-    "load_best_model_at_end needs evaluations on the way; set eval_steps": {"load_best_model_at_end": True},
-    "early_stopping_patience needs evaluations on the way": {"eval_strategy": "no", "early_stopping_patience": 2},
+    "load_best_model_at_end needs evaluations on the way; set eval_steps": {
+        "load_best_model_at_end": True
+    },
+    "early_stopping_patience needs evaluations on the way": {
+        "eval_strategy": "no",
+        "early_stopping_patience": 2,
+    },
     "set metric_rows to how many rows to answer": {"metrics": ["rouge"], "predict_rows": 0},
     "metric_rows is for metrics of answers": {"metric_rows": 4, "metrics": ["accuracy"]},
-    "Allowed: exact_match, execution_match, rouge, accuracy, perplexity, path.py:function": {"metrics": ["m.py"]},
+    "Allowed: exact_match, execution_match, rouge, accuracy, perplexity, path.py:function": {
+        "metrics": ["m.py"]
+    },
     "job metrics 'rogue' is not known: did you mean 'rouge'?": {"metrics": ["rogue"]},
-    "it must be a list of exact_match, execution_match, rouge, accuracy, perplexity, 'path.py": {"metrics": [3]},
+    "it must be a list of exact_match, execution_match, rouge, accuracy, perplexity, 'path.py": {
+        "metrics": [3]
+    },
     "one must take two lists, predictions and references: too many positional": {"metrics": [one]},
-    "did you mean 'rougeL'?": {**BEST, "metrics": ["rouge"], "metric_for_best_model": "eval_rougel"},
+    "did you mean 'rougeL'?": {
+        **BEST,
+        "metrics": ["rouge"],
+        "metric_for_best_model": "eval_rougel",
+    },
     "'perplexity' is not known": {**BEST, "metric_for_best_model": "perplexity"},
     "save_total_limit limits checkpoints, and none is saved": {"save_total_limit": 3},
-    "early_stopping_threshold is for early_stopping_patience": {**BEST, "early_stopping_threshold": 0.1},
+    "early_stopping_threshold is for early_stopping_patience": {
+        **BEST,
+        "early_stopping_threshold": 0.1,
+    },
     "greater_is_better is for load_best_model_at_end": {"greater_is_better": True},
 }
 
@@ -77,11 +93,25 @@ def test_answers_are_asked_for_where_a_metric_judges_them() -> None:
 
 
 def test_a_function_stands_in_json_as_the_file_that_a_run_makes_of_it() -> None:
-    job = FineTune(metrics=["rouge", score, max, "m.py:f"], eval_steps=2, load_best_model_at_end=True)
-    assert job.metrics == ("rouge", score, max, "m.py:f") and job == job.replace(metrics=list(job.metrics))
-    assert job.to_dict()["metrics"] == ["rouge", "score-metric.py:score", "max-metric.py:max", "m.py:f"]
+    job = FineTune(
+        metrics=["rouge", score, max, "m.py:f"], eval_steps=2, load_best_model_at_end=True
+    )
+    assert job.metrics == ("rouge", score, max, "m.py:f") and job == job.replace(
+        metrics=list(job.metrics)
+    )
+    assert job.to_dict()["metrics"] == [
+        "rouge",
+        "score-metric.py:score",
+        "max-metric.py:max",
+        "m.py:f",
+    ]
     assert FineTune.from_dict(job.to_dict()).metrics[1] == "score-metric.py:score"
-    assert job.moved(lambda path: f"/there/{path}").metrics == ("rouge", score, max, "/there/m.py:f")
+    assert job.moved(lambda path: f"/there/{path}").metrics == (
+        "rouge",
+        score,
+        max,
+        "/there/m.py:f",
+    )
     assert answered_rows(job.replace(metrics=[score])) == 64
     # What a function's figures are called is known to it alone.
     assert best_metric(job.replace(metric_for_best_model="whatever")) == "whatever"

@@ -94,7 +94,9 @@ def test_turns_of_a_chat_stand_in_a_table_as_json(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_parquet_and_saved_datasets_are_the_same_bytes_as_lines(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_list([{**row, "score": float("nan"), "at": b"\xff"} for row in ROWS])
+    table = datasets.Dataset.from_list(
+        [{**row, "score": float("nan"), "at": b"\xff"} for row in ROWS]
+    )
     table.to_parquet(tmp_path / "rows.parquet")
     table.save_to_disk(tmp_path / "saved")
     write_text(tmp_path / "rows.jsonl", ROWS)
@@ -102,21 +104,33 @@ def test_parquet_and_saved_datasets_are_the_same_bytes_as_lines(tmp_path: Path) 
     assert prepared(options(tmp_path / "rows.parquet"), tmp_path / "b") == as_lines
     assert prepared(options(tmp_path / "saved"), tmp_path / "c") == as_lines
     # Every column of a table has a place in every row: what is empty does not count.
-    mixed = [{"instruction": "a", "output": "b"}, {"query": "c", "response": "d"}, {"instruction": "e", "output": "f"}]
-    every = [{**dict.fromkeys(("instruction", "output", "query", "response")), **row} for row in mixed]
+    mixed = [
+        {"instruction": "a", "output": "b"},
+        {"query": "c", "response": "d"},
+        {"instruction": "e", "output": "f"},
+    ]
+    every = [
+        {**dict.fromkeys(("instruction", "output", "query", "response")), **row} for row in mixed
+    ]
     datasets.Dataset.from_list(every).to_parquet(tmp_path / "mixed.parquet")
     write_text(tmp_path / "mixed.jsonl", mixed)
     assert prepared(str(tmp_path / "mixed.parquet"), tmp_path / "d") == prepared(
         str(tmp_path / "mixed.jsonl"), tmp_path / "e"
     )
     with pytest.raises(
-        ConfigError, match=r"rows\.parquet, row 1: the column for 'target', 'highlight' is not known: did"
+        ConfigError,
+        match=r"rows\.parquet, row 1: the column for 'target', 'highlight' is not known: did",
     ):
-        prepared(options(tmp_path / "rows.parquet", columns={**COLUMNS, "target": "highlight"}), tmp_path / "f")
+        prepared(
+            options(tmp_path / "rows.parquet", columns={**COLUMNS, "target": "highlight"}),
+            tmp_path / "f",
+        )
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match=r"broken\.parquet cannot be read: ArrowInvalid: "):
         prepared(str(tmp_path / "broken.parquet"), tmp_path / "g")
-    assert next(read_rows(tmp_path / "rows.parquet", COLUMNS))[0] == "rows.parquet, row 1", "the rest is left unread"
+    assert next(read_rows(tmp_path / "rows.parquet", COLUMNS))[0] == "rows.parquet, row 1", (
+        "the rest is left unread"
+    )
 
 
 def test_a_share_and_a_limit(tmp_path: Path) -> None:
@@ -136,19 +150,34 @@ def test_a_share_and_a_limit(tmp_path: Path) -> None:
 
 
 def test_globs_lists_and_folders(tmp_path: Path) -> None:
-    names = ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation.csv", "test.csv", "train.csv.bak")
+    names = (
+        "train-00000-of-00002.jsonl",
+        "train-00001-of-00002.jsonl",
+        "validation.csv",
+        "test.csv",
+        "train.csv.bak",
+    )
     for number, name in enumerate(names):
-        write_text(tmp_path / name, [{"source": f"{number}{n}", "target": str(number)} for n in range(3)])
+        write_text(
+            tmp_path / name, [{"source": f"{number}{n}", "target": str(number)} for n in range(3)]
+        )
     train, evaluation = prepared(str(tmp_path), tmp_path / "out" / "a")
     assert (targets(train), targets(evaluation)) == (["0"] * 3 + ["1"] * 3, ["2"] * 3)
-    value = {"kind": "files", "train": str(tmp_path / "train-*"), "eval": [str(tmp_path / name) for name in names[2:4]]}
+    value = {
+        "kind": "files",
+        "train": str(tmp_path / "train-*"),
+        "eval": [str(tmp_path / name) for name in names[2:4]],
+    }
     train, evaluation = prepared(value, tmp_path / "out" / "b")
     assert (targets(train), targets(evaluation)) == (["0"] * 3 + ["1"] * 3, ["2"] * 3 + ["3"] * 3)
 
 
 def test_a_mix_takes_rows_by_weight_and_all_evaluation_rows(tmp_path: Path) -> None:
     for name, rows in (("a", 40), ("b", 10)):
-        write_text(tmp_path / f"{name}.jsonl", [{"source": str(n), "target": f"{name}{n}"} for n in range(rows)])
+        write_text(
+            tmp_path / f"{name}.jsonl",
+            [{"source": str(n), "target": f"{name}{n}"} for n in range(rows)],
+        )
     parts = [{"dataset": str(tmp_path / f"{name}.jsonl")} for name in "ab"]
     train, evaluation = prepared({"kind": "mix", "parts": parts}, tmp_path / "all")
     assert len(targets(train)) == 38 + 9
@@ -156,7 +185,9 @@ def test_a_mix_takes_rows_by_weight_and_all_evaluation_rows(tmp_path: Path) -> N
     weighted = {"kind": "mix", "parts": [{**parts[0], "weight": 1}, {**parts[1], "weight": 3}]}
     train, evaluation = prepared(weighted, tmp_path / "weighted")
     assert prepared(weighted, tmp_path / "again") == (train, evaluation)
-    assert "".join(target[0] for target in targets(train)) == "abbbabbbabbb", "dealt evenly, each part in its order"
+    assert "".join(target[0] for target in targets(train)) == "abbbabbbabbb", (
+        "dealt evenly, each part in its order"
+    )
     assert len(set(targets(train))) == 12
     assert len(targets(evaluation)) == 3
     assert prepared({**weighted, "seed": 1}, tmp_path / "other")[0] != train
@@ -193,15 +224,31 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
         ("a.json", "[[1]]", "line 1: the line is .*; it must be an object"),
         ("a.json", "[" * 1000, "a.json, line 1: "),
         ("a.json", "[NaN]", "NaN is not a JSON number"),
-        ("a.csv", "source,target\na,b\nc\n", r"a\.csv, line 3 has 1 cells, and the first line names 2 columns"),
-        ("a.csv", 'source,target\na,"b\nc', r"a\.csv, line 2: unexpected end of data; is a quote missing"),
+        (
+            "a.csv",
+            "source,target\na,b\nc\n",
+            r"a\.csv, line 3 has 1 cells, and the first line names 2 columns",
+        ),
+        (
+            "a.csv",
+            'source,target\na,"b\nc',
+            r"a\.csv, line 2: unexpected end of data; is a quote missing",
+        ),
         ("a.csv", "source,source\na,b\n", "two columns are called 'source'"),
-        ("a.csv", "source;titel\na;b\n", r"a\.csv, line 2: no known form .*'source', 'titel'; the nearest is 'source'"),
+        (
+            "a.csv",
+            "source;titel\na;b\n",
+            r"a\.csv, line 2: no known form .*'source', 'titel'; the nearest is 'source'",
+        ),
         ("a.csv", "question,sql\na,{b}\n", r"a\.csv, line 2: sql is not JSON"),
         ("a.csv", "source,target\n", "has no row"),
         ("a.csv", "source,target\na,\udcff\n", "is not UTF-8"),
         ("a.csv", "source,target\na,b\n", "has 1 row, of which no share can be held out"),
-        ("a.tsv", "body\ttitle\na\tb\n", r"a\.tsv, line 2: no known form of a row has the columns 'body', 'title'"),
+        (
+            "a.tsv",
+            "body\ttitle\na\tb\n",
+            r"a\.tsv, line 2: no known form of a row has the columns 'body', 'title'",
+        ),
     ],
 )
 def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -214,13 +261,22 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"eval_share": 0}, "eval_share is 0; it must be a number more than 0 and less than 1 or None"),
+        (
+            {"eval_share": 0},
+            "eval_share is 0; it must be a number more than 0 and less than 1 or None",
+        ),
         ({"eval_share": 1.0}, "eval_share is 1.0; it must be a number"),
-        ({"eval": "FOLDER/rows.csv", "eval_share": 0.5}, "eval_share holds rows out of train, and eval names others"),
+        (
+            {"eval": "FOLDER/rows.csv", "eval_share": 0.5},
+            "eval_share holds rows out of train, and eval names others",
+        ),
         ({"limit": 0}, "limit is 0; it must be a whole number, 1 or more"),
         ({"columns": {"sorce": "a"}}, "the field 'sorce' is not known: did you mean 'source'"),
         ({"columns": {"source": "a"}}, "name 'source', which make no row"),
-        ({"columns": {"source": 1, "target": "a"}}, "columns is .*object of a row's fields and columns"),
+        (
+            {"columns": {"source": 1, "target": "a"}},
+            "columns is .*object of a row's fields and columns",
+        ),
         ({"train": "FOLDER/row.csv"}, r"there is no file .*row\.csv \(did you mean 'rows.csv'\?\)"),
         ({"train": "FOLDER/*.parquet"}, r"there is no file .*\*\.parquet"),
         (
@@ -228,9 +284,21 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
             "is a folder, and no dataset that was saved as one; name .*rows.csv",
         ),
         ({"kind": "mix", "parts": []}, "parts is .*it must be a list of objects"),
-        ({"kind": "mix", "parts": [{"dataset": "FOLDER/rows.csv", "wieght": 1}]}, "option 'wieght' is not known"),
-        ({"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]}, r"dataset '.*gone\.csv' is not known"),
-        ({"kind": "mix", "parts": [{"dataset": "wikisql-mini", "weight": 1}, {"dataset": "wikisql-mini"}]}, "to none"),
+        (
+            {"kind": "mix", "parts": [{"dataset": "FOLDER/rows.csv", "wieght": 1}]},
+            "option 'wieght' is not known",
+        ),
+        (
+            {"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]},
+            r"dataset '.*gone\.csv' is not known",
+        ),
+        (
+            {
+                "kind": "mix",
+                "parts": [{"dataset": "wikisql-mini", "weight": 1}, {"dataset": "wikisql-mini"}],
+            },
+            "to none",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -255,15 +323,23 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(tmp_path: Path) -> None:
+def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("datasets")
     folder = tmp_path / "repository"
     folder.mkdir()
     write_text(folder / "train.csv", ROWS)
     hub = {"kind": "hub", "name": str(folder)}
-    with pytest.raises(ConfigError, match=r"has no split 'validation'; it has: train\. Name one .* eval_share=0\.05"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has no split 'validation'; it has: train\. Name one .* eval_share=0\.05",
+    ):
         prepare(dataset_from(hub), tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"split train, row 0: the column for 'source', 'artcle' .* mean 'article'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"split train, row 0: the column for 'source', 'artcle' .* mean 'article'",
+    ):
         columns = {**COLUMNS, "source": "artcle"}
         prepare(dataset_from({**hub, "eval_share": 0.1, "columns": columns}), tmp_path / "out")
     value = {**hub, "eval_share": 0.1, "columns": COLUMNS, "limit": 9}
@@ -276,7 +352,9 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(t
     from workbench.worker.data.rows import load  # torch, which other tests here do without
 
     rows = load(None, None, made.hub)
-    assert [[row.target for row in part] for part in (rows.train, rows.eval)] == [targets(part) for part in read]
+    assert [[row.target for row in part] for part in (rows.train, rows.eval)] == [
+        targets(part) for part in read
+    ]
 
 
 @pytest.mark.long
@@ -295,30 +373,39 @@ def test_a_dataset_of_the_hub_is_asked_over_http_before_a_run_is_made(
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("workbench.jobs.data.sources.hub._REMOTE_S", 300.0)  # this machine may be busy
+    monkeypatch.setattr(
+        "workbench.jobs.data.sources.hub._REMOTE_S", 300.0
+    )  # this machine may be busy
     with hub() as held:
         monkeypatch.setenv("HF_ENDPOINT", held.url)
         held.rows = {
-            f"{split}.jsonl": json.dumps({**ROWS[0], "sumary": "s"}).encode() + b"\n" for split in ("train", "test")
+            f"{split}.jsonl": json.dumps({**ROWS[0], "sumary": "s"}).encode() + b"\n"
+            for split in ("train", "test")
         }
         # A revision of one's own: of `main`, `datasets` asks another host for what it has exported.
         value = {"kind": "hub", "name": "me/rows", "revision": "v1", "eval_split": "test"}
 
         def made(**options: object) -> Mapping[str, Any]:
             job = FineTune(dataset={**value, **options})
-            run = prepare_run(RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / f"run-{len(options)}")
+            run = prepare_run(
+                RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / f"run-{len(options)}"
+            )
             return dict(json.loads(run.paths.job.read_text()))
 
         with pytest.raises(
-            ConfigError, match=r"me/rows, split train, row 0: the column for 'source', 'artcle' .*'article'"
+            ConfigError,
+            match=r"me/rows, split train, row 0: the column for 'source', 'artcle' .*'article'",
         ):
             made(columns={**COLUMNS, "source": "artcle"})
-        assert not list(tmp_path.glob("run-*")) and any("train.jsonl" in line for line in held.asked)
+        assert not list(tmp_path.glob("run-*")) and any(
+            "train.jsonl" in line for line in held.asked
+        )
         assert made(columns=COLUMNS)["hub"]["columns"] == COLUMNS
         # Without columns, the nearest form is named; what others may read alone is left to the pods.
         held.rows = dict.fromkeys(held.rows, b'{"dialogue": "a", "sumary": "b", "id": 3}\n')
         with pytest.raises(
-            ConfigError, match=r"row 0: no known form .*'dialogue', 'sumary', 'id'; the nearest .*'summary' is"
+            ConfigError,
+            match=r"row 0: no known form .*'dialogue', 'sumary', 'id'; the nearest .*'summary' is",
         ):
             made()
         value["name"] = "you/rows"
@@ -333,8 +420,14 @@ def test_a_hub_that_cannot_be_reached_from_here_is_left_to_the_pods(
     assert (made.hub is not None, made.unasked) == (True, "HF_HUB_OFFLINE is set")
     monkeypatch.setattr(entries, "ROW_STREAM", "no_such_module")
     made = prepare(dataset_from({"kind": "hub", "name": str(tmp_path)}), tmp_path / "out")
-    assert made.hub is not None and "cannot be read: " in made.unasked and "no_such_module" in made.unasked
-    with pytest.raises(ConfigError, match=r"the dataset file .*a\.parquet cannot be read: .*no_such"):
+    assert (
+        made.hub is not None
+        and "cannot be read: " in made.unasked
+        and "no_such_module" in made.unasked
+    )
+    with pytest.raises(
+        ConfigError, match=r"the dataset file .*a\.parquet cannot be read: .*no_such"
+    ):
         list(read_rows(tmp_path / "a.parquet", {}))
 
 

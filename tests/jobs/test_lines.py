@@ -16,7 +16,12 @@ def read(tmp_path: Path, content: bytes) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize(
     "content",
-    [b'{"a": 1}\n{"a": 2}\n', b'{"a": 1}\r\n{"a": 2}\r\n', b'\xef\xbb\xbf{"a": 1}\n\n{"a": 2}', b'{"a": 1}\n{"a": 2}'],
+    [
+        b'{"a": 1}\n{"a": 2}\n',
+        b'{"a": 1}\r\n{"a": 2}\r\n',
+        b'\xef\xbb\xbf{"a": 1}\n\n{"a": 2}',
+        b'{"a": 1}\n{"a": 2}',
+    ],
 )
 def test_line_ends_marks_and_blank_lines_do_not_matter(tmp_path: Path, content: bytes) -> None:
     assert [value for _, value in read(tmp_path, content)] == [{"a": 1}, {"a": 2}]
@@ -27,7 +32,10 @@ def test_line_ends_marks_and_blank_lines_do_not_matter(tmp_path: Path, content: 
     [
         (b"", "is empty; it needs one JSON object a line"),
         (b'{"a": 1}\n{"a": \n{"a": 3}\n', "train.jsonl, line 2 is not JSON: Expecting value"),
-        (b'{"a": 1}\n{"a": "b', "train.jsonl, line 2 is not JSON.*; the file ends within this line"),
+        (
+            b'{"a": 1}\n{"a": "b',
+            "train.jsonl, line 2 is not JSON.*; the file ends within this line",
+        ),
         (b'{"a": 1}\n{"a": "\xe4"}\n', "train.jsonl, line 2 is not UTF-8: byte 7 is 0xe4"),
         (b'{"a": NaN}\n', "train.jsonl, line 1 is not JSON: NaN is not a JSON number"),
         (b"[" * 100_000 + b"\n", "train.jsonl, line 1 is not JSON: it is nested too deeply"),

@@ -37,14 +37,18 @@ def write(path: Path, rows: Rows) -> Path:
             to = csv.DictWriter(file, list(rows[0]))
             to.writeheader()
             for row in rows:
-                to.writerow({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()})
+                to.writerow(
+                    {k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()}
+                )
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def prepared(path: Path, **options: object) -> Prepared:
-    return prepare(dataset_from({"kind": "files", "train": str(path), **options}), path.parent / "out")
+    return prepare(
+        dataset_from({"kind": "files", "train": str(path), **options}), path.parent / "out"
+    )
 
 
 FORMATS = ["jsonl", "json", "csv", pytest.param("parquet", marks=pytest.mark.slow)]
@@ -54,15 +58,39 @@ FORMATS = ["jsonl", "json", "csv", pytest.param("parquet", marks=pytest.mark.slo
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": CHAT, "images": ["a.png"]}, "the column 'images' holds images, sound or video"),
-        ({"prompt": "<image>What?", "completion": "A cat.", "image": "a.png"}, "the column 'image' holds images"),
-        ({"messages": CHAT, "Audios": ["a.wav"]}, "the column 'Audios' holds images, sound or video"),
+        (
+            {"messages": CHAT, "images": ["a.png"]},
+            "the column 'images' holds images, sound or video",
+        ),
+        (
+            {"prompt": "<image>What?", "completion": "A cat.", "image": "a.png"},
+            "the column 'image' holds images",
+        ),
+        (
+            {"messages": CHAT, "Audios": ["a.wav"]},
+            "the column 'Audios' holds images, sound or video",
+        ),
         ({"text": "A film.", "video": "a.mp4"}, "the column 'video' holds images, sound or video"),
-        ({"messages": CHAT, "rejected": "No."}, "the column 'rejected' holds answers to avoid.* TRL's DPOTrainer"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "the column 'rejected' holds answers to avoid"),
-        ({"messages": CHAT, "label": False}, "the column 'label' is true or false beside an answer.* TRL's KTOTrainer"),
-        ({"prompt": "a", "completion": "b", "label": True}, "the column 'label' is true or false beside an answer"),
-        ({"conversations": CHAT, "kto_tag": False}, "the column 'kto_tag' is true or false beside an answer"),
+        (
+            {"messages": CHAT, "rejected": "No."},
+            "the column 'rejected' holds answers to avoid.* TRL's DPOTrainer",
+        ),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "the column 'rejected' holds answers to avoid",
+        ),
+        (
+            {"messages": CHAT, "label": False},
+            "the column 'label' is true or false beside an answer.* TRL's KTOTrainer",
+        ),
+        (
+            {"prompt": "a", "completion": "b", "label": True},
+            "the column 'label' is true or false beside an answer",
+        ),
+        (
+            {"conversations": CHAT, "kto_tag": False},
+            "the column 'kto_tag' is true or false beside an answer",
+        ),
     ],
 )
 def test_a_column_that_asks_for_another_training_is_refused(
@@ -71,14 +99,18 @@ def test_a_column_that_asks_for_another_training_is_refused(
     path = write(tmp_path / f"rows.{end}", [row] * 20)
     name = next(key for key in row if f"'{key}'" in message)
     place = {"jsonl": "line 1", "json": "line 1", "csv": "line 2", "parquet": "row 1"}[end]
-    with pytest.raises(ConfigError, match=rf"rows\.{end}, {place}: {message}.* add 'ignore': \['{name}'\] to the"):
+    with pytest.raises(
+        ConfigError, match=rf"rows\.{end}, {place}: {message}.* add 'ignore': \['{name}'\] to the"
+    ):
         prepared(path)
     assert not [*(tmp_path / "out").iterdir()]
 
 
 @pytest.mark.parametrize("end", FORMATS)
 def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end: str) -> None:
-    rows = [{"messages": CHAT, "label": n % 2 == 0, "images": ["a.png"], "id": n} for n in range(20)]
+    rows = [
+        {"messages": CHAT, "label": n % 2 == 0, "images": ["a.png"], "id": n} for n in range(20)
+    ]
     path = write(tmp_path / f"rows.{end}", rows)
     made = prepared(path, ignore=["label", "images"])
     assert (made.train_rows, made.not_read) == (19, ["label", "images", "id"])
@@ -86,8 +118,14 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
     columns = {"messages": "messages"}
     with pytest.raises(ConfigError, match="the column 'label' is true or false beside an answer"):
         prepared(path, columns=columns)
-    assert prepared(path, columns=columns, ignore=["label", "images"]).not_read == ["label", "images", "id"]
-    with pytest.raises(ConfigError, match="dataset ignore: the column 'lables' is not known: did you mean 'label'"):
+    assert prepared(path, columns=columns, ignore=["label", "images"]).not_read == [
+        "label",
+        "images",
+        "id",
+    ]
+    with pytest.raises(
+        ConfigError, match="dataset ignore: the column 'lables' is not known: did you mean 'label'"
+    ):
         prepared(path, ignore=["lables", "label", "images"])
     with pytest.raises(ConfigError, match="ignore leaves out 'messages', and columns reads it"):
         prepared(path, columns=columns, ignore=["messages"])
@@ -99,7 +137,10 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
     [
         ({"text": "Good.", "label": 1}, ["label"]),
         ({"text": "Good.", "label": True}, ["label"]),
-        ({"messages": CHAT, "images": [], "label": 3, "prompt": "Hi"}, ["images", "label", "prompt"]),
+        (
+            {"messages": CHAT, "images": [], "label": 3, "prompt": "Hi"},
+            ["images", "label", "prompt"],
+        ),
         ({"instruction": "a", "input": "b", "output": "c", "text": "abc"}, ["text"]),
         ({"prompt": "a", "completion": "b", "system": "Be brief."}, ["system"]),
         ({"question": "a", "answer": "b", "context": "c"}, []),
@@ -120,7 +161,9 @@ def test_a_column_that_some_rows_read_is_read(tmp_path: Path) -> None:
 
 def test_keys_of_turns_that_are_not_read_are_named(tmp_path: Path) -> None:
     turns = [CHAT[0], {**CHAT[1], "thoughts": "A greeting.", "refusal": None, "weight": 1}]
-    assert prepared(write(tmp_path / "rows.jsonl", [{"messages": turns}] * 20)).not_read == ["messages.thoughts"]
+    assert prepared(write(tmp_path / "rows.jsonl", [{"messages": turns}] * 20)).not_read == [
+        "messages.thoughts"
+    ]
 
 
 def test_a_prompt_and_a_completion_of_messages_read_their_tools(tmp_path: Path) -> None:
@@ -146,29 +189,42 @@ def test_rows_with_keys_without_end_are_named_within_bounds(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("end", FORMATS)
-def test_empty_answers_are_counted_and_refused_from_half_of_the_rows_on(tmp_path: Path, end: str) -> None:
+def test_empty_answers_are_counted_and_refused_from_half_of_the_rows_on(
+    tmp_path: Path, end: str
+) -> None:
     rows = [{"instruction": "a", "output": "" if n < 9 else "b"} for n in range(20)]
     path = write(tmp_path / f"rows.{end}", rows)
     assert prepared(path).empty_answers == 9
     path = write(path, [*rows[:9], *rows])
-    with pytest.raises(ConfigError, match=rf"rows\.{end}: 18 of 29 rows have an empty answer.*Fill the answers"):
+    with pytest.raises(
+        ConfigError, match=rf"rows\.{end}: 18 of 29 rows have an empty answer.*Fill the answers"
+    ):
         prepared(path)
     good = write(tmp_path / "good.jsonl", rows[9:])
     assert prepared(good, eval=str(good)).empty_answers == 0
-    with pytest.raises(ConfigError, match=r"the rows to evaluate on with .*: 18 of 29 rows have an empty answer"):
+    with pytest.raises(
+        ConfigError, match=r"the rows to evaluate on with .*: 18 of 29 rows have an empty answer"
+    ):
         prepared(good, eval=str(path))
 
 
 def test_the_parts_of_a_mix_are_named_and_counted_together(tmp_path: Path) -> None:
     one = write(
-        tmp_path / "one.jsonl", [{"instruction": "a", "output": "" if n < 2 else "b", "id": n} for n in range(9)]
+        tmp_path / "one.jsonl",
+        [{"instruction": "a", "output": "" if n < 2 else "b", "id": n} for n in range(9)],
     )
     other = write(tmp_path / "other.csv", [{"text": "a", "label": 1}] * 9)
-    made = prepare(dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(other)}]}), tmp_path)
+    made = prepare(
+        dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(other)}]}),
+        tmp_path,
+    )
     assert (made.not_read, made.empty_answers) == (["id", "label"], 2)
     bad = write(tmp_path / "bad.jsonl", [{"messages": CHAT, "label": False}] * 9)
     with pytest.raises(ConfigError, match=r"bad\.jsonl, line 1: the column 'label'"):
-        prepare(dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(bad)}]}), tmp_path)
+        prepare(
+            dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(bad)}]}),
+            tmp_path,
+        )
 
 
 def weighted(first: object, last: object = 1) -> list[dict[str, Any]]:
@@ -182,22 +238,37 @@ def test_a_turn_of_weight_0_is_kept_as_one_that_is_not_learned() -> None:
     assert [turn.get("weight", 1) for turn in row.messages] == [1, 0, 1, 1]
     assert row_from(json.loads(row.to_json()), "here") == row
     assert row_from({"messages": weighted(1.0, None)}, "here").messages == tuple(TURNS)
-    sharegpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello.", "weight": 0}, *TURNS[2:]]
+    sharegpt = [
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello.", "weight": 0},
+        *TURNS[2:],
+    ]
     sharegpt[2:] = [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
     assert row_from({"conversations": sharegpt}, "here") == row
     # After the last answer that is learned, nothing is.
-    assert row_from({"messages": weighted(1, 0)}, "here") == Example(source="Hi", target="Hello.", messages=tuple(CHAT))
+    assert row_from({"messages": weighted(1, 0)}, "here") == Example(
+        source="Hi", target="Hello.", messages=tuple(CHAT)
+    )
 
 
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        (weighted(0.5), r"messages\[1\].weight is 0.5; it must be 0 \(not learned\) or 1 \(learned\)"),
+        (
+            weighted(0.5),
+            r"messages\[1\].weight is 0.5; it must be 0 \(not learned\) or 1 \(learned\)",
+        ),
         (weighted("0"), r'messages\[1\].weight is "0"; it must be 0'),
         (weighted(False), r"messages\[1\].weight is false; it must be 0"),
         (weighted(0, 0), "messages has no turn of the assistant to learn from"),
-        ([{**CHAT[0], "weight": 1}, CHAT[1]], r"messages\[0\].weight is 1 in a turn of 'user'; only turns of the"),
-        ([CHAT[0], {**CHAT[1], "train": False}], r'messages\[1\].train is false; write "weight": 0'),
+        (
+            [{**CHAT[0], "weight": 1}, CHAT[1]],
+            r"messages\[0\].weight is 1 in a turn of 'user'; only turns of the",
+        ),
+        (
+            [CHAT[0], {**CHAT[1], "train": False}],
+            r'messages\[1\].train is false; write "weight": 0',
+        ),
     ],
 )
 def test_a_weight_that_is_not_one_is_refused(turns: object, message: str) -> None:
@@ -214,9 +285,16 @@ def test_turns_of_weight_0_are_refused_where_the_loss_counts_everything() -> Non
 
 
 @pytest.mark.slow
-def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers(tmp_path: Path) -> None:
-    rows = [{"source": f"word {n}", "target": "" if n < 3 else "answer", "label": n, "url": "…"} for n in range(20)]
-    job = FineTune(dataset=str(write(tmp_path / "rows.csv", rows)), max_steps=1, predict_rows=0, profile_step=0)
+def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {"source": f"word {n}", "target": "" if n < 3 else "answer", "label": n, "url": "…"}
+        for n in range(20)
+    ]
+    job = FineTune(
+        dataset=str(write(tmp_path / "rows.csv", rows)), max_steps=1, predict_rows=0, profile_step=0
+    )
     with Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "cluster", warm=False) as cluster:
         run = cluster.submit(job)
         assert "label, url" in run_text(RunView(run.path)), "before its ranks report"

@@ -21,7 +21,11 @@ def said(*turns: str) -> list[dict[str, str]]:
 
 def calls(**options: object) -> dict[str, object]:
     """A call as OpenAI writes it."""
-    return {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}", **options}}
+    return {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "add", "arguments": "{}", **options},
+    }
 
 
 HELLO = said("system: Be brief.", "user: Hi", "assistant: Hello.", "user: 1+1?", "assistant: 2")
@@ -43,7 +47,10 @@ def test_both_published_forms_are_one_row_and_pass_again_as_prepared() -> None:
 
 def test_what_may_vary_is_read_into_the_one_form() -> None:
     parts = [{"type": "text", "text": "1+1"}, {"type": "text", "text": "is?"}]
-    tools = [{"role": "user", "content": parts}, *said("assistant: add(1, 1)", "function: 2", "assistant: It is 2.")]
+    tools = [
+        {"role": "user", "content": parts},
+        *said("assistant: add(1, 1)", "function: 2", "assistant: It is 2."),
+    ]
     row = row_from({"messages": tools, "table_id": "1-1"}, "here")
     assert (row.source, row.target, row.table_id) == ("1+1\nis?", "It is 2.", "1-1")
     assert [turn["role"] for turn in row.messages] == ["user", "assistant", "tool", "assistant"]
@@ -55,19 +62,45 @@ def test_what_may_vary_is_read_into_the_one_form() -> None:
 def test_calls_of_every_published_form_are_one_row() -> None:
     def row(call: dict[str, object], tools: object) -> Example:
         turns = [*said("user: 1+1?"), {"role": "assistant", "content": None, **call}]
-        turns += [{"role": "tool", "content": 2, "name": "add", "tool_call_id": "call_1", "is_error": None}]
-        return row_from({"messages": [*turns, *said("assistant: It is 2.")], "tools": tools}, "here")
+        turns += [
+            {
+                "role": "tool",
+                "content": 2,
+                "name": "add",
+                "tool_call_id": "call_1",
+                "is_error": None,
+            }
+        ]
+        return row_from(
+            {"messages": [*turns, *said("assistant: It is 2.")], "tools": tools}, "here"
+        )
 
-    schema = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    schema = {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    }
     wrapped = {"type": "function", "function": schema}
     made = row({"tool_calls": [calls(arguments='{"a": 1}')]}, [wrapped])
     assert made.tools == (wrapped,)
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    assert made.messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", **call}]}
-    assert made.messages[2] == {"role": "tool", "content": "2", "name": "add", "tool_call_id": "call_1"}
+    assert made.messages[1] == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_1", **call}],
+    }
+    assert made.messages[2] == {
+        "role": "tool",
+        "content": "2",
+        "name": "add",
+        "tool_call_id": "call_1",
+    }
     assert row_from(json.loads(made.to_json()), "here") == made
     # Tables of objects have every key in each, and those that are not meant are null; lists may be JSON as text.
-    sparse = {"id": "call_1", "function": {"name": "add", "arguments": {"a": 1, "b": None}}, "other": None}
+    sparse = {
+        "id": "call_1",
+        "function": {"name": "add", "arguments": {"a": 1, "b": None}},
+        "other": None,
+    }
     assert row({"tool_calls": [sparse]}, json.dumps([schema])) == made
     older = row({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, None)
     assert older.messages[1]["tool_calls"] == [call] and older.tools == ()
@@ -75,7 +108,9 @@ def test_calls_of_every_published_form_are_one_row() -> None:
         row({"tool_calls": [sparse]}, "add")
     with pytest.raises(ConfigError, match=r"here: the key 'tools\[0\].name' is missing"):
         row({"tool_calls": [sparse]}, [{"title": "add"}])
-    with pytest.raises(ConfigError, match=r'here: tools is \{"name": "add"\}; it must be a list of JSON schemas'):
+    with pytest.raises(
+        ConfigError, match=r'here: tools is \{"name": "add"\}; it must be a list of JSON schemas'
+    ):
         row({"tool_calls": [sparse]}, {"name": "add"})
 
 
@@ -95,13 +130,22 @@ def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
 
     made, call = row(written), {"type": "function", "function": written}
     assert made.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
-    assert (made.messages[2]["role"], made.tools) == ("tool", ({"type": "function", "function": schema},))
+    assert (made.messages[2]["role"], made.tools) == (
+        "tool",
+        ({"type": "function", "function": schema},),
+    )
     assert row([written, written]).messages[1]["tool_calls"] == [call, call]
     assert row_from(json.loads(made.to_json()), "here") == made
-    with pytest.raises(ConfigError, match=r"here: conversations\[1\]\.value\.arguments is \[1\]; it must be an object"):
+    with pytest.raises(
+        ConfigError,
+        match=r"here: conversations\[1\]\.value\.arguments is \[1\]; it must be an object",
+    ):
         row({"name": "add", "arguments": [1]})
     broken = [{"from": "human", "value": "1+1?"}, {"from": "function_call", "value": "add(1, 1)"}]
-    with pytest.raises(ConfigError, match=r'conversations\[1\]\.value is "add\(1, 1\)", which is not JSON of a call'):
+    with pytest.raises(
+        ConfigError,
+        match=r'conversations\[1\]\.value is "add\(1, 1\)", which is not JSON of a call',
+    ):
         row_from({"conversations": broken}, "here")
 
 
@@ -110,11 +154,15 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
     read = [*HELLO[:2], {**HELLO[2], "weight": 0}, *HELLO[3:]]
     assert row == Example(source="1+1?", target="2", messages=tuple(read))  # type: ignore[arg-type]
     assert row_from(json.loads(row.to_json()), "here") == row
-    with pytest.raises(ConfigError, match=r"here: prompt is a list; let both 'prompt' and 'completion' be lists"):
+    with pytest.raises(
+        ConfigError, match=r"here: prompt is a list; let both 'prompt' and 'completion' be lists"
+    ):
         row_from({"prompt": HELLO[:4], "completion": "2"}, "here")
     with pytest.raises(ConfigError, match=r"here: completion is a list; let both"):
         row_from({"prompt": "1+1?", "completion": HELLO[4:]}, "here")
-    with pytest.raises(ConfigError, match=r"here: completion\[0\] is of 'user' and follows the turn of 'user'"):
+    with pytest.raises(
+        ConfigError, match=r"here: completion\[0\] is of 'user' and follows the turn of 'user'"
+    ):
         row_from({"prompt": HELLO[:4], "completion": said("user: 2")}, "here")
 
 
@@ -125,17 +173,29 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
             said("user: Hi", "assistent: Hello."),
             r"messages\[1\].role 'assistent' is not known: did you mean 'assis",
         ),
-        (said("user: Hi", "assistant:  "), r"messages\[1\].content is empty, and the turn is the assistant's; fill it"),
+        (
+            said("user: Hi", "assistant:  "),
+            r"messages\[1\].content is empty, and the turn is the assistant's; fill it",
+        ),
         (said("user: Hi"), "messages has no turn of the assistant to learn from"),
         (said("system: Be brief."), "messages has no turn of a user"),
         ([], "messages has no turn of a user"),
-        (said("assistant: Hi", "user: Hello."), r"messages\[0\] is of 'assistant' and comes first; .* 'user'"),
-        (said("user: Hi", "user: You?", "assistant: Hi"), r"messages\[1\] is of 'user' .* Join the two turns into one"),
+        (
+            said("assistant: Hi", "user: Hello."),
+            r"messages\[0\] is of 'assistant' and comes first; .* 'user'",
+        ),
+        (
+            said("user: Hi", "user: You?", "assistant: Hi"),
+            r"messages\[1\] is of 'user' .* Join the two turns into one",
+        ),
         (
             said("user: Hi", "assistant: Hi", "system: No."),
             r"messages\[2\] is of 'system' and stands after other",
         ),
-        (said("user: Hi", "tool: 2", "assistant: Hi"), r"messages\[1\] is of 'tool' .* one of 'assistant'"),
+        (
+            said("user: Hi", "tool: 2", "assistant: Hi"),
+            r"messages\[1\] is of 'tool' .* one of 'assistant'",
+        ),
         (
             [{"role": "user", "content": [{"type": "image"}]}],
             r"messages\[0\].content holds .*; only parts of type",
@@ -145,15 +205,28 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
         (["Hi"], r"messages\[0\] is \"Hi\"; it must be an object"),
         ("Hi", 'messages is "Hi"; it must be a list'),
         (
-            [*said("user: Hi"), {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+            [
+                *said("user: Hi"),
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+            ],
             r"the key 'messages\[1\].tool_calls\[0\].name' is missing; there is: id",
         ),
         (
-            [*said("user: Hi"), {"role": "assistant", "content": "", "tool_calls": [calls(arguments="{a")]}],
+            [
+                *said("user: Hi"),
+                {"role": "assistant", "content": "", "tool_calls": [calls(arguments="{a")]},
+            ],
             r'messages\[1\].tool_calls\[0\].function.arguments is "{a", which is not JSON',
         ),
         (
-            [*said("user: Hi"), {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": [1]}}],
+            [
+                *said("user: Hi"),
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "function_call": {"name": "f", "arguments": [1]},
+                },
+            ],
             r"messages\[1\].function_call.arguments is \[1\]; it must be an object",
         ),
         (
@@ -162,10 +235,14 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
         ),
     ],
 )
-def test_turns_that_make_no_sense_are_refused_by_line_and_field(tmp_path: Path, turns: object, message: str) -> None:
+def test_turns_that_make_no_sense_are_refused_by_line_and_field(
+    tmp_path: Path, turns: object, message: str
+) -> None:
     good = tmp_path / "eval.jsonl"
     good.write_text(json.dumps({"messages": HELLO}) + "\n")
-    (tmp_path / "train.jsonl").write_text(json.dumps({"messages": HELLO}) + "\n" + json.dumps({"messages": turns}))
+    (tmp_path / "train.jsonl").write_text(
+        json.dumps({"messages": HELLO}) + "\n" + json.dumps({"messages": turns})
+    )
     with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: (.*)" + message):
         prepare(RowFiles(train=str(tmp_path / "train.jsonl"), eval=str(good)), tmp_path / "out")
 
@@ -173,9 +250,18 @@ def test_turns_that_make_no_sense_are_refused_by_line_and_field(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "tiny-t5"}, "is a row of messages, and the model answers a source: use a causal model with a chat"),
-        ({"model": "tiny-llama"}, "and the model 'tiny-llama' has no chat template; give one as chat_template="),
-        ({"model": "me/llama", "prompt": "alpaca"}, "and prompt is 'alpaca'; drop it, or use 'chat'"),
+        (
+            {"model": "tiny-t5"},
+            "is a row of messages, and the model answers a source: use a causal model with a chat",
+        ),
+        (
+            {"model": "tiny-llama"},
+            "and the model 'tiny-llama' has no chat template; give one as chat_template=",
+        ),
+        (
+            {"model": "me/llama", "prompt": "alpaca"},
+            "and prompt is 'alpaca'; drop it, or use 'chat'",
+        ),
     ],
 )
 def test_a_model_that_cannot_chat_is_refused_before_anything_starts(
@@ -186,4 +272,6 @@ def test_a_model_that_cannot_chat_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1 .*" + message):
         prepare(rows, tmp_path / "out", refusal=row_refusal(FineTune(**options)))
     for able in ({"model": "me/llama"}, {"model": "tiny-llama", "chat_template": "{{ messages }}"}):
-        assert prepare(rows, tmp_path / "out", refusal=row_refusal(FineTune(**able))).train_rows == 1
+        assert (
+            prepare(rows, tmp_path / "out", refusal=row_refusal(FineTune(**able))).train_rows == 1
+        )

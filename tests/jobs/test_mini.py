@@ -22,7 +22,10 @@ def test_there_are_some_forty_tables_with_rows() -> None:
         assert {"text", "real"} == set(table.types)
         assert len({fold(name) for name in table.header}) == len(table.header)
         for row in table.rows:
-            assert all(isinstance(cell, int) == (kind == "real") for cell, kind in zip(row, table.types, strict=True))
+            assert all(
+                isinstance(cell, int) == (kind == "real")
+                for cell, kind in zip(row, table.types, strict=True)
+            )
 
 
 def test_every_question_can_be_run_and_names_what_it_asks_for() -> None:
@@ -35,16 +38,30 @@ def test_every_question_can_be_run_and_names_what_it_asks_for() -> None:
         answer = execute(query, tables[str(row.table_id)])
         assert answer and answer[0] is not None, row
         assert row.source.startswith(PREFIX)
-        for word in (query.select, *(c.column for c in query.conditions), *(str(c.value) for c in query.conditions)):
+        for word in (
+            query.select,
+            *(c.column for c in query.conditions),
+            *(str(c.value) for c in query.conditions),
+        ):
             assert word in row.source
-        seen.update([query.aggregate, len(query.conditions), *{c.operator for c in query.conditions}, row.table_id])
+        seen.update(
+            [
+                query.aggregate,
+                len(query.conditions),
+                *{c.operator for c in query.conditions},
+                row.table_id,
+            ]
+        )
     for wanted in (*AGGREGATES, *OPERATORS, 0, 1, 2, 3, *tables):
         assert seen[wanted] >= 40, wanted
 
 
 def test_the_same_seed_gives_the_same_bytes_on_every_machine() -> None:
     lines = "\n".join(row.to_json() for row in mini_rows(7, 500)).encode()
-    assert hashlib.sha256(lines).hexdigest() == "2694e7c0f7cb740b937bb6649e0fd2a7b54c96221b6091582c86c28e7800f071"
+    assert (
+        hashlib.sha256(lines).hexdigest()
+        == "2694e7c0f7cb740b937bb6649e0fd2a7b54c96221b6091582c86c28e7800f071"
+    )
     assert list(mini_rows(7, 20)) == list(islice(mini_rows(7, 500), 20))
     assert list(mini_rows(8, 20)) != list(mini_rows(7, 20))
 

@@ -9,13 +9,16 @@ from workbench.jobs.model import ModelKind, model_kind
 
 
 @pytest.mark.parametrize(
-    ("model", "kind"), [("tiny-t5", "builtin"), ("t5-small", "hub"), ("google/flan-t5-small", "hub")]
+    ("model", "kind"),
+    [("tiny-t5", "builtin"), ("t5-small", "hub"), ("google/flan-t5-small", "hub")],
 )
 def test_names(model: str, kind: str) -> None:
     assert model_kind(model) == kind
 
 
-def test_a_model_folder_is_found_and_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_folder_is_found_and_wins_over_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "t5-small"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -27,11 +30,13 @@ def test_a_model_folder_is_found_and_wins_over_a_hub_id(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "model", ["./missing", "/no/such/folder", "~/nothing-here", "a/b/c", "two words", "../x", "a//b"]
+    "model",
+    ["./missing", "/no/such/folder", "~/nothing-here", "a/b/c", "two words", "../x", "a//b"],
 )
 def test_what_is_neither_folder_nor_hub_id_is_refused_with_what_is_allowed(model: str) -> None:
     with pytest.raises(
-        ConfigError, match="allowed: 'tiny-t5', 'tiny-llama', a folder made by save_pretrained, or a hub id"
+        ConfigError,
+        match="allowed: 'tiny-t5', 'tiny-llama', a folder made by save_pretrained, or a hub id",
     ):
         model_kind(model)
 
@@ -58,7 +63,10 @@ def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
         ("s3://bucket/m", "download it to this machine and give its folder"),
         ("gs://bucket/m", "download it to this machine and give its folder"),
         ("hf://google/flan-t5-small", "give the hub id 'google/flan-t5-small'"),
-        ("https://huggingface.co/google/flan-t5-small/tree/main", "give the hub id 'google/flan-t5-small'"),
+        (
+            "https://huggingface.co/google/flan-t5-small/tree/main",
+            "give the hub id 'google/flan-t5-small'",
+        ),
     ],
 )
 def test_an_address_is_refused_with_what_to_give(model: str, wanted: str) -> None:

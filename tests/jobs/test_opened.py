@@ -43,7 +43,9 @@ def plain(tmp_path: Path) -> bytes:
 
 @pytest.mark.parametrize("packed", PACKERS)
 @pytest.mark.parametrize("end", TEXTS)
-def test_compressed_rows_are_read_as_they_are(tmp_path: Path, plain: bytes, end: str, packed: str) -> None:
+def test_compressed_rows_are_read_as_they_are(
+    tmp_path: Path, plain: bytes, end: str, packed: str
+) -> None:
     path = tmp_path / f"rows{end}{packed}"
     path.write_bytes(PACKERS[packed](TEXTS[end].encode()))
     assert prepared(path) == plain
@@ -61,20 +63,33 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
 ) -> None:
     path = tmp_path / "rows.jsonl.gz"
     whole = gzip.compress(LINES.encode())
-    for content in (whole[: len(whole) // 2], b"no gzip at all", whole[:30] + b"\0" * 40 + whole[70:]):
+    for content in (
+        whole[: len(whole) // 2],
+        b"no gzip at all",
+        whole[:30] + b"\0" * 40 + whole[70:],
+    ):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz cannot be read: its compressed content is broken"):
+        with pytest.raises(
+            ConfigError, match=r"rows\.jsonl\.gz cannot be read: its compressed content is broken"
+        ):
             prepared(path)
     monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 20)
-    for end, text in ((".jsonl", '{"text": "a"}\n' * 2_000_000), (".json", '{"a": "' + "b" * 30_000_000)):
+    for end, text in (
+        (".jsonl", '{"text": "a"}\n' * 2_000_000),
+        (".json", '{"a": "' + "b" * 30_000_000),
+    ):
         path = tmp_path / f"bomb{end}.xz"
         path.write_bytes(lzma.compress(text.encode()))
-        with pytest.raises(ConfigError, match=r"bomb.* cannot be read: it unpacks to more than .* MiB; unpack it"):
+        with pytest.raises(
+            ConfigError, match=r"bomb.* cannot be read: it unpacks to more than .* MiB; unpack it"
+        ):
             prepared(path)
 
 
 @pytest.mark.parametrize("end", TEXTS)
-def test_other_encodings_are_read_by_their_mark_or_by_name(tmp_path: Path, plain: bytes, end: str) -> None:
+def test_other_encodings_are_read_by_their_mark_or_by_name(
+    tmp_path: Path, plain: bytes, end: str
+) -> None:
     path = tmp_path / f"rows{end}"
     for encoding in ("utf-16", "utf-32", "utf-8-sig"):
         path.write_text(TEXTS[end], encoding=encoding)
@@ -86,9 +101,14 @@ def test_other_encodings_are_read_by_their_mark_or_by_name(tmp_path: Path, plain
     packed.write_bytes(gzip.compress(TEXTS[end].encode("utf-16")))
     assert prepared(packed) == plain
     path.write_text(TEXTS[end], encoding="cp1252")
-    with pytest.raises(ConfigError, match=r"is not UTF-8: .*; save it as UTF-8, or name its encoding, as in encoding="):
+    with pytest.raises(
+        ConfigError,
+        match=r"is not UTF-8: .*; save it as UTF-8, or name its encoding, as in encoding=",
+    ):
         prepared(path)
-    with pytest.raises(ConfigError, match=r"cannot be read: it is not ascii: .*; name the right encoding"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be read: it is not ascii: .*; name the right encoding"
+    ):
         prepared(path, encoding="ascii")
 
 
@@ -103,9 +123,14 @@ def test_an_encoding_that_is_none_or_has_no_use_is_refused(tmp_path: Path) -> No
     (tmp_path / "rows.csv").write_text(TABLE)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     for name in ("cp-12525", "rot13", "hex"):
-        with pytest.raises(ConfigError, match=f"dataset encoding '{name}' is not known; give the name of one, such as"):
+        with pytest.raises(
+            ConfigError,
+            match=f"dataset encoding '{name}' is not known; give the name of one, such as",
+        ):
             prepared(tmp_path / "rows.csv", encoding=name)
-    with pytest.raises(ConfigError, match=r"encoding is for files of text, and .*rows\.parquet is none"):
+    with pytest.raises(
+        ConfigError, match=r"encoding is for files of text, and .*rows\.parquet is none"
+    ):
         prepared(tmp_path / "rows.parquet", encoding="cp1252")
 
 
@@ -115,7 +140,10 @@ def test_what_parts_columns_is_seen_by_the_content(tmp_path: Path, mark: str, en
     path = tmp_path / f"rows{end}"
     path.write_text(f'source{mark}target\n\n"a, b; c{mark} d\n|"{mark}e, f\n' + f"g{mark}h\n" * 30)
     rows = [row for _, row in read_rows(path, {})]
-    assert rows[:2] == [{"source": f"a, b; c{mark} d\n|", "target": "e, f"}, {"source": "g", "target": "h"}]
+    assert rows[:2] == [
+        {"source": f"a, b; c{mark} d\n|", "target": "e, f"},
+        {"source": "g", "target": "h"},
+    ]
     path.write_text("text\nOne | two; three\n" + "four\n" * 30)
     assert next(row for _, row in read_rows(path, {})) == {"text": "One | two; three"}
 
@@ -124,11 +152,19 @@ def test_what_parts_columns_is_seen_by_the_content(tmp_path: Path, mark: str, en
     ("name", "content", "message"),
     [
         ("rows.xlsx", b"PK", r"rows\.xlsx is a spreadsheet, which is not read: save it as CSV"),
-        ("rows.txt", b"Once upon a time\n", r"rows\.txt is plain text, and rows are needed: write each text as a line"),
+        (
+            "rows.txt",
+            b"Once upon a time\n",
+            r"rows\.txt is plain text, and rows are needed: write each text as a line",
+        ),
         ("rows.csv.zip", b"PK", r"rows\.csv\.zip is an archive that is not read: unpack it"),
         ("rows.arrow", b"ARROW1", r"rows\.arrow is a table that is not read: save it as Parquet"),
         ("rows.pkl", b"x", r"rows\.pkl is a pickle, which may run code and is not read"),
-        ("rows.json", b'{"train": [1], "test": [2]}', r"object of 2 lists \('train', 'test'\).*Write each list into a"),
+        (
+            "rows.json",
+            b'{"train": [1], "test": [2]}',
+            r"object of 2 lists \('train', 'test'\).*Write each list into a",
+        ),
     ],
 )
 def test_a_format_that_is_not_read_is_refused_with_what_to_do(
@@ -140,32 +176,46 @@ def test_a_format_that_is_not_read_is_refused_with_what_to_do(
             prepare(dataset_from(value), tmp_path / "out")
 
 
-def test_lines_under_another_name_are_read_where_they_are_named_as_files(tmp_path: Path, plain: bytes) -> None:
+def test_lines_under_another_name_are_read_where_they_are_named_as_files(
+    tmp_path: Path, plain: bytes
+) -> None:
     for name in ("rows.txt", "rows.data", "rows"):
         (tmp_path / name).write_text(LINES, encoding="utf-8")
         assert prepared(tmp_path / name, seed=0) == plain
-        with pytest.raises(ConfigError, match=r"the name of the dataset file .* does not say how its rows are written"):
+        with pytest.raises(
+            ConfigError,
+            match=r"the name of the dataset file .* does not say how its rows are written",
+        ):
             prepared(tmp_path / name)
 
 
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("answers.text", "'answers' is one column that holds others; columns within a column are not read"),
+        (
+            "answers.text",
+            "'answers' is one column that holds others; columns within a column are not read",
+        ),
         ("Q: {question}", "columns takes names and no templates"),
         ("answer.text", "is not known"),
     ],
 )
-def test_a_column_within_a_column_and_a_template_are_refused(tmp_path: Path, column: str, message: str) -> None:
+def test_a_column_within_a_column_and_a_template_are_refused(
+    tmp_path: Path, column: str, message: str
+) -> None:
     row = {"question": "Where?", "answers": {"text": ["There."], "answer_start": [0]}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 1: the column for 'answer'.*{message}"):
+    with pytest.raises(
+        ConfigError, match=rf"rows\.jsonl, line 1: the column for 'answer'.*{message}"
+    ):
         prepared(tmp_path / "rows.jsonl", columns={"question": "question", "answer": column})
 
 
 def test_a_limit_is_a_number_of_rows_and_no_share(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(TABLE)
-    with pytest.raises(ConfigError, match=r"limit is '10%'; it is a number of rows.*train_split='train\[:10%\]'"):
+    with pytest.raises(
+        ConfigError, match=r"limit is '10%'; it is a number of rows.*train_split='train\[:10%\]'"
+    ):
         prepared(tmp_path / "rows.csv", limit="10%")
     with pytest.raises(ConfigError, match="limit is '10%'; it is a number of rows"):
         Hub(name="me/rows", limit="10%")  # type: ignore[arg-type]

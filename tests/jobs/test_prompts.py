@@ -36,7 +36,10 @@ def test_a_template_of_ones_own_takes_both_or_puts_the_input_after_the_instructi
 
 
 def test_words_in_braces_of_a_row_or_a_template_stay_as_they_are() -> None:
-    assert fill("{instruction}|{input}", "{input}", "{instruction}{system}") == "{input}|{instruction}{system}"
+    assert (
+        fill("{instruction}|{input}", "{input}", "{instruction}{system}")
+        == "{input}|{instruction}{system}"
+    )
     assert fill("{instruction} {system} {json}", "a") == "a {system} {json}"
     assert fill("llama2-chat", "a", system="{instruction}").count("{instruction}") == 1
 
@@ -52,6 +55,9 @@ def test_an_encoder_decoder_model_reads_instruction_and_input_in_two_lines() -> 
 
 
 def test_the_words_around_rows_are_those_of_the_form() -> None:
-    assert wording("alpaca").split() == PUBLISHED["alpaca", "Say hi.", "", None].replace("Say hi.", "").split()
+    assert (
+        wording("alpaca").split()
+        == PUBLISHED["alpaca", "Say hi.", "", None].replace("Say hi.", "").split()
+    )
     assert "Be brief." in wording("llama2-chat", system="Be brief.")
     assert not wording("plain").strip()

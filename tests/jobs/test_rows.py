@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Example, check_columns, renamed, row_from, table_from
+from workbench.jobs.data.rows import (
+    PREFIX,
+    SUMMARIZE,
+    Example,
+    check_columns,
+    renamed,
+    row_from,
+    table_from,
+)
 from workbench.jobs.data.sql import parse
 from workbench.jobs.data.tables import SqlTable
 
@@ -36,16 +44,28 @@ INDEXED = {
 HUB = {
     "phase": 1,
     "question": "Tell me the notes for South Australia",
-    "table": {**TABLE, "page_id": "x", "section_title": "", "caption": "States", "name": "table_1000181_1"},
+    "table": {
+        **TABLE,
+        "page_id": "x",
+        "section_title": "",
+        "caption": "States",
+        "name": "table_1000181_1",
+    },
     "sql": {
         "human_readable": "SELECT COUNT Text FROM table WHERE State = SOUTH AUSTRALIA AND Area > 900",
         "sel": 1,
         "agg": 3,
-        "conds": {"column_index": [0, 3], "operator_index": [0, 1], "condition": ["SOUTH AUSTRALIA", "900"]},
+        "conds": {
+            "column_index": [0, 3],
+            "operator_index": [0, 1],
+            "condition": ["SOUTH AUSTRALIA", "900"],
+        },
     },
 }
 TABLES = {"1-1000181-1": table_from(TABLE, "tables.jsonl, line 1")}
-TARGET = "SELECT COUNT Text/background colour FROM table WHERE State = SOUTH AUSTRALIA AND Area > 900"
+TARGET = (
+    "SELECT COUNT Text/background colour FROM table WHERE State = SOUTH AUSTRALIA AND Area > 900"
+)
 
 
 def changed(row: object, path: str, value: object) -> dict[str, object]:
@@ -72,7 +92,9 @@ def test_columns_by_name() -> None:
 
 def test_columns_by_number_need_the_tables() -> None:
     assert row_from(INDEXED, "here", TABLES).target == TARGET
-    with pytest.raises(ConfigError, match=r"here: sql.sel names its column by number: give the tables file"):
+    with pytest.raises(
+        ConfigError, match=r"here: sql.sel names its column by number: give the tables file"
+    ):
         row_from(INDEXED, "here")
 
 
@@ -80,7 +102,9 @@ def test_the_hubs_rows_carry_their_table_and_their_numbers_become_numbers_again(
     row = row_from(HUB, "here")
     assert row.target == TARGET
     assert row.table_id == "1-1000181-1"
-    assert row_from(changed(HUB, "table.types", []), "here").target == TARGET.replace("900", "'900'")
+    assert row_from(changed(HUB, "table.types", []), "here").target == TARGET.replace(
+        "900", "'900'"
+    )
 
 
 def test_a_row_that_is_prepared_already_passes() -> None:
@@ -90,27 +114,50 @@ def test_a_row_that_is_prepared_already_passes() -> None:
 
 WRITTEN = [
     ({"source": "a  b\nc", "target": " d "}, Example(source="a  b\nc", target="d")),
-    ({"source": "a", "input": "b", "target": "", "table_id": None}, Example(source="a", input="b", target="")),
-    ({"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3", "text": "Below is …"},
-     Example(source="Sort.", input="3 1\n2", target="1 2 3")),
-    ({"instruction": "Say hi.", "input": None, "output": "Hi!"}, Example(source="Say hi.", target="Hi!")),
-    ({"instruction": "Why?", "context": "Because.", "response": "So.", "category": "qa"},
-     Example(source="Why?", input="Because.", target="So.")),
-    ({"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
-     Example(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet.")),
-    ({"dialog": "Ann: Hi!", "summary": "Ann greets."},
-     Example(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets.")),
-    ({"id": 1, "document": "Long.", "summary": "Short."},
-     Example(source="Summarize this document:", input="Long.", target="Short.")),
-    ({"article": "Long.", "highlights": "Short."},
-     Example(source="Summarize this article:", input="Long.", target="Short.")),
+    (
+        {"source": "a", "input": "b", "target": "", "table_id": None},
+        Example(source="a", input="b", target=""),
+    ),
+    (
+        {"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3", "text": "Below is …"},
+        Example(source="Sort.", input="3 1\n2", target="1 2 3"),
+    ),
+    (
+        {"instruction": "Say hi.", "input": None, "output": "Hi!"},
+        Example(source="Say hi.", target="Hi!"),
+    ),
+    (
+        {"instruction": "Why?", "context": "Because.", "response": "So.", "category": "qa"},
+        Example(source="Why?", input="Because.", target="So."),
+    ),
+    (
+        {"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
+        Example(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet."),
+    ),
+    (
+        {"dialog": "Ann: Hi!", "summary": "Ann greets."},
+        Example(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets."),
+    ),
+    (
+        {"id": 1, "document": "Long.", "summary": "Short."},
+        Example(source="Summarize this document:", input="Long.", target="Short."),
+    ),
+    (
+        {"article": "Long.", "highlights": "Short."},
+        Example(source="Summarize this article:", input="Long.", target="Short."),
+    ),
     ({"prompt": "1 + 1", "completion": 2}, Example(source="1 + 1", target="2")),
-    ({"context": "A park.", "question": "Where?", "answer": "There."},
-     Example(source="Where?", input="A park.", target="There.")),
+    (
+        {"context": "A park.", "question": "Where?", "answer": "There."},
+        Example(source="Where?", input="A park.", target="There."),
+    ),
     ({"query": "a", "response": "", "type": "b"}, Example(source="a", target="")),
-    ({"source": None, "target": None, "text": None, "query": "a", "response": "b"}, Example(source="a", target="b")),
+    (
+        {"source": None, "target": None, "text": None, "query": "a", "response": "b"},
+        Example(source="a", target="b"),
+    ),
     ({"text": "Once upon\n a time", "url": "…"}, Example(source="", target="Once upon\n a time")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("raw", "row"), WRITTEN)
@@ -125,7 +172,10 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"instruction": "a"}, "here: no known form .* 'instruction'; .* 'output', and 'output' is missing"),
+        (
+            {"instruction": "a"},
+            "here: no known form .* 'instruction'; .* 'output', and 'output' is missing",
+        ),
         ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
         ({"instruction": "a", "output": True}, "here: output is true; it must be text"),
         ({"instruction": "a", "output": float("nan")}, "here: output is NaN; it must be text"),
@@ -152,23 +202,30 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
         ({"question": " ", "answer": "b"}, "here: question is empty"),
     ],
 )
-def test_a_broken_row_of_text_names_the_place_and_the_field(raw: dict[str, object], message: str) -> None:
+def test_a_broken_row_of_text_names_the_place_and_the_field(
+    raw: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         row_from(raw, "here")
 
 
 def test_columns_of_other_names() -> None:
     columns = {"source": "body", "target": "title"}
-    assert row_from(renamed({"body": "a", "title": "b", "text": "c"}, columns, "here"), "here") == Example(
-        source="a", target="b"
-    )
-    with pytest.raises(ConfigError, match="here: the column for 'target', 'title' is not known: did you mean 'titel'"):
+    assert row_from(
+        renamed({"body": "a", "title": "b", "text": "c"}, columns, "here"), "here"
+    ) == Example(source="a", target="b")
+    with pytest.raises(
+        ConfigError,
+        match="here: the column for 'target', 'title' is not known: did you mean 'titel'",
+    ):
         renamed({"body": "a", "titel": "b"}, columns, "here")
     check_columns(columns)
     check_columns({"text": "body"})
     with pytest.raises(ConfigError, match="the field 'sauce' is not known: did you mean 'source'"):
         check_columns({"sauce": "body", "target": "title"})
-    with pytest.raises(ConfigError, match="name 'source', which make no row; the nearest is 'source' and 'target'"):
+    with pytest.raises(
+        ConfigError, match="name 'source', which make no row; the nearest is 'source' and 'target'"
+    ):
         check_columns({"source": "body"})
 
 
@@ -178,14 +235,34 @@ def test_columns_of_other_names() -> None:
         (NAMED, "sql.agg", "MEDIAN", "here: sql.agg 'MEDIAN' is not known.*COUNT"),
         (NAMED, "sql.agg", ["MAX"], r"here: sql.agg \['MAX'\] is not known"),
         (NAMED, "sql.conds.0.1", "LIKE", r"here: sql.conds\[0\]\[1\] 'LIKE' is not known.*=, >, <"),
-        (NAMED, "sql.conds.0.2", None, r"here: sql.conds\[0\]\[2\] is null; it must be text or a number"),
+        (
+            NAMED,
+            "sql.conds.0.2",
+            None,
+            r"here: sql.conds\[0\]\[2\] is null; it must be text or a number",
+        ),
         (NAMED, "sql.conds.0.2", True, r"here: sql.conds\[0\]\[2\] is true"),
-        (NAMED, "sql.conds.0.2", float("inf"), r"here: sql.conds\[0\]\[2\] is Infinity; the number is too large"),
-        (NAMED, "sql.conds.0.2", 2**64, r"here: sql.conds\[0\]\[2\] is 18446744073709551616; the number is too large"),
+        (
+            NAMED,
+            "sql.conds.0.2",
+            float("inf"),
+            r"here: sql.conds\[0\]\[2\] is Infinity; the number is too large",
+        ),
+        (
+            NAMED,
+            "sql.conds.0.2",
+            2**64,
+            r"here: sql.conds\[0\]\[2\] is 18446744073709551616; the number is too large",
+        ),
         (NAMED, "sql.conds.0.2", "\ud800", r"here: sql.conds\[0\]\[2\] is .*surrogate"),
         (NAMED, "sql.conds.0.0", 3, r"here: sql.conds\[0\]\[0\] is 3; it must be text"),
         (NAMED, "sql.conds.0.0", " ", r"here: sql.conds\[0\]\[0\] is empty"),
-        (NAMED, "sql.conds.0", ["a", "="], r"here: sql.conds\[0\] is .*; it must be \[column, operator, value\]"),
+        (
+            NAMED,
+            "sql.conds.0",
+            ["a", "="],
+            r"here: sql.conds\[0\] is .*; it must be \[column, operator, value\]",
+        ),
         (NAMED, "sql.conds", {}, "here: sql.conds is {}; it must be a list"),
         (NAMED, "sql.sel", ..., "here: the key 'sql.sel' is missing; there is: conds, agg"),
         (NAMED, "sql", "SELECT 1", 'here: sql is "SELECT 1"; it must be an object'),
@@ -197,16 +274,33 @@ def test_columns_of_other_names() -> None:
         (INDEXED, "sql.sel", -1, "here: sql.sel is -1"),
         (INDEXED, "sql.sel", True, "here: sql.sel is true"),
         (INDEXED, "sql.agg", 6, "here: sql.agg is 6; it must be a whole number from 0 to 5"),
-        (INDEXED, "sql.conds.1.0", 9, r"here: sql.conds\[1\]\[0\] is 9; it must be a whole number from 0 to 3"),
-        (INDEXED, "sql.conds.1.1", 3, r"here: sql.conds\[1\]\[1\] is 3; it must be a whole number from 0 to 2"),
+        (
+            INDEXED,
+            "sql.conds.1.0",
+            9,
+            r"here: sql.conds\[1\]\[0\] is 9; it must be a whole number from 0 to 3",
+        ),
+        (
+            INDEXED,
+            "sql.conds.1.1",
+            3,
+            r"here: sql.conds\[1\]\[1\] is 3; it must be a whole number from 0 to 2",
+        ),
         (INDEXED, "sql.sel", "Stat", "here: sql.agg 3 is not known"),
-        (HUB, "sql.conds.condition", ["x"], "here: sql.conds.condition has 1 entries, column_index 2"),
+        (
+            HUB,
+            "sql.conds.condition",
+            ["x"],
+            "here: sql.conds.condition has 1 entries, column_index 2",
+        ),
         (HUB, "table.header", [], "here: table: header is empty"),
         (HUB, "table.types", ["text"], "here: table: types has 1 entries for 4 columns"),
         (HUB, "table.types", ["blob"] * 4, "here: table: types 'blob' is not known.*text, real"),
     ],
 )
-def test_a_broken_row_names_the_place_and_the_field(row: object, path: str, value: object, message: str) -> None:
+def test_a_broken_row_names_the_place_and_the_field(
+    row: object, path: str, value: object, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         row_from(changed(row, path, value), "here", TABLES if row is INDEXED else None)
 
@@ -239,15 +333,23 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["sel", "agg", "conds", "sql", "question", "table_id", "table"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["sel", "agg", "conds", "sql", "question", "table_id", "table"]), inner
+        )
     ),
     max_leaves=12,
 )
 
 
 @settings(deadline=None)
-@given(st.sampled_from([NAMED, INDEXED, HUB]), st.sampled_from(["sql", "question", "table_id", "table"]), JSON)
-def test_whatever_stands_in_a_line_the_error_is_ours(row: dict[str, object], key: str, junk: object) -> None:
+@given(
+    st.sampled_from([NAMED, INDEXED, HUB]),
+    st.sampled_from(["sql", "question", "table_id", "table"]),
+    JSON,
+)
+def test_whatever_stands_in_a_line_the_error_is_ours(
+    row: dict[str, object], key: str, junk: object
+) -> None:
     tables: dict[str, SqlTable] | None = TABLES if row is INDEXED else None
     try:
         made = row_from({**row, key: junk}, "here", tables)
@@ -267,8 +369,12 @@ def test_all_real_rows_convert_and_read_back(shared_data: Path) -> None:
             sql = data["sql"]  # type: ignore[index]
             assert query is not None
             assert (query.aggregate, query.select) == (sql["agg"], _plain(sql["sel"])), where
-            assert [list(c) for c in query.conditions] == [[_plain(c), o, _plain(v)] for c, o, v in sql["conds"]], where
-            assert [type(c.value) for c in query.conditions] == [type(v) for _, _, v in sql["conds"]], where
+            assert [list(c) for c in query.conditions] == [
+                [_plain(c), o, _plain(v)] for c, o, v in sql["conds"]
+            ], where
+            assert [type(c.value) for c in query.conditions] == [
+                type(v) for _, _, v in sql["conds"]
+            ], where
         counts.append(count)
     assert counts[0] == 15_927
     assert counts[1] > 1000

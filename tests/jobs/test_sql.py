@@ -42,9 +42,12 @@ PIECES = [
     "漢",
 ]
 TEXT = st.one_of(
-    st.lists(st.sampled_from(PIECES), max_size=6).map("".join), st.text(st.characters(exclude_categories=["Cs"]))
+    st.lists(st.sampled_from(PIECES), max_size=6).map("".join),
+    st.text(st.characters(exclude_categories=["Cs"])),
 )
-NUMBER = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False))
+NUMBER = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False)
+)
 CONDITION = st.builds(Condition, TEXT, st.sampled_from(OPERATORS), st.one_of(TEXT, NUMBER))
 QUERY = st.builds(
     Query,
@@ -58,9 +61,21 @@ QUERY = st.builds(
 @given(QUERY)
 @example(Query(select="MAX speed"))
 @example(Query(select="COUNT", aggregate="COUNT"))
-@example(Query(select='"Muddy" voice', conditions=(Condition("Year", "=", "2003"), Condition("Year", "=", 2003))))
-@example(Query(select="a", conditions=(Condition("b", "=", "x' AND c = 'y"), Condition("c", ">", "'Til Tuesday"))))
-@example(Query(select="a", conditions=(Condition("b", "=", ""), Condition("b", "=", "5' AND b = 5"))))
+@example(
+    Query(
+        select='"Muddy" voice',
+        conditions=(Condition("Year", "=", "2003"), Condition("Year", "=", 2003)),
+    )
+)
+@example(
+    Query(
+        select="a",
+        conditions=(Condition("b", "=", "x' AND c = 'y"), Condition("c", ">", "'Til Tuesday")),
+    )
+)
+@example(
+    Query(select="a", conditions=(Condition("b", "=", ""), Condition("b", "=", "5' AND b = 5")))
+)
 def test_every_query_is_read_back_as_it_was(query: Query) -> None:
     text = format_query(query)
     again = parse(text)
@@ -76,20 +91,34 @@ def test_every_query_is_read_back_as_it_was(query: Query) -> None:
         (Query(select="Nationality"), "SELECT Nationality FROM table"),
         (
             Query(
-                select="School/Club Team", aggregate="COUNT", conditions=(Condition("Player", "=", "Terrence Ross"),)
+                select="School/Club Team",
+                aggregate="COUNT",
+                conditions=(Condition("Player", "=", "Terrence Ross"),),
             ),
             "SELECT COUNT School/Club Team FROM table WHERE Player = Terrence Ross",
         ),
         (
-            Query(select="No.", conditions=(Condition("Year", ">", 1990), Condition("Score", "<", 2.5))),
+            Query(
+                select="No.",
+                conditions=(Condition("Year", ">", 1990), Condition("Score", "<", 2.5)),
+            ),
             "SELECT No. FROM table WHERE Year > 1990 AND Score < 2.5",
         ),
         (
-            Query(select="Act", conditions=(Condition("Year", "=", "1990"), Condition("Song", "=", '"Hell", no'))),
+            Query(
+                select="Act",
+                conditions=(Condition("Year", "=", "1990"), Condition("Song", "=", '"Hell", no')),
+            ),
             "SELECT Act FROM table WHERE Year = '1990' AND Song = \"Hell\", no",
         ),
         (
-            Query(select="Act", conditions=(Condition("Duo", "=", "Ike AND Tina"), Condition("Pub", "=", "O'Neill"))),
+            Query(
+                select="Act",
+                conditions=(
+                    Condition("Duo", "=", "Ike AND Tina"),
+                    Condition("Pub", "=", "O'Neill"),
+                ),
+            ),
             "SELECT Act FROM table WHERE Duo = 'Ike AND Tina' AND Pub = O'Neill",
         ),
         (Query(select="Max speed"), "SELECT Max speed FROM table"),
@@ -145,14 +174,20 @@ def test_a_strange_answer_is_read_in_no_time(text: str) -> None:
 def test_a_model_may_answer_in_lower_case() -> None:
     query = parse("select count player from table where school = butler and year > 5")
     assert query == Query(
-        select="player", aggregate="COUNT", conditions=(Condition("school", "=", "butler"), Condition("year", ">", 5))
+        select="player",
+        aggregate="COUNT",
+        conditions=(Condition("school", "=", "butler"), Condition("year", ">", 5)),
     )
 
 
 @pytest.mark.parametrize(
     ("a", "b", "same"),
     [
-        ("SELECT a FROM table WHERE b = C AND d > 5", "SELECT A FROM table WHERE D > 5.0 AND B = c", True),
+        (
+            "SELECT a FROM table WHERE b = C AND d > 5",
+            "SELECT A FROM table WHERE D > 5.0 AND B = c",
+            True,
+        ),
         ("SELECT a FROM table WHERE b = '5'", "SELECT a FROM table WHERE b = 5", True),
         ("SELECT a FROM table WHERE b = ½ cup", "SELECT a FROM table WHERE b = 1⁄2  CUP", True),
         ("SELECT a FROM table WHERE b = c AND b = c", "SELECT a FROM table WHERE b = c", True),
@@ -166,13 +201,17 @@ def test_a_model_may_answer_in_lower_case() -> None:
 )
 def test_logical_form(a: str, b: str, same: bool) -> None:
     left, right = parse(a), parse(b)
-    assert (left is not None and right is not None and left.logical_form() == right.logical_form()) is same
+    assert (
+        left is not None and right is not None and left.logical_form() == right.logical_form()
+    ) is same
 
 
 @settings(deadline=None)
 @given(QUERY)
 def test_the_order_of_conditions_does_not_matter(query: Query) -> None:
-    turned = Query(select=query.select, aggregate=query.aggregate, conditions=query.conditions[::-1])
+    turned = Query(
+        select=query.select, aggregate=query.aggregate, conditions=query.conditions[::-1]
+    )
     assert query.logical_form() == turned.logical_form()
 
 

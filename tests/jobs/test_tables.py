@@ -54,7 +54,9 @@ def ask(
         ("Town", [("Town", "=", "' OR 1 = 1 --")], "", []),
     ],
 )
-def test_answers(select: str, conditions: list[tuple[str, str, object]], aggregate: str, answer: list[object]) -> None:
+def test_answers(
+    select: str, conditions: list[tuple[str, str, object]], aggregate: str, answer: list[object]
+) -> None:
     assert ask(select, *conditions, aggregate=aggregate) == answer
 
 
@@ -66,12 +68,18 @@ def test_whole_numbers_stay_whole() -> None:
     ("select", "condition", "message"),
     [
         ("Mayor", ("Town", "=", "x"), "table '1-1' has no column 'Mayor'; it has: Town, Country"),
-        ("Town", ("Population", ">", "many"), "column 'Population' holds numbers; it cannot be compared with 'many'"),
+        (
+            "Town",
+            ("Population", ">", "many"),
+            "column 'Population' holds numbers; it cannot be compared with 'many'",
+        ),
         ("Town", ("Population", ">", 2**70), "could not be run"),
         ("Town", ("Town", "~", "x"), "operator"),
     ],
 )
-def test_what_cannot_be_asked(select: str, condition: tuple[str, str, object], message: str) -> None:
+def test_what_cannot_be_asked(
+    select: str, condition: tuple[str, str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         ask(select, condition)
 
@@ -91,7 +99,9 @@ def test_rows_are_capped_and_time_too() -> None:
     assert time.monotonic() - began < 30
 
 
-CELL = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(-(2**63), 2**63 - 1), st.none())
+CELL = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"])), st.integers(-(2**63), 2**63 - 1), st.none()
+)
 
 
 @settings(deadline=None)

@@ -44,7 +44,9 @@ class OwnLine:
             os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
 
     def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
-        route = SshRoute(name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command)
+        route = SshRoute(
+            name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command
+        )
         fetch_file(route, folder, local, self.tell, names)
 
     def get(self, remote: str, local: Path) -> str:
@@ -64,7 +66,10 @@ def there(tmp_path: Path) -> Path:
 
 
 def listed(there: Path) -> list[FileLeft]:
-    return [FileLeft(*entry) for entry in files_left(there, there / "none", there / "none", 1 << 23)["out"]]
+    return [
+        FileLeft(*entry)
+        for entry in files_left(there, there / "none", there / "none", 1 << 23)["out"]
+    ]
 
 
 def fetch(line: OwnLine, there: Path, here: Path, files: Sequence[FileLeft]) -> dict[str, str]:
@@ -74,16 +79,26 @@ def fetch(line: OwnLine, there: Path, here: Path, files: Sequence[FileLeft]) -> 
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
-def test_five_hundred_files_come_in_one_stream_which_goes_on_where_it_was_cut(there: Path, tmp_path: Path) -> None:
+def test_five_hundred_files_come_in_one_stream_which_goes_on_where_it_was_cut(
+    there: Path, tmp_path: Path
+) -> None:
     line, files = OwnLine(tmp_path, cut_at=3 << 20), listed(there)
-    assert fetch(line, there, tmp_path / "here", files) == {file.name: file.digest for file in files}
+    assert fetch(line, there, tmp_path / "here", files) == {
+        file.name: file.digest for file in files
+    }
     assert contents(tmp_path / "here") == contents(there)
     assert line.alone == []
     first, again = line.begun
-    assert (first, again >= 2 << 20) == (0, True), "the second line began where the first had broken"
+    assert (first, again >= 2 << 20) == (0, True), (
+        "the second line began where the first had broken"
+    )
 
 
 def test_a_later_try_goes_on_from_what_the_one_before_left(there: Path, tmp_path: Path) -> None:
@@ -107,15 +122,19 @@ def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_bel
     files[12] = FileLeft(files[12].name, files[12].size, "0" * 64)
     with pytest.raises(RemoteError, match=r"came back from pod-0 3 times with another checksum"):
         fetch(line, there, here, files)
-    assert contents(here) == {file.name: (there / file.name).read_bytes() for file in files[:12]} | {
-        files[4].name: listed_so
-    }
-    assert line.alone == [PurePosixPath(file.name).name for file in (*files[5:12], *[files[12]] * 3)]
+    assert contents(here) == {
+        file.name: (there / file.name).read_bytes() for file in files[:12]
+    } | {files[4].name: listed_so}
+    assert line.alone == [
+        PurePosixPath(file.name).name for file in (*files[5:12], *[files[12]] * 3)
+    ]
 
 
 def test_a_file_that_has_gone_is_named(there: Path, tmp_path: Path) -> None:
     line, files = OwnLine(tmp_path), listed(there)
     (there / files[30].name).unlink()
-    with pytest.raises(RemoteError, match=r"pod-0 .* says: No such file or directory \(.*a file's «\d+»\.json\)"):
+    with pytest.raises(
+        RemoteError, match=r"pod-0 .* says: No such file or directory \(.*a file's «\d+»\.json\)"
+    ):
         fetch(line, there, tmp_path / "here", files)
     assert not {file.name for file in files} & contents(tmp_path / "here").keys()

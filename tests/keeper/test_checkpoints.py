@@ -69,9 +69,14 @@ def test_no_flipped_bit_and_no_cut_is_taken_for_good(run: Path, seed: int) -> No
 
 def test_a_step_without_all_its_parts_is_none(run: Path) -> None:
     part_of(run, NEW, 1).rename(run / "away")
-    assert newest_good(run).notes == [f"the checkpoint of step {NEW} was left out: the part of rank 1 of 2 is missing"]
+    assert newest_good(run).notes == [
+        f"the checkpoint of step {NEW} was left out: the part of rank 1 of 2 is missing"
+    ]
     (part_of(run, OLD, 0) / NAME).unlink()
-    with pytest.raises(ConfigError, match=r"no checkpoint to resume from in .*step 6 was left out: .*; .*step 4 was"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no checkpoint to resume from in .*step 6 was left out: .*; .*step 4 was",
+    ):
         newest_good(run)
 
 
@@ -164,7 +169,9 @@ def bring(links: list[PodLink], home: Path) -> Returned:
     return bring_checkpoints_back(context)
 
 
-def test_only_whole_checkpoints_come_back_and_the_last_two_stay(links: list[PodLink], tmp_path: Path) -> None:
+def test_only_whole_checkpoints_come_back_and_the_last_two_stay(
+    links: list[PodLink], tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     for step in (2, 4, 6):
         save(links, step)
@@ -177,7 +184,9 @@ def test_only_whole_checkpoints_come_back_and_the_last_two_stay(links: list[PodL
     assert newest_good(home).step == 8
 
 
-def test_a_pod_that_is_gone_costs_only_what_was_not_here_yet(links: list[PodLink], tmp_path: Path) -> None:
+def test_a_pod_that_is_gone_costs_only_what_was_not_here_yet(
+    links: list[PodLink], tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     save(links, 2)
     bring(links, home)
@@ -195,12 +204,16 @@ def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
     home = tmp_path / "home"
     save(links, 2)
     save(links, 4)
-    with (links[1].root / "checkpoints" / "step-4" / "rank-1" / "state.safetensors").open("r+b") as file:
+    with (links[1].root / "checkpoints" / "step-4" / "rank-1" / "state.safetensors").open(
+        "r+b"
+    ) as file:
         file.write(b"x")
     said = "the checkpoint of step 4 did not come back: the checksum of rank-1/state.safetensors is wrong"
     assert bring(links, home) == Returned(steps=[2], notes=[said])
     save(links, 6)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20)
+    )
     returned = bring(links, home)
     assert returned.steps == [2]
     assert "step 6 did not come back: the disk of this machine is full: " in returned.notes[0]

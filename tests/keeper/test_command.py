@@ -11,11 +11,23 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Launcher
-from workbench.keeper.launch import LaunchCommand, LaunchPlan, build_command, check_launcher_fits, place_ranks
+from workbench.keeper.launch import (
+    LaunchCommand,
+    LaunchPlan,
+    build_command,
+    check_launcher_fits,
+    place_ranks,
+)
 from workbench.pods.pod import Pod
 
 PODS = [
-    Pod(name=f"pod-{n}", address=f"127.0.0.{n + 2}", slots=1, root=f"/w/pods/pod-{n}", python="/env/bin/python")
+    Pod(
+        name=f"pod-{n}",
+        address=f"127.0.0.{n + 2}",
+        slots=1,
+        root=f"/w/pods/pod-{n}",
+        python="/env/bin/python",
+    )
     for n in range(3)
 ]
 
@@ -38,7 +50,11 @@ def plan(launcher: Launcher, folder: Path = Path("/w")) -> LaunchPlan:
 
 def test_ranks_are_numbered_pod_by_pod() -> None:
     places = place_ranks([replace(PODS[0], slots=2), PODS[1]])
-    assert [(p.rank, p.local_rank, p.pod) for p in places] == [(0, 0, "pod-0"), (1, 1, "pod-0"), (2, 0, "pod-1")]
+    assert [(p.rank, p.local_rank, p.pod) for p in places] == [
+        (0, 0, "pod-0"),
+        (1, 1, "pod-0"),
+        (2, 0, "pod-1"),
+    ]
 
 
 @pytest.mark.parametrize("launcher", [Launcher.PDSH, Launcher.OPENMPI])
@@ -52,10 +68,14 @@ def test_deepspeed_cannot_fall_back_to_this_machine_or_to_the_users_ssh(launcher
 
 
 def test_mpi_gets_the_wrapper_and_the_interface() -> None:
-    (given,) = [a for a in build_command(plan(Launcher.OPENMPI)).argv if a.startswith("--launcher_args=")]
+    (given,) = [
+        a for a in build_command(plan(Launcher.OPENMPI)).argv if a.startswith("--launcher_args=")
+    ]
     args = shlex.split(given.removeprefix("--launcher_args="))
     pairs = dict(itertools.pairwise(args))
-    assert "plm_rsh_agent" not in pairs, "mpirun hands its arguments on to daemons, which do not find it on their pod"
+    assert "plm_rsh_agent" not in pairs, (
+        "mpirun hands its arguments on to daemons, which do not find it on their pod"
+    )
     assert build_command(plan(Launcher.OPENMPI)).env["OMPI_MCA_plm_rsh_agent"] == "/w/ssh"
     assert pairs["plm_rsh_pass_environ_mca_params"] == "0"
     assert pairs["btl_tcp_if_include"] == pairs["oob_tcp_if_include"] == "lo"
@@ -67,12 +87,16 @@ def test_pdsh_starts_the_python_of_the_pods_which_must_be_one(tmp_path: Path) ->
     site = command.env["PYTHONPATH"]
     code = "import deepspeed, os, sys; print(sys.executable, 'WORKBENCH_PODS_PYTHON' in os.environ)"
     argv = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(argv, env={**os.environ, **command.env, "PYTHONPATH": site}, capture_output=True, text=True)
+    done = subprocess.run(
+        argv, env={**os.environ, **command.env, "PYTHONPATH": site}, capture_output=True, text=True
+    )
     assert done.stdout == "/env/bin/python False\n", done.stderr
     check_launcher_fits(Launcher.PDSH, PODS)
     others = [PODS[0], replace(PODS[1], python="/opt/venv/bin/python")]
     check_launcher_fits(Launcher.SSH, others)
-    with pytest.raises(ConfigError, match=r"pod-0 has /env/bin/python, pod-1 has /opt/venv/bin/python\. Make the"):
+    with pytest.raises(
+        ConfigError, match=r"pod-0 has /env/bin/python, pod-1 has /opt/venv/bin/python\. Make the"
+    ):
         check_launcher_fits(Launcher.PDSH, others)
 
 
@@ -90,7 +114,10 @@ def test_ssh_line_starts_one_client_per_rank() -> None:
     script = build_command(plan(Launcher.SSH)).argv[2]
     for rank, pod in enumerate(PODS):
         assert f"-- {pod.address} " in script
-        assert f"--rank {rank} --local-rank 0 --world-size 3 --master-addr 127.0.0.2 --master-port 29511" in script
+        assert (
+            f"--rank {rank} --local-rank 0 --world-size 3 --master-addr 127.0.0.2 --master-port 29511"
+            in script
+        )
 
 
 def test_what_is_printed_of_it_has_a_line_per_rank_and_no_quotes_within_quotes() -> None:
@@ -104,7 +131,9 @@ def test_ssh_line_returns_the_code_of_a_client_that_failed(tmp_path: Path) -> No
     fake = {name: ["sh", "-c", f"exit {code}"] for name, code in codes.items()}
     command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
     assert subprocess.run(command.argv, timeout=20, check=False).returncode == 7
-    assert subprocess.run(["sh", "-c", f"{command}; echo after"], timeout=20, check=True, capture_output=True).stdout
+    assert subprocess.run(
+        ["sh", "-c", f"{command}; echo after"], timeout=20, check=True, capture_output=True
+    ).stdout
     assert subprocess.run(["bash", "-c", str(command)], timeout=20, check=False).returncode == 7
     fake["pod-1"] = fake["pod-0"]
     command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
@@ -127,7 +156,9 @@ def test_the_printed_line_is_read_by_a_shell_as_it_was_meant() -> None:
         "$z",
     ]
     line = str(LaunchCommand(argv=argv, env={"A_B": "it's $HOME"}))
-    out = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
+    out = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=20, check=True
+    ).stdout
     assert out == "it's $HOME ['x y', '$z']\n"
 
 

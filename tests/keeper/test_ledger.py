@@ -17,7 +17,9 @@ def ledger() -> RunLedger:
 
 
 def report(pod: Pod, rank: int, phase: str, **more: Any) -> PodReport:
-    status = RankStatus(rank=rank, pod=pod, phase=phase, done=phase == "exited", ended_s=time.time())
+    status = RankStatus(
+        rank=rank, pod=pod, phase=phase, done=phase == "exited", ended_s=time.time()
+    )
     return PodReport(pod=pod, ranks=[status], drained=True, **more)
 
 
@@ -89,7 +91,9 @@ def test_a_lost_node_is_blamed_and_not_the_network() -> None:
     assert (fault.kind, fault.pod, fault.host) == ("pod", "pod-1", B.address)
     assert fault.message == f"no sign from pod-1 for 2 s; {node}"
 
-    fault = lost_pod(run_on(*[replace(pod, phase=Phase.RUNNING, message=away) for pod in (A, B)]), seen)
+    fault = lost_pod(
+        run_on(*[replace(pod, phase=Phase.RUNNING, message=away) for pod in (A, B)]), seen
+    )
     assert (fault.kind, fault.pod) == ("network", "")
     assert fault.message == f"no sign from any pod: {away}; no sign from pod-0 for 2 s"
 

@@ -17,7 +17,12 @@ class FarClock(AgentLink):
     """A line whose answers take as long as a test says, on a clock of its own."""
 
     def __init__(self, folder: Path, waits: Iterator[tuple[float, float]]) -> None:
-        super().__init__(Pod(name="pod-0", root="/tmp/pod-0"), Identity(folder), lease_s=9.0, package=("w.zip", b""))
+        super().__init__(
+            Pod(name="pod-0", root="/tmp/pod-0"),
+            Identity(folder),
+            lease_s=9.0,
+            package=("w.zip", b""),
+        )
         self.waits = waits
         self.now_s = 1000.0
 

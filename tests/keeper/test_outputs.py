@@ -25,7 +25,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_TEST_PODS", "of all runs")
         spec = PodSpec(cpus=1, env={"PODS": "${WORKBENCH_TEST_PODS}"})
-        cluster = Cluster(LocalPods(), spec, count=2, path=path, warm=False, idle_timeout_s=3600).start()
+        cluster = Cluster(
+            LocalPods(), spec, count=2, path=path, warm=False, idle_timeout_s=3600
+        ).start()
     with cluster:
         yield cluster
 
@@ -54,7 +56,9 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     cluster: Cluster, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Script(script, env={"JOBS": "${WORKBENCH_TEST_JOBS}"})
-    with pytest.raises(ConfigError, match=r"env takes the values of WORKBENCH_TEST_JOBS .* not set"):
+    with pytest.raises(
+        ConfigError, match=r"env takes the values of WORKBENCH_TEST_JOBS .* not set"
+    ):
         cluster.submit(job)
     monkeypatch.setenv("WORKBENCH_TEST_JOBS", "of this run")
     run = cluster.submit(job)
@@ -63,15 +67,23 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     assert (run.paths.outputs / "final" / "model.bin").read_bytes() == MODEL
     assert (run.paths.outputs / "config.txt").read_text() == "changed"
     assert (run.paths.outputs / "note-0.txt").read_text() == "note 0 of this run of all runs"
-    assert {path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_dir()} == {0o700}
-    assert {path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_file()} == {0o600}
+    assert {
+        path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_dir()
+    } == {0o700}
+    assert {
+        path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_file()
+    } == {0o600}
     assert (result.output_files, result.output_bytes) == (5, len(MODEL) + 7 + 30 + 21 + 7)
-    assert "outputs/ has 5 files (9.0 MiB) that it wrote; not back: 1 file (24 bytes) on pod-0 in " in (
-        result.message
+    assert (
+        "outputs/ has 5 files (9.0 MiB) that it wrote; not back: 1 file (24 bytes) on pod-0 in "
+        in (result.message)
     ), "the one whose name is not UTF-8"
     assert "links on pod-0 are not followed: passwd, pipe" in result.message
     assert "not back: 2 files (37 bytes) on pod-1 in " in result.message
-    assert "Script(outputs=[…]) does not name them; run.fetch() brings all while the pod is there" in result.message
+    assert (
+        "Script(outputs=[…]) does not name them; run.fetch() brings all while the pod is there"
+        in result.message
+    )
     assert "outputs/ has 5 files" in str(run) and "5 files, 9.0 MiB" in str(result)
     reported(run)
     (run.paths.outputs / "note-0.txt").unlink()
@@ -80,23 +92,36 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     assert len(kept) == 2, kept  # the name that no file here can have, and the links
     assert run.result.output_files == 7
     manifest = json.loads(run.paths.manifest.read_text())
-    assert {name for name in manifest if name.startswith("outputs/")} == {f"outputs/{name}" for name in outputs(run)}
+    assert {name for name in manifest if name.startswith("outputs/")} == {
+        f"outputs/{name}" for name in outputs(run)
+    }
 
 
 def reported(run: Run) -> None:
     """What it reported by `workbench.log`, once and not by every rank, stands wherever a run's figures stand."""
     events = [event for event in run.events() if event.kind in ("step", "eval")]
     assert [(event.kind, event.rank, event.data["step"]) for event in events] == [
-        ("step", 0, 1), ("step", 0, 2), ("eval", 0, 2),
-    ]  # fmt: skip
+        ("step", 0, 1),
+        ("step", 0, 2),
+        ("eval", 0, 2),
+    ]
     progress = run.progress
-    assert (progress.step, progress.max_steps, progress.loss, progress.eval_loss) == (2, 2, 1.0, 0.75)
+    assert (progress.step, progress.max_steps, progress.loss, progress.eval_loss) == (
+        2,
+        2,
+        1.0,
+        0.75,
+    )
     assert (run.result.steps, run.result.eval_loss, run.result.metrics) == (2, 0.75, {"rouge": 0.5})
     record = history(run.path).records[0]
     assert (record.steps, record.eval_loss, record.train_samples_per_s) == (2, 0.75, 8)
     assert {tag: values[-1] for tag, values in scalars_in(run.paths.tensorboard).items()} == {
-        "train/loss": 1.0, "train/samples_per_s": 8.0, "train/accuracy": 0.5, "eval/loss": 0.75, "eval/rouge": 0.5,
-    }  # fmt: skip
+        "train/loss": 1.0,
+        "train/samples_per_s": 8.0,
+        "train/accuracy": 0.5,
+        "eval/loss": 0.75,
+        "eval/rouge": 0.5,
+    }
     assert "2 of 2 steps" in str(run)
     assert "step" not in run.logs(0, "stdout")
     for rank in range(2):
@@ -120,7 +145,9 @@ def test_a_script_outside_of_a_run_reports_to_nobody(capfd: pytest.CaptureFixtur
 def test_a_failed_and_a_cancelled_script_have_their_files_and_patterns_take_those_of_all_pods(
     cluster: Cluster, script: Path
 ) -> None:
-    run = cluster.submit(Script(script, args=["--end", "fail", "--bytes", "4096"], outputs=["*.pt"]))
+    run = cluster.submit(
+        Script(script, args=["--end", "fail", "--bytes", "4096"], outputs=["*.pt"])
+    )
     result = run.wait(120, progress=False)
     assert "failed after it wrote" in result.message
     assert outputs(run) == OF_RANK_0 | {"pod-1/out/shard-1.pt"}
@@ -140,7 +167,9 @@ def test_a_failed_and_a_cancelled_script_have_their_files_and_patterns_take_thos
     assert not part.exists()
 
 
-def test_five_hundred_small_files_come_back_from_either_pod(cluster: Cluster, tmp_path: Path) -> None:
+def test_five_hundred_small_files_come_back_from_either_pod(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     script = tmp_path / "many" / "many.py"
     script.parent.mkdir()
     script.write_text(
@@ -151,7 +180,9 @@ def test_five_hundred_small_files_come_back_from_either_pod(cluster: Cluster, tm
     result = run.wait(120, progress=False).raise_for_status()
     texts = {name: (run.paths.outputs / name).read_text() for name in outputs(run)}
     wanted = {
-        f"{pod}logs-{n % 5}/step {n}.txt": f"{n} of {r}" for r, pod in enumerate(("", "pod-1/")) for n in range(500)
+        f"{pod}logs-{n % 5}/step {n}.txt": f"{n} of {r}"
+        for r, pod in enumerate(("", "pod-1/"))
+        for n in range(500)
     }
     assert texts == wanted
     assert result.output_files == 1000
@@ -159,7 +190,9 @@ def test_five_hundred_small_files_come_back_from_either_pod(cluster: Cluster, tm
     assert not list(run.path.glob(".*files*"))
 
 
-def test_a_pod_that_lies_writes_below_outputs_alone(cluster: Cluster, script: Path, tmp_path: Path) -> None:
+def test_a_pod_that_lies_writes_below_outputs_alone(
+    cluster: Cluster, script: Path, tmp_path: Path
+) -> None:
     run = cluster.submit(Script(script, args=["--end", "wait", "--bytes", "256"]))
     until(lambda: wrote(run, 0), 120)
     shutil.rmtree(run.paths.outputs, ignore_errors=True)
@@ -169,9 +202,21 @@ def test_a_pod_that_lies_writes_below_outputs_alone(cluster: Cluster, script: Pa
     run.cancel()
     run.wait(120, progress=False)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    with pytest.raises(RunError, match="out is a link, and nothing that a pod left is written through one"):
+    with pytest.raises(
+        RunError, match="out is a link, and nothing that a pod left is written through one"
+    ):
         run.fetch()
-    for name in ("outputs/../spec.json", "outputs//etc/passwd", "outputs", "/etc/passwd", "outputs/a\0b", "model/x",
-                 "outputs/./x", "outputs/" + "a" * 255, "outputs/x\udcff", "outputs/x\ud800"):  # fmt: skip
+    for name in (
+        "outputs/../spec.json",
+        "outputs//etc/passwd",
+        "outputs",
+        "/etc/passwd",
+        "outputs/a\0b",
+        "model/x",
+        "outputs/./x",
+        "outputs/" + "a" * 255,
+        "outputs/x\udcff",
+        "outputs/x\ud800",
+    ):
         assert not is_output(name), name
     assert is_output("outputs/a b/ü.bin")

@@ -34,7 +34,9 @@ def test_each_request_becomes_its_record() -> None:
     assert request_from({"op": "status"}) == Status(op="status")
     assert request_from({"op": "close"}) == Close(op="close")
     assert request_from({"op": "stop", "run": "r"}) == OfRun(op="stop", run="r")
-    submitted = request_from({"op": "dry", "run": "r", "path": "/x/r", "job": {"kind": "script"}, "pods": None})
+    submitted = request_from(
+        {"op": "dry", "run": "r", "path": "/x/r", "job": {"kind": "script"}, "pods": None}
+    )
     assert submitted == Submit(op="dry", run="r", path=Path("/x/r"), job={"kind": "script"})
     assert request_from({"op": "held", "path": "/x/r", "last_step": 4}) == NewestCheckpoint(
         op="held", path=Path("/x/r"), last_step=4
@@ -53,7 +55,9 @@ def test_each_request_becomes_its_record() -> None:
         ),
     ],
 )
-def test_anything_else_is_refused_with_what_is_wrong(message: dict[str, object], problem: str) -> None:
+def test_anything_else_is_refused_with_what_is_wrong(
+    message: dict[str, object], problem: str
+) -> None:
     with pytest.raises(RunError) as caught:
         request_from(message)
     assert problem in str(caught.value)
@@ -76,7 +80,9 @@ for line in sys.stdin:
 def serving(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Run a request server in a process of its own, which mends its socket for each line that it reads."""
     command = [sys.executable, "-c", SERVE, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "listening\n"
         try:
@@ -92,7 +98,9 @@ def answers(path: Path, timeout_s: float = 5.0) -> bool:
         return False
 
 
-def test_a_server_without_a_free_descriptor_answers_as_long_as_it_has_its_spare(tmp_path: Path) -> None:
+def test_a_server_without_a_free_descriptor_answers_as_long_as_it_has_its_spare(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path / "s") as process:
         assert answers(tmp_path / "s")
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
@@ -106,7 +114,9 @@ def test_a_server_without_a_free_descriptor_answers_as_long_as_it_has_its_spare(
         until(lambda: answers(tmp_path / "s"), 30)
 
 
-def test_a_server_that_can_start_no_thread_answers_short_requests_and_refuses_others(tmp_path: Path) -> None:
+def test_a_server_that_can_start_no_thread_answers_short_requests_and_refuses_others(
+    tmp_path: Path,
+) -> None:
     done: list[str] = []
 
     def do(request: Request) -> Mapping[str, object]:

@@ -39,8 +39,19 @@ from workbench.rundir.view import RunView
     ("fault", "what"),
     [
         (RunFault(kind="pod", pod="pod-2", message="it was evicted"), "pod-2 was lost"),
-        (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGTERM"), "rank 1 on pod-1 was killed by"),
-        (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL; its memory limit was reached"), ""),
+        (
+            RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGTERM"),
+            "rank 1 on pod-1 was killed by",
+        ),
+        (
+            RunFault(
+                kind="signal",
+                rank=1,
+                pod="pod-1",
+                message="killed by SIGKILL; its memory limit was reached",
+            ),
+            "",
+        ),
         (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGSEGV"), ""),
         (RunFault(kind="ValueError", rank=0, pod="pod-0", message="killed by SIGKILL"), ""),
         (RunFault(kind="network", message="no sign from any pod"), ""),
@@ -48,13 +59,20 @@ from workbench.rundir.view import RunView
     ],
 )
 def test_only_what_came_from_outside_is_a_loss(fault: RunFault, what: str) -> None:
-    assert loss_of(RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3), fault).startswith(what or "")
+    assert loss_of(RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3), fault).startswith(
+        what or ""
+    )
     assert bool(loss_of(RunLedger(pods=[], world_size=3), fault)) is bool(what)
 
 
 def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> None:
-    ledger = RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3, lost={"pod-2": "gone", "pod-1": "gone"})
-    assert loss_of(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0")) == "pod-1 and pod-2 were lost"
+    ledger = RunLedger(
+        pods=["pod-0", "pod-1", "pod-2"], world_size=3, lost={"pod-2": "gone", "pod-1": "gone"}
+    )
+    assert (
+        loss_of(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0"))
+        == "pod-1 and pod-2 were lost"
+    )
 
 
 def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> Any:
@@ -76,17 +94,24 @@ def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(tmp_path: Path, over: bool) -> None:
+def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
+    tmp_path: Path, over: bool
+) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     context: Any = SimpleNamespace(
-        everywhere=lambda _action: [([], False), ([], False)], paths=paths, run_id="r", unstartable=""
+        everywhere=lambda _action: [([], False), ([], False)],
+        paths=paths,
+        run_id="r",
+        unstartable="",
     )
     if not over:
         assert ranks_left(context) is None, "it begins now"
         return
     write_json(paths.manifest, {})
-    with pytest.raises(RunError, match="its keeper died after the run had ended and before the result was written"):
+    with pytest.raises(
+        RunError, match="its keeper died after the run had ended and before the result was written"
+    ):
         ranks_left(context)
 
 
@@ -100,7 +125,11 @@ def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     """A prepared run of three ranks."""
-    job = FineTune(dataset={"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4}, technique="zero1", restarts=1)
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4},
+        technique="zero1",
+        restarts=1,
+    )
     return prepare_run(RunSpec(cluster=ClusterSpec(count=3), job=job), root=tmp_path / "run").paths
 
 
@@ -112,7 +141,9 @@ def checkpoint(paths: RunPaths, step: int, ranks: int) -> None:
         write_manifest(part, step=step, rank=rank, world_size=ranks)
 
 
-def resumption(paths: RunPaths, ranks: int, last_step: int | None = None) -> tuple[int, dict[str, Any]]:
+def resumption(
+    paths: RunPaths, ranks: int, last_step: int | None = None
+) -> tuple[int, dict[str, Any]]:
     step, batch = write_resumption(paths, gpus=0, before=3, ranks=ranks, last_step=last_step)
     assert batch is None, "24 rows are shared evenly by one, two and three"
     return step, read_json(paths.job)
@@ -128,12 +159,17 @@ def test_a_run_goes_on_from_its_own_newest_good_checkpoint(paths: RunPaths) -> N
     assert resumption(paths, 3, last_step=4)[0] == 2, "after the last step nothing is left to do"
 
 
-def test_before_the_first_checkpoint_fewer_ranks_begin_again_with_the_same_batch(paths: RunPaths) -> None:
+def test_before_the_first_checkpoint_fewer_ranks_begin_again_with_the_same_batch(
+    paths: RunPaths,
+) -> None:
     before = read_json(paths.job)
     step, made = resumption(paths, 2)
     assert step == 0
     assert "resume" not in made
-    micro, accumulation = made["job"]["per_device_train_batch_size"], made["job"]["gradient_accumulation_steps"]
+    micro, accumulation = (
+        made["job"]["per_device_train_batch_size"],
+        made["job"]["gradient_accumulation_steps"],
+    )
     assert (micro * accumulation * 2, before["job"]["per_device_train_batch_size"] * 3) == (24, 24)
     assert read_json(paths.deepspeed) == made["deepspeed"]
 
@@ -141,13 +177,20 @@ def test_before_the_first_checkpoint_fewer_ranks_begin_again_with_the_same_batch
 def test_fewer_ranks_go_on_from_a_checkpoint_of_more_with_the_same_batch(paths: RunPaths) -> None:
     checkpoint(paths, 4, 3)
     step, made = resumption(paths, 2)
-    assert (step, made["resume"]["step"], len(made["resume"]["parts"]), made["ranks"]) == (4, 4, 3, 2)
+    assert (step, made["resume"]["step"], len(made["resume"]["parts"]), made["ranks"]) == (
+        4,
+        4,
+        3,
+        2,
+    )
     assert FineTune.from_dict(made["job"]).global_batch(2) == 24
 
 
 def test_a_user_s_own_batch_sizes_do_not_keep_fewer_ranks_from_going_on(paths: RunPaths) -> None:
     made = read_json(paths.job)
-    write_json(paths.job, {**made, "deepspeed": {**made["deepspeed"], "train_micro_batch_size_per_gpu": 8}})
+    write_json(
+        paths.job, {**made, "deepspeed": {**made["deepspeed"], "train_micro_batch_size_per_gpu": 8}}
+    )
     _, made = resumption(paths, 2)
     assert made["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
 
@@ -160,20 +203,35 @@ def test_a_user_s_own_batch_sizes_do_not_keep_fewer_ranks_from_going_on(paths: R
         ({}, "round_robin_gradients puts weights in an order"),
     ],
 )
-def test_what_cannot_be_cut_anew_says_why_it_stops(paths: RunPaths, options: dict[str, object], why: str) -> None:
+def test_what_cannot_be_cut_anew_says_why_it_stops(
+    paths: RunPaths, options: dict[str, object], why: str
+) -> None:
     checkpoint(paths, 4, 3)
     made = read_json(paths.job)
-    config = {"zero_optimization": {"stage": 1, "round_robin_gradients": True}} if not options else None
+    config = (
+        {"zero_optimization": {"stage": 1, "round_robin_gradients": True}} if not options else None
+    )
     write_json(paths.job, {**made, "job": {**made["job"], **options}, "deepspeed": config})
-    with pytest.raises(ConfigError, match=rf"checkpoint of step 4 in .* is of 3 ranks, and this run has 2; {why}"):
+    with pytest.raises(
+        ConfigError, match=rf"checkpoint of step 4 in .* is of 3 ranks, and this run has 2; {why}"
+    ):
         resumption(paths, 2)
 
 
 @pytest.mark.parametrize(
     ("micro", "before", "ranks", "expected"),
-    [(8, 4, 2, (8, 2)), (8, 3, 2, (6, 2)), (8, 8, 7, (3, 3)), (1, 4, 3, (1, 1)), (2, 1, 3, (1, 1)), (4, 2, 3, (3, 1))],
+    [
+        (8, 4, 2, (8, 2)),
+        (8, 3, 2, (6, 2)),
+        (8, 8, 7, (3, 3)),
+        (1, 4, 3, (1, 1)),
+        (2, 1, 3, (1, 1)),
+        (4, 2, 3, (3, 1)),
+    ],
 )
-def test_the_batch_stays_as_near_as_it_can(micro: int, before: int, ranks: int, expected: tuple[int, int]) -> None:
+def test_the_batch_stays_as_near_as_it_can(
+    micro: int, before: int, ranks: int, expected: tuple[int, int]
+) -> None:
     job = FineTune(per_device_train_batch_size=micro).on_ranks(ranks, before=before)
     assert (job.per_device_train_batch_size, job.gradient_accumulation_steps) == expected
 
@@ -183,7 +241,10 @@ def test_a_batch_that_cannot_stay_is_told(paths: RunPaths) -> None:
     write_json(paths.job, {**made, "job": {**made["job"], "per_device_train_batch_size": 1}})
     assert write_resumption(paths, gpus=0, before=3, ranks=2, last_step=None) == (0, 2)
     restart = Restart(what="pod-2 was lost", lost_step=9, step=6, pods=2, batch=2)
-    assert str(restart) == "pod-2 was lost at step 9; went on from step 6 with 2 pods and 2 rows a step"
+    assert (
+        str(restart)
+        == "pod-2 was lost at step 9; went on from step 6 with 2 pods and 2 rows a step"
+    )
 
 
 @pytest.fixture
@@ -193,7 +254,14 @@ def restarted(tmp_path: Path) -> RunPaths:
     journal = Journal(paths)
     for step in (1, 2, 3, 4, 5):
         journal.event(event("step", 100.0 + step, step=step, max_steps=6, loss=1.0 / step))
-    loss = {"what": "pod-1 was lost", "why": "evicted", "lost_step": 5, "step": 3, "pods": 2, "ranks": 2}
+    loss = {
+        "what": "pod-1 was lost",
+        "why": "evicted",
+        "lost_step": 5,
+        "step": 3,
+        "pods": 2,
+        "ranks": 2,
+    }
     journal.event(Event(time_s=116.0, rank=None, kind="restarted", data={**loss, "lost_s": 106.0}))
     journal.event(event("resumed", 117.0, step=3))
     journal.event(event("first_step", 120.0))
@@ -235,25 +303,46 @@ def test_a_script_cannot_say_that_it_was_restarted() -> None:
     ("saved", "notes", "words"),
     [
         (None, [], "pod-1 was lost; began again with 3 pods"),
-        (10, [], "began again (the checkpoint of step 10 was not whole here yet when the loss was noticed) with"),
-        (10, ["parts of the checkpoint of step 10 are on pod-1, out of reach"], "; parts of the checkpoint of"),
+        (
+            10,
+            [],
+            "began again (the checkpoint of step 10 was not whole here yet when the loss was noticed) with",
+        ),
+        (
+            10,
+            ["parts of the checkpoint of step 10 are on pod-1, out of reach"],
+            "; parts of the checkpoint of",
+        ),
     ],
 )
 def test_a_run_that_begins_again_says_why(
     paths: RunPaths, tmp_path: Path, saved: int | None, notes: list[str], words: str
 ) -> None:
-    job = FineTune(dataset={"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4}, technique="zero1", restarts=1)
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4},
+        technique="zero1",
+        restarts=1,
+    )
     spec = RunSpec(cluster=ClusterSpec(count=3), job=job)
-    pods = [Pod(name=f"pod-{n}", address=f"10.0.0.{n}", host_key="ssh-ed25519 AAAA") for n in range(3)]
+    pods = [
+        Pod(name=f"pod-{n}", address=f"10.0.0.{n}", host_key="ssh-ed25519 AAAA") for n in range(3)
+    ]
     links: Any = [SimpleNamespace(pod=pod) for pod in pods]
     context = Alone(
-        run_id="r", paths=paths, spec=spec, identity=Identity(tmp_path), look=lambda: pods, places=place_ranks(pods)
+        run_id="r",
+        paths=paths,
+        spec=spec,
+        identity=Identity(tmp_path),
+        look=lambda: pods,
+        places=place_ranks(pods),
     )
     ledger = RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3)
     if saved:
         ledger.totals.take(event("checkpoint", 1.0, step=saved))
     fault = RunFault(kind="pod", pod="pod-1", message="gone")
-    _, restarted = gone_on(context, links, ledger, ("pod-1 was lost", 1.0, fault), Returned(notes=notes))
+    _, restarted = gone_on(
+        context, links, ledger, ("pod-1 was lost", 1.0, fault), Returned(notes=notes)
+    )
     ledger.totals.take(restarted)
     assert words in str(ledger.totals.restarts[0])
 

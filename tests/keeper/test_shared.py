@@ -59,7 +59,10 @@ def seen(ssh: Ssh, *folders: Path) -> tuple[Path, ...]:
 
 def test_a_folder_is_shared_when_both_sides_read_what_the_other_wrote(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert seen(Ssh(), tmp_path, tmp_path / "none", tmp_path / "other") == (tmp_path, tmp_path / "other")
+    assert seen(Ssh(), tmp_path, tmp_path / "none", tmp_path / "other") == (
+        tmp_path,
+        tmp_path / "other",
+    )
     assert seen(Broken(), tmp_path) == ()
     assert seen(Stale(), tmp_path) == ()
     assert seen(Ssh(["false"]), tmp_path) == ()
@@ -68,15 +71,23 @@ def test_a_folder_is_shared_when_both_sides_read_what_the_other_wrote(tmp_path: 
 
 def test_local_pods_are_asked_only_when_that_is_said(tmp_path: Path) -> None:
     def folders(kind: str, shared: bool | str | None) -> list[Path]:
-        return folders_to_probe(ClusterSpec(backend={"kind": kind}, shared=shared), tmp_path / "cluster")
+        return folders_to_probe(
+            ClusterSpec(backend={"kind": kind}, shared=shared), tmp_path / "cluster"
+        )
 
     cluster = tmp_path / "cluster"
     assert folders("local", None) == folders("ssh", False) == []
-    assert folders("local", True) == folders("ssh", None) == folders("kubernetes", True) == [cluster]
+    assert (
+        folders("local", True) == folders("ssh", None) == folders("kubernetes", True) == [cluster]
+    )
     assert folders("local", str(tmp_path)) == [cluster, tmp_path]
-    with pytest.raises(ConfigError, match="shared is '/no/such', which is not a folder on this machine"):
+    with pytest.raises(
+        ConfigError, match="shared is '/no/such', which is not a folder on this machine"
+    ):
         folders("ssh", "/no/such")
-    with pytest.raises(ConfigError, match="shared is 3; it must be true, false, null or the path of a folder"):
+    with pytest.raises(
+        ConfigError, match="shared is 3; it must be true, false, null or the path of a folder"
+    ):
         ClusterSpec.from_dict({"shared": 3})
 
 
@@ -106,10 +117,14 @@ class PodLink:
 
 
 def listed(out: Path) -> list[FileLeft]:
-    return [FileLeft(*entry) for entry in files_left(out, out / "none", out / "none", 1 << 62)["out"]]
+    return [
+        FileLeft(*entry) for entry in files_left(out, out / "none", out / "none", 1 << 62)["out"]
+    ]
 
 
-def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_travels(tmp_path: Path) -> None:
+def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_travels(
+    tmp_path: Path,
+) -> None:
     link, paths = PodLink(tmp_path), RunPaths(tmp_path / "run")
     out = Path(link.pod.root) / "runs" / "r" / "out"
     (paths.arrivals / "model").mkdir(parents=True)
@@ -146,12 +161,19 @@ def hosts(tmp_path: Path) -> Iterator[tuple[SSHPods, Path]]:
         started = []
         for number, address in enumerate(addresses):
             prefix = tuple(hide) if number == 2 else ()
-            host = SSHHost(tmp_path / f"host-{number}", address, port, user.public_key, prefix=prefix)
+            host = SSHHost(
+                tmp_path / f"host-{number}", address, port, user.public_key, prefix=prefix
+            )
             started.append(host.start())
             undo.callback(host.stop)
         trust = {host.address: host.fingerprint for host in started}
         root = str(tmp_path / "root")
-        yield SSHPods(addresses, port=port, key=user.key, trust=trust, python=sys.executable, root=root), folder
+        yield (
+            SSHPods(
+                addresses, port=port, key=user.key, trust=trust, python=sys.executable, root=root
+            ),
+            folder,
+        )
 
 
 @pytest.mark.slow

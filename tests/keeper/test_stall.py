@@ -32,15 +32,25 @@ class Story:
 
     def ranks(self) -> dict[int, RankStatus]:
         return {
-            rank: RankStatus(rank=rank, pod=POD, phase=self.phase, cpu_s=self.cpu_s[rank], halted=self.halted[rank])
+            rank: RankStatus(
+                rank=rank,
+                pod=POD,
+                phase=self.phase,
+                cpu_s=self.cpu_s[rank],
+                halted=self.halted[rank],
+            )
             for rank in (0, 1)
         }
 
-    def passes(self, seconds: int, *, busy: tuple[float, float] = (0, 0), printing: bool = False) -> None:
+    def passes(
+        self, seconds: int, *, busy: tuple[float, float] = (0, 0), printing: bool = False
+    ) -> None:
         for _ in range(seconds):
             self.now += 1
             self.cpu_s = [used + share for used, share in zip(self.cpu_s, busy, strict=True)]
-            self.watch.see(PodReport(pod=POD, ranks=list(self.ranks().values()), drained=not printing))
+            self.watch.see(
+                PodReport(pod=POD, ranks=list(self.ranks().values()), drained=not printing)
+            )
 
     def step(self, number: int) -> None:
         self.watch.see_event(Event(time_s=self.now, rank=0, kind="step", data={"step": number}))
@@ -128,7 +138,9 @@ def test_a_rank_that_computes_is_waited_for_where_all_idle_ones_wait() -> None:
     stall = story.stall()
     assert stall is not None and [rank.rank for rank in stall.suspects] == [0]
     assert [rank.rank for rank in culprits(stall, {0: BARRIER, 1: LOOP})] == [1]
-    assert [rank.rank for rank in culprits(stall, {0: LOOP, 1: BARRIER})] == [0], "peers on a GPU spin"
+    assert [rank.rank for rank in culprits(stall, {0: LOOP, 1: BARRIER})] == [0], (
+        "peers on a GPU spin"
+    )
     assert culprits(stall, {0: BARRIER, 1: BARRIER}) == []
 
 
@@ -149,7 +161,9 @@ def test_a_launcher_that_starts_no_rank_is_ended(launcher: str) -> None:
     fault = guard.look(ledger, process)  # type: ignore[arg-type]
     assert fault is not None
     assert (fault.kind, fault.traceback) == ("launcher", "mpirun's last words")
-    assert fault.message.startswith(f"no rank has started for 300 s; the launcher {launcher} was ended.")
+    assert fault.message.startswith(
+        f"no rank has started for 300 s; the launcher {launcher} was ended."
+    )
     assert ("NetworkPolicy" in fault.message) == (launcher == "openmpi")
     job.stall_timeout_s = 600
     assert StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job))).look(ledger, process) is None  # type: ignore[arg-type]

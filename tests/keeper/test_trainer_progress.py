@@ -40,7 +40,11 @@ def test_a_trainer_with_defaults_shows_its_step_its_total_and_the_time_left(tmp_
     script.write_text(PLAIN)
     with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "c", warm=False) as cluster:
         run = cluster.submit(Script(script))
-        until(lambda: run.state.is_terminal or run.progress.eta_s is not None, 300, why=lambda: run.message)
+        until(
+            lambda: run.state.is_terminal or run.progress.eta_s is not None,
+            300,
+            why=lambda: run.message,
+        )
         progress = run.progress
         # 4,000 rows in batches of 8, three times; the first loss comes with step 500.
         assert (progress.max_steps, progress.loss) == (1500, None)
@@ -64,6 +68,13 @@ def test_the_last_loss_stays_while_steps_without_one_are_reported() -> None:
         {"step": 500, "max_steps": 1500, "loss": 2.5, "profiled": True},
         {"step": 510, "max_steps": 1500, "train_samples_per_s": 8.0},
     ]
-    totals = RunTotals.of(Event(time_s=at, rank=0, kind="step", data=each) for at, each in enumerate(data))
+    totals = RunTotals.of(
+        Event(time_s=at, rank=0, kind="step", data=each) for at, each in enumerate(data)
+    )
     assert totals.last_step is not None
-    assert totals.last_step.data == {"step": 510, "max_steps": 1500, "loss": 2.5, "train_samples_per_s": 8.0}
+    assert totals.last_step.data == {
+        "step": 510,
+        "max_steps": 1500,
+        "loss": 2.5,
+        "train_samples_per_s": 8.0,
+    }

@@ -40,7 +40,9 @@ def beats(*runs: Run) -> None:
         until(lambda log=log: log.exists() and " line 3" in log.read_text(), 120)
 
 
-def test_runs_take_the_pods_that_are_free_and_none_overtakes(cluster: Cluster, tmp_path: Path) -> None:
+def test_runs_take_the_pods_that_are_free_and_none_overtakes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     ends = [tmp_path / name for name in "abcd"]
     first, second = beating(cluster, ends[0], 1), beating(cluster, ends[1], 1, "openmpi")
     beats(first, second)
@@ -51,7 +53,9 @@ def test_runs_take_the_pods_that_are_free_and_none_overtakes(cluster: Cluster, t
     first.wait(60, progress=False).raise_for_status()
     beats(wide)
     assert hosts(wide) == ["127.0.0.2", "127.0.0.4"]
-    assert (second.state, last.state) == (RunState.RUNNING, RunState.QUEUED), "the last needs the second's pod"
+    assert (second.state, last.state) == (RunState.RUNNING, RunState.QUEUED), (
+        "the last needs the second's pod"
+    )
     for end in ends:
         end.touch()
     for run in (second, wide, last):
@@ -72,7 +76,9 @@ def test_rows_of_a_sweep_run_side_by_side(cluster: Cluster, tmp_path: Path) -> N
     jobs = [Script(path=str(script), args=[str(tmp_path)])]
     sweep = Benchmark(jobs, pods=[1], repeats=3, path=tmp_path / "rows")
     result = sweep.run(cluster, side_by_side=True)
-    assert [row.outcome for row in result.rows] == ["succeeded"] * 3, "one alone waits for the others for ever"
+    assert [row.outcome for row in result.rows] == ["succeeded"] * 3, (
+        "one alone waits for the others for ever"
+    )
     assert sorted(pod for row in result.rows for pod in hosts(Run.load(str(row.path)))) == [
         "127.0.0.2",
         "127.0.0.3",
@@ -83,7 +89,11 @@ def test_rows_of_a_sweep_run_side_by_side(cluster: Cluster, tmp_path: Path) -> N
 def test_runs_beside_each_other_are_taken_over_together(cluster: Cluster, tmp_path: Path) -> None:
     runs = [beating(cluster, tmp_path / "end", 1) for _ in range(3)]
     beats(*runs)
-    assert sorted(host for run in runs for host in hosts(run)) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert sorted(host for run in runs for host in hosts(run)) == [
+        "127.0.0.2",
+        "127.0.0.3",
+        "127.0.0.4",
+    ]
     keeper = cluster_status(cluster.path).pid
     assert keeper is not None
     os.kill(keeper, signal.SIGKILL)

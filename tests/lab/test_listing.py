@@ -35,13 +35,24 @@ def name_of(written: WrittenRun) -> str:
     return f"runs/cluster/runs/{written.paths.root.name}"
 
 
-def test_a_live_run_is_listed_with_its_progress_and_its_cluster(written: WrittenRun, listing: Listing) -> None:
+def test_a_live_run_is_listed_with_its_progress_and_its_cluster(
+    written: WrittenRun, listing: Listing
+) -> None:
     answer = listing.look("", 50)
     (row,), (cluster,) = answer["runs"], answer["clusters"]
     assert (row["path"], row["cluster"]) == (name_of(written), "runs/cluster")
-    assert (row["state"], row["live"], row["share"], row["message"]) == ("running", True, 0.3, "no step for 20 s")
+    assert (row["state"], row["live"], row["share"], row["message"]) == (
+        "running",
+        True,
+        0.3,
+        "no step for 20 s",
+    )
     assert "30 of 100 steps" in row["bar"]
-    assert (cluster["path"], cluster["phase"], cluster["pods"]) == ("runs/cluster", "ready", "3 pods")
+    assert (cluster["path"], cluster["phase"], cluster["pods"]) == (
+        "runs/cluster",
+        "ready",
+        "3 pods",
+    )
     written.step(50)
     write_label(written.paths, name="the first try")
     (row,) = listing.look("", 50)["runs"]
@@ -60,7 +71,9 @@ def test_a_run_that_has_ended_is_read_once_until_its_files_change(
         shutil.copytree(written.paths.root, written.paths.root.with_name(f"copy-{number:02d}"))
     read: list[Path] = []
     whole = lab.record_of
-    monkeypatch.setattr(lab, "record_of", lambda paths, alive: read.append(paths.root) or whole(paths, alive))
+    monkeypatch.setattr(
+        lab, "record_of", lambda paths, alive: read.append(paths.root) or whole(paths, alive)
+    )
     first = listing.look("", 5)
     assert (len(read), first["total"], len(first["runs"]), first["live"]) == (21, 21, 5, 0)
     row = next(row for row in listing.look("", 50)["runs"] if row["path"] == name_of(written))
@@ -72,7 +85,9 @@ def test_a_run_that_has_ended_is_read_once_until_its_files_change(
     assert read[21:] == [written.paths.root]
 
 
-def test_a_damaged_or_hostile_run_is_a_row_that_says_so(written: WrittenRun, listing: Listing, tmp_path: Path) -> None:
+def test_a_damaged_or_hostile_run_is_a_row_that_says_so(
+    written: WrittenRun, listing: Listing, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text('{"state": "failed", "message": "the secret"}')
     bad = written.paths.root.with_name("bad")
@@ -132,7 +147,9 @@ def test_the_figures_of_a_page_do_not_wait_for_its_plots(
     assert look()[1] != after, "what has ended is drawn to its end"
 
 
-def test_a_look_through_too_many_folders_ends_and_says_so(written: WrittenRun, listing: Listing) -> None:
+def test_a_look_through_too_many_folders_ends_and_says_so(
+    written: WrittenRun, listing: Listing
+) -> None:
     (listing.root / "runs" / "zero").mkdir()
     assert not listing.look("", 50)["cut"]
     listing.look_s = -1.0
@@ -141,7 +158,9 @@ def test_a_look_through_too_many_folders_ends_and_says_so(written: WrittenRun, l
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "runs/../../..", "a\0b", "link"])
-def test_nothing_outside_the_servers_root_is_read(name: str, listing: Listing, tmp_path: Path) -> None:
+def test_nothing_outside_the_servers_root_is_read(
+    name: str, listing: Listing, tmp_path: Path
+) -> None:
     write_run(tmp_path / "elsewhere")
     (tmp_path / "notebooks" / "link").symlink_to(tmp_path / "elsewhere" / "cluster")
     with pytest.raises(RunError):
@@ -152,11 +171,16 @@ def test_nothing_outside_the_servers_root_is_read(name: str, listing: Listing, t
         assert "not a folder below" in str(error)
 
 
-def test_a_name_cannot_place_a_link_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_cannot_place_a_link_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("workbench.results.tensorboard.board.serve", lambda folder, port: folder)
     shown = serve_folders({"a/../../b": tmp_path / "one", "c": tmp_path / "two", "..": tmp_path})
     assert isinstance(shown, Path)
     assert sorted(path.name for path in shown.iterdir()) == ["a .. .. b", "c", "run"]
     assert (shown / "c").readlink() == tmp_path / "two"
-    assert serve_folders({"..": tmp_path, "a/../../b": tmp_path / "one", "c": tmp_path / "two"}) == shown
+    assert (
+        serve_folders({"..": tmp_path, "a/../../b": tmp_path / "one", "c": tmp_path / "two"})
+        == shown
+    )

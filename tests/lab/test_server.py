@@ -21,7 +21,13 @@ from writtenrun import WrittenRun, write_run
 
 import workbench.lab
 from workbench.base.process import is_alive
-from workbench.results.tensorboard.board import BOARD_PATH, JUPYTER_VARIABLE, Way, find_route, jupyter_server
+from workbench.results.tensorboard.board import (
+    BOARD_PATH,
+    JUPYTER_VARIABLE,
+    Way,
+    find_route,
+    jupyter_server,
+)
 from workbench.results.tensorboard.server import BoardServer
 from workbench.rundir.events import Event
 from workbench.rundir.figures.curves import ScalarWriter
@@ -41,7 +47,9 @@ def written(server: Server) -> WrittenRun:
     run.end(steps=3)
     writer = ScalarWriter(run.paths.tensorboard)
     for step in range(3):
-        writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 2.0 - step}))
+        writer.add(
+            Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 2.0 - step})
+        )
     writer.close()
     return run
 
@@ -78,31 +86,47 @@ def kernel_environment(server: Server) -> dict[str, str]:
             client.delete(f"api/kernels/{kernel}")
 
 
-def test_runs_are_listed_and_drawn_for_who_is_logged_in(server: Server, written: WrittenRun) -> None:
+def test_runs_are_listed_and_drawn_for_who_is_logged_in(
+    server: Server, written: WrittenRun
+) -> None:
     with client_of(server) as client:
         answer = client.get("workbench/api/runs", params={"folder": "", "limit": 10}).json()
-        assert [(row["path"], row["state"]) for row in answer["runs"]] == [(path_of(written), "succeeded")]
+        assert [(row["path"], row["state"]) for row in answer["runs"]] == [
+            (path_of(written), "succeeded")
+        ]
         page = client.get("workbench/api/page", params={"run": path_of(written)}).json()
         assert page["html"].startswith("<!doctype html>")
         missing = client.get("workbench/api/page", params={"run": "../../etc"})
-        assert (missing.status_code, "not a folder below" in missing.json()["message"]) == (409, True)
+        assert (missing.status_code, "not a folder below" in missing.json()["message"]) == (
+            409,
+            True,
+        )
         gone = client.post("workbench/api/stop", json={"run": "cluster"})
         assert (gone.status_code, "not a run directory" in gone.json()["message"]) == (409, True)
         assert client.post("workbench/api/tensorboard", json={"runs": []}).status_code == 400
         assert client.get(f"{BOARD_PATH}/{'0' * 20}/").status_code == 404
 
 
-def test_card_and_report_are_made_when_they_are_asked_for(server: Server, written: WrittenRun) -> None:
+def test_card_and_report_are_made_when_they_are_asked_for(
+    server: Server, written: WrittenRun
+) -> None:
     with client_of(server) as client, client_of(server, token=False) as stranger:
         for what, of in (("card", path_of(written)), ("report", "cluster")):
             answer = client.get(f"workbench/api/{what}", params={"of": of})
             assert answer.headers["Content-Disposition"] == f'attachment; filename="{what}.html"'
-            assert answer.text.startswith("<!doctype html>") and written.paths.root.name in answer.text
+            assert (
+                answer.text.startswith("<!doctype html>") and written.paths.root.name in answer.text
+            )
             assert client.get(f"workbench/api/{what}", params={"of": "../.."}).status_code == 409
-            assert stranger.get(f"workbench/api/{what}", params={"of": of}).status_code in (302, 403)
+            assert stranger.get(f"workbench/api/{what}", params={"of": of}).status_code in (
+                302,
+                403,
+            )
 
 
-def test_a_model_of_several_files_is_one_zip(server: Server, written: WrittenRun, tmp_path: Path) -> None:
+def test_a_model_of_several_files_is_one_zip(
+    server: Server, written: WrittenRun, tmp_path: Path
+) -> None:
     model = written.paths.model
     (model / "tower").mkdir(parents=True)
     content = {"config.json": b"{}", "tower/weights.safetensors": random.randbytes(3_000_000)}
@@ -117,7 +141,10 @@ def test_a_model_of_several_files_is_one_zip(server: Server, written: WrittenRun
         archive = zipfile.ZipFile(io.BytesIO(answer.content))
         assert {name: archive.read(name) for name in archive.namelist()} == content
         assert client.get("workbench/api/model", params={"of": "../.."}).status_code == 409
-        assert stranger.get("workbench/api/model", params={"of": path_of(written)}).status_code in (302, 403)
+        assert stranger.get("workbench/api/model", params={"of": path_of(written)}).status_code in (
+            302,
+            403,
+        )
 
 
 def test_a_sidebar_that_is_open_does_not_keep_the_server_from_being_idle(server: Server) -> None:
@@ -135,12 +162,18 @@ def test_what_is_installed_is_what_is_here() -> None:
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     assert {Path(extension["jupyterlab"]["_build"]["load"]), Path("static/style.css")} <= set(files)
     for file in files:
-        assert (Path(extension["ext_path"]) / file).read_text() == (source / file).read_text(), "run make setup"
+        assert (Path(extension["ext_path"]) / file).read_text() == (source / file).read_text(), (
+            "run make setup"
+        )
 
 
-def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, written: WrittenRun) -> None:
+def test_tensorboard_is_behind_the_login_and_opens_no_port(
+    server: Server, written: WrittenRun
+) -> None:
     with client_of(server) as client, client_of(server, token=False) as stranger:
-        path = client.post("workbench/api/tensorboard", json={"runs": [path_of(written)]}).json()["path"]
+        path = client.post("workbench/api/tensorboard", json={"runs": [path_of(written)]}).json()[
+            "path"
+        ]
         record = next(server.homes["XDG_RUNTIME_DIR"].glob("workbench-tensorboard-*/*.json"))
         board = BoardServer(**json.loads(record.read_text()))
         assert (board.port, board.owner) == (0, server.pid)
@@ -153,7 +186,9 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, writt
         until(lambda: client.get(runs).json(), 120, every_s=0.5)
         (tags,) = client.get(runs).json().values()
         assert "train/loss" in tags
-        assert list(client.get(runs).json()) == [written.paths.root.name], "a run is called by its name"
+        assert list(client.get(runs).json()) == [written.paths.root.name], (
+            "a run is called by its name"
+        )
         asked = {"requests": json.dumps([{"plugin": "scalars", "tag": "train/loss"}])}
         series = client.post(f"{path}data/plugin/timeseries/timeSeries", data=asked)
         assert written.paths.root.name in series.text
@@ -162,10 +197,16 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, writt
             assert client.request(method, path).status_code == 405, "it is only read here"
 
         # Neither pages, nor what lists and starts them, for who has no token; nor with a login's cookie from elsewhere.
-        for method, where in [("GET", path), ("GET", runs), ("POST", f"{path}data/plugin/timeseries/timeSeries"),
-                              ("GET", "workbench/api/runs"), ("GET", "workbench/api/page?run=x"),
-                              ("POST", "workbench/api/stop"), ("POST", "workbench/api/tensorboard"),
-                              ("DELETE", "workbench/api/tensorboard?key=x")]:  # fmt: skip
+        for method, where in [
+            ("GET", path),
+            ("GET", runs),
+            ("POST", f"{path}data/plugin/timeseries/timeSeries"),
+            ("GET", "workbench/api/runs"),
+            ("GET", "workbench/api/page?run=x"),
+            ("POST", "workbench/api/stop"),
+            ("POST", "workbench/api/tensorboard"),
+            ("DELETE", "workbench/api/tensorboard?key=x"),
+        ]:
             refused = stranger.request(method, where)
             assert refused.status_code in (302, 403), (method, where)
             assert "train/loss" not in refused.text
@@ -173,7 +214,10 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, writt
         with logged_in:
             assert logged_in.get(f"?token={server.token}").status_code in (200, 302)
             assert logged_in.get("workbench/api/runs").status_code == 200, "its cookie is a login"
-            assert logged_in.post("workbench/api/stop", json={"run": path_of(written)}).status_code == 403
+            assert (
+                logged_in.post("workbench/api/stop", json={"run": path_of(written)}).status_code
+                == 403
+            )
 
         client.delete("workbench/api/tensorboard", params={"key": board.key})
         until(lambda: not is_alive(board.pid, board.start_time), 120)

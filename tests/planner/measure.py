@@ -36,7 +36,11 @@ class Held(TorchDispatchMode):
         self.alive: dict[int, Any] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it asks again with the parts that really are here
@@ -73,7 +77,11 @@ def main() -> None:
     for run in plan["runs"]:
         folder = Path(run["folder"])
         codes = forkrun.run_one(folder, run["world_size"], 1, None)
-        peaks = {rank: json.loads(p.read_text()) for rank in codes if (p := folder / f"rank-{rank}/peak.json").exists()}
+        peaks = {
+            rank: json.loads(p.read_text())
+            for rank in codes
+            if (p := folder / f"rank-{rank}/peak.json").exists()
+        }
         (folder / "peak.json").write_text(json.dumps({"codes": codes, "peaks": peaks}))
 
 
@@ -106,7 +114,9 @@ def measured(real: Any) -> None:
         loading = held.peak
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if not isinstance(tensor, DTensor) and not hasattr(tensor, "ds_id"):
-                tensor.data = tensor.data.clone()  # it is pages of a file, which no operation has made
+                tensor.data = (
+                    tensor.data.clone()
+                )  # it is pages of a file, which no operation has made
         held.peak = held.live
         result = fit(self, *args, **options)
         (Path(os.environ["WORKBENCH_RANK_DIR"]) / "peak.json").write_text(

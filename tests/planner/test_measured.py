@@ -44,7 +44,13 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "fsdp-2": ("t5", "fsdp", 2, 2, {}),
     "fsdp-8": ("llama", "fsdp", 2, 8, {}),
     "fsdp-half": ("llama-half", "fsdp", 2, 2, {}),
-    "fsdp-chosen": ("llama", "fsdp", 2, 8, {"gradient_checkpointing": True, "checkpoint_layers": ["LlamaMLP"]}),
+    "fsdp-chosen": (
+        "llama",
+        "fsdp",
+        2,
+        8,
+        {"gradient_checkpointing": True, "checkpoint_layers": ["LlamaMLP"]},
+    ),
     "fsdp-qlora": ("llama", "fsdp", 2, 4, {"peft": "qlora"}),
     "ddp-half": ("llama-half", "ddp", 2, 2, {}),
 }
@@ -74,7 +80,9 @@ def make_models(root: Path) -> None:
         "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
         "                            eos_token='</s>').save_pretrained(root / name)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
+    )
 
 
 def job_of(root: Path, name: str) -> FineTune:
@@ -96,7 +104,10 @@ def job_of(root: Path, name: str) -> FineTune:
         return plain
     # Buckets as large beside these models as the shipped ones are beside the models of a GPU.
     config, _ = load(plain)
-    config["zero_optimization"] |= {"reduce_bucket_size": 500_000, "stage3_prefetch_bucket_size": 200_000}
+    config["zero_optimization"] |= {
+        "reduce_bucket_size": 500_000,
+        "stage3_prefetch_bucket_size": 200_000,
+    }
     return FineTune(**{**options, "deepspeed": config})  # type: ignore[arg-type]
 
 
@@ -108,8 +119,12 @@ def request(job: FineTune) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("measured")
-    long = " ".join(row.source for row in mini_rows(0, 20))  # every row is cut at the longest length
-    (root / "train.jsonl").write_text((json.dumps({"source": long, "target": long}) + "\n") * 96, encoding="utf-8")
+    long = " ".join(
+        row.source for row in mini_rows(0, 20)
+    )  # every row is cut at the longest length
+    (root / "train.jsonl").write_text(
+        (json.dumps({"source": long, "target": long}) + "\n") * 96, encoding="utf-8"
+    )
     make_models(root)
     plan = []
     for name, (_, _, ranks, _, _) in RUNS.items():
@@ -119,7 +134,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         raw = {"job": job.to_dict(), "train": rows, "eval": evaluated, "hub": None, "gpus": 0}
         (root / name).mkdir()
         config = resolve(job, gpus=0, world_size=ranks)
-        (root / name / "job.json").write_text(json.dumps({**raw, "deepspeed": config}), encoding="utf-8")
+        (root / name / "job.json").write_text(
+            json.dumps({**raw, "deepspeed": config}), encoding="utf-8"
+        )
         plan.append({"folder": str(root / name), "world_size": ranks})
     asked = {json.dumps(request(job_of(root, name)), sort_keys=True) for name in RUNS}
     requests = [json.loads(each) for each in sorted(asked)]
@@ -127,7 +144,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (root / "plan.json").write_text(json.dumps(written), encoding="utf-8")
     measure = Path(__file__).with_name("measure.py")
     subprocess.run([sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=580)
-    with pytest.MonkeyPatch.context() as patch:  # what was traced on this machine before must not answer
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # what was traced on this machine before must not answer
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         for each, raw in zip(requests, json.loads((root / "traces.json").read_text()), strict=True):
             remember(each, raw)
@@ -137,7 +156,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_predicted_peak_is_the_measured_one(root: Path, name: str) -> None:
     measured = json.loads((root / name / "peak.json").read_text())
-    assert set(measured["codes"].values()) == {0}, (root / name / "rank-0" / "stderr.log").read_text()[-2000:]
+    assert set(measured["codes"].values()) == {0}, (
+        root / name / "rank-0" / "stderr.log"
+    ).read_text()[-2000:]
     peak = max(peaks["training"] for peaks in measured["peaks"].values())
     row = predict(job_of(root, name), pods=RUNS[name][2], gpus=0, trace=False)
     assert row is not None
@@ -152,7 +173,15 @@ def test_loading_takes_what_is_predicted_and_no_second_copy(root: Path, name: st
     row = predict(job_of(root, name), pods=RUNS[name][2], gpus=0, trace=False)
     assert row is not None
     loading = row.stages["loading"]
-    print(f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, measured {[p['loading'] / 2**20 for p in peaks]}")
+    print(
+        f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, measured {[p['loading'] / 2**20 for p in peaks]}"
+    )
     # Pages of files that some operation has given a name to are seen as tensors; a second copy in FP32 is far more.
-    assert loading.tensors <= max(peak["loading"] for peak in peaks) <= loading.tensors + loading.files / 2
-    assert loading.files == pytest.approx((root / "llama-half" / "model.safetensors").stat().st_size, rel=0.01)
+    assert (
+        loading.tensors
+        <= max(peak["loading"] for peak in peaks)
+        <= loading.tensors + loading.files / 2
+    )
+    assert loading.files == pytest.approx(
+        (root / "llama-half" / "model.safetensors").stat().st_size, rel=0.01
+    )

@@ -28,7 +28,11 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 
 JOB = FineTune(technique="ddp", max_source_length=16, max_target_length=16)
-HOST = HostReport(pod="pod-0", address="127.0.0.2", findings=(Finding(check="ssh", verdict=Verdict.GOOD, detail=""),))
+HOST = HostReport(
+    pod="pod-0",
+    address="127.0.0.2",
+    findings=(Finding(check="ssh", verdict=Verdict.GOOD, detail=""),),
+)
 HOSTS = (HOST, replace(HOST, pod="pod-1", address="127.0.0.3"))
 # A model of 100 million trained parameters whose step holds 1 MiB a row: 1.6e9 bytes, and 0.4e9 of DDP.
 RAW = {
@@ -72,7 +76,9 @@ def know(job: FineTune, spec: PodSpec) -> None:
 
 
 def begin(job: FineTune | Script, spec: PodSpec, paths: RunPaths) -> tuple[bool, bool]:
-    begin_prediction(job, 2, paths.prediction, paths.inquiry, gpus=spec.gpus, memory_gib=spec.memory_gib)
+    begin_prediction(
+        job, 2, paths.prediction, paths.inquiry, gpus=spec.gpus, memory_gib=spec.memory_gib
+    )
     return paths.prediction.exists(), paths.inquiry.exists()
 
 
@@ -85,7 +91,11 @@ def test_what_is_known_is_written_at_once_and_what_is_not_is_asked(paths: RunPat
     assert begin(job, ON_CPU, paths) == (True, True)  # the pod knows its disk
     said = json.loads(paths.prediction.read_text())
     result = RunResult(path=paths.root, state=RunState.FAILED)
-    assert result.predicted_memory_gib == pytest.approx(sum(said["parts_gib"].values())) == said["host_gib"]
+    assert (
+        result.predicted_memory_gib
+        == pytest.approx(sum(said["parts_gib"].values()))
+        == said["host_gib"]
+    )
     assert said["parts_gib"]["parameters"] == pytest.approx(0.4e9 / 2**30)
     assert "predicted for a pod" in str(result) and "predicted for a pod" in result._repr_html_()
 
@@ -108,7 +118,9 @@ def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPat
 def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> None:
     nvme = {"device": "nvme", "nvme_path": "/nvme"}
     offload = {"zero_optimization": {"stage": 3, "offload_optimizer": nvme, "offload_param": nvme}}
-    swapped = JOB.replace(technique="zero3-offload", deepspeed=offload)  # 20 bytes for half of the weights
+    swapped = JOB.replace(
+        technique="zero3-offload", deepspeed=offload
+    )  # 20 bytes for half of the weights
     cases = ((JOB, 0.4), (JOB.replace(save_steps=5), 2.8), (swapped, 1.4))  # and 2 x 12 bytes each
     for job, gib in ((job, size * 1e9 / 2**30) for job, size in cases):
         asked = inquiry_of(job, pods=2, gpus=0, memory_gib=ON_CPU.memory_gib)
@@ -124,7 +136,10 @@ def test_weights_that_stay_in_memory_although_they_are_offloaded_to_a_disk_are_c
     for options, stays in (({}, 50e6), ({"max_in_cpu": 10**7}, 10e6), ({"max_in_cpu": 0}, 0)):
         offload = {"zero_optimization": {"stage": 3, "offload_param": {**nvme, **options}}}
         asked = inquiry_of(
-            JOB.replace(technique="zero3", deepspeed=offload), pods=2, gpus=0, memory_gib=ON_CPU.memory_gib
+            JOB.replace(technique="zero3", deepspeed=offload),
+            pods=2,
+            gpus=0,
+            memory_gib=ON_CPU.memory_gib,
         )
         parts = prediction_of(asked, TRACE)["parts_gib"]
         assert parts["parameters"] == pytest.approx(4 * (stays + 5000) / 2**30)
@@ -144,7 +159,9 @@ def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -
     assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (True, False)
     assert "does not know the shape of 'me/mine'" in json.loads(paths.prediction.read_text())["why"]
     found = judge_memory(
-        Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), ClusterSpec(pods=ON_CPU, count=2)
+        Diagnosis(hosts=HOSTS, hosts_s=0.1),
+        FineTune(model="me/mine"),
+        ClusterSpec(pods=ON_CPU, count=2),
     )
     assert found.hosts[1].findings[-1].verdict is Verdict.UNKNOWN
     assert RunResult(path=paths.root, state=RunState.SUCCEEDED).predicted_memory_gib is None
@@ -154,7 +171,11 @@ def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
     begin(JOB, ON_CPU, paths)
     asked = json.loads(paths.inquiry.read_text())
     prediction = prediction_of(asked, TRACE)
-    pod = Pod(None, {"state": "busy"}, {"state": "done", "answer": {"prediction": prediction, "trace": RAW}})
+    pod = Pod(
+        None,
+        {"state": "busy"},
+        {"state": "done", "answer": {"prediction": prediction, "trace": RAW}},
+    )
     inquiry_thread = PredictionInquiry(pod, "r", paths)  # type: ignore[arg-type]
     inquiry_thread.start()
     inquiry_thread.wait(60)
@@ -205,14 +226,23 @@ def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize(
     ("gpu_gib", "memory_gib", "verdict"),
-    [(80.0, 64.0, Verdict.GOOD), (3.0, 64.0, Verdict.WARNING), (2.0, 64.0, Verdict.BAD), (80.0, 0.5, Verdict.BAD)],
+    [
+        (80.0, 64.0, Verdict.GOOD),
+        (3.0, 64.0, Verdict.WARNING),
+        (2.0, 64.0, Verdict.BAD),
+        (80.0, 0.5, Verdict.BAD),
+    ],
 )
-def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib: float, verdict: Verdict) -> None:
+def test_the_doctor_judges_each_pod_by_its_own_memory(
+    gpu_gib: float, memory_gib: float, verdict: Verdict
+) -> None:
     know(JOB, ON_GPU)
     large = replace(HOSTS[0], gpu_gib=80.0, memory_limit_gib=64.0)
     small = replace(HOSTS[1], gpu_gib=gpu_gib, memory_limit_gib=memory_gib)
     found = judge_memory(
-        Diagnosis(hosts=(large, small, HOST), hosts_s=0.1), JOB, ClusterSpec(backend=SSH, pods=ON_GPU, count=2)
+        Diagnosis(hosts=(large, small, HOST), hosts_s=0.1),
+        JOB,
+        ClusterSpec(backend=SSH, pods=ON_GPU, count=2),
     )
     first, second = (host.findings[-1] for host in found.hosts[:2])
     assert (first.check, first.verdict) == (MEMORY_OF_JOB, Verdict.GOOD)
@@ -226,6 +256,8 @@ def test_what_was_asked_for_limits_what_was_found() -> None:
     know(JOB, PodSpec(memory_gib=1.0))
     host = replace(HOST, memory_limit_gib=64.0)
     found = judge_memory(
-        Diagnosis(hosts=(host,), hosts_s=0.1), JOB, ClusterSpec(backend=SSH, pods=PodSpec(memory_gib=1.0), count=2)
+        Diagnosis(hosts=(host,), hosts_s=0.1),
+        JOB,
+        ClusterSpec(backend=SSH, pods=PodSpec(memory_gib=1.0), count=2),
     )
     assert found.hosts[0].findings[-1].verdict is Verdict.BAD

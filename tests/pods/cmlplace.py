@@ -28,7 +28,9 @@ class CMLPlace:
     def __enter__(self) -> Self:
         install_cml(self.folder)
         self._before = {name: os.environ.get(name) for name in ("PYTHONPATH", "CDSW_IP_ADDRESS")}
-        os.environ.update(PYTHONPATH=f"{self.folder}{os.pathsep}{_REPOSITORY}", CDSW_IP_ADDRESS="127.0.0.1")
+        os.environ.update(
+            PYTHONPATH=f"{self.folder}{os.pathsep}{_REPOSITORY}", CDSW_IP_ADDRESS="127.0.0.1"
+        )
         sys.path.insert(0, str(self.folder))
         importlib.invalidate_caches()
         self.api: WorkersV1 = importlib.import_module("cml.workers_v1").FAKE
@@ -53,7 +55,11 @@ class CMLPlace:
         return CMLPods(**self.options)
 
     def left(self, context: LaunchContext) -> list[str]:
-        running = [f"worker {number}" for number, process in self.api.processes.items() if process.poll() is None]
+        running = [
+            f"worker {number}"
+            for number, process in self.api.processes.items()
+            if process.poll() is None
+        ]
         folders = self.folder.glob("workbench-*")
         files = [path for path in (context.directory / "pods").glob("*") if path.suffix != ".log"]
         return [*running, *map(str, folders), *map(str, files)]

@@ -20,14 +20,45 @@ from workbench.pods.guest.machine import free_port
 
 KEY = "key.canary-77aa"
 PROJECT = "proj-1234"
-_ENGINE = {"project_id", "name", "script", "runtime_identifier", "cpu", "memory", "nvidia_gpu", "environment"}
+_ENGINE = {
+    "project_id",
+    "name",
+    "script",
+    "runtime_identifier",
+    "cpu",
+    "memory",
+    "nvidia_gpu",
+    "environment",
+}
 FIELDS = {
     "jobs": _ENGINE
-    | {"arguments", "timeout", "kill_on_timeout", "kernel", "schedule", "timezone", "parent_id", "attachments"}
-    | {"accelerator_label_id", "resource_profile_id", "runtime_addon_identifiers", "run_as", "paused"},
+    | {
+        "arguments",
+        "timeout",
+        "kill_on_timeout",
+        "kernel",
+        "schedule",
+        "timezone",
+        "parent_id",
+        "attachments",
+    }
+    | {
+        "accelerator_label_id",
+        "resource_profile_id",
+        "runtime_addon_identifiers",
+        "run_as",
+        "paused",
+    },
     "runs": {"project_id", "job_id", "environment", "arguments"},
     "applications": _ENGINE
-    | {"subdomain", "description", "bypass_authentication", "kernel", "runtime_addon_identifiers", "run_as"}
+    | {
+        "subdomain",
+        "description",
+        "bypass_authentication",
+        "kernel",
+        "runtime_addon_identifiers",
+        "run_as",
+    }
     | {"accelerator_label_id", "resource_profile_id"},
 }
 """The fields of CreateJobRequest, CreateJobRunRequest and CreateApplicationRequest."""
@@ -67,7 +98,14 @@ class CMLServer:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else {}
                 if self.headers["Authorization"] != f"Bearer {KEY}":
-                    status, said = 401, {"error": "unauthenticated", "code": 16, "message": "the API key is not valid"}
+                    status, said = (
+                        401,
+                        {
+                            "error": "unauthenticated",
+                            "code": 16,
+                            "message": "the API key is not valid",
+                        },
+                    )
                 else:
                     status, said = platform.answer(self.command, self.path, body)
                 text = json.dumps(said).encode()
@@ -112,17 +150,27 @@ class CMLServer:
         if method == "DELETE":
             self._end(known)
             return 200, {}
-        return (200, self._seen(known)) if method == "GET" else (405, {"message": "Method Not Allowed"})
+        return (
+            (200, self._seen(known))
+            if method == "GET"
+            else (405, {"message": "Method Not Allowed"})
+        )
 
     def _made(self, kind: str, job: str, body: dict[str, Any]) -> dict[str, Any]:
         number = f"{kind[:3]}-{len(self.jobs) + len(self.engines)}"
         asked = self.jobs[job] if kind == "runs" else body
         if kind == "jobs":
-            assert (self.folder / body["script"]).is_file(), "the platform runs a file of the project"
+            assert (self.folder / body["script"]).is_file(), (
+                "the platform runs a file of the project"
+            )
             self.jobs[number] = body
             return {**body, "id": number}
         self.ports[number] = free_port(["127.0.0.1"])
-        environment = {"CDSW_APP_PORT": str(self.ports[number]), **asked["environment"], **body.get("environment", {})}
+        environment = {
+            "CDSW_APP_PORT": str(self.ports[number]),
+            **asked["environment"],
+            **body.get("environment", {}),
+        }
         self.engines[number] = subprocess.Popen(
             [sys.executable, self.folder / asked["script"]],
             cwd=self.folder,
@@ -139,7 +187,15 @@ class CMLServer:
         if number.startswith("app"):
             word = "RUNNING" if code is None else "STOPPED" if number in self.stopped else "FAILED"
             return {"id": number, "status": f"APPLICATION_{word}"}
-        word = "RUNNING" if code is None else "STOPPED" if number in self.stopped else "FAILED" if code else "SUCCEEDED"
+        word = (
+            "RUNNING"
+            if code is None
+            else "STOPPED"
+            if number in self.stopped
+            else "FAILED"
+            if code
+            else "SUCCEEDED"
+        )
         return {"id": number, "status": f"ENGINE_{word}"}
 
     def _end(self, number: str) -> None:

@@ -108,7 +108,11 @@ def identity(tmp_path: Path) -> Identity:
 @pytest.fixture
 def context(tmp_path: Path, identity: Identity) -> LaunchContext:
     return LaunchContext(
-        cluster_id="test", directory=tmp_path, public_key=identity.public_key, lease_s=2.0, timeout_s=30.0
+        cluster_id="test",
+        directory=tmp_path,
+        public_key=identity.public_key,
+        lease_s=2.0,
+        timeout_s=30.0,
     )
 
 

@@ -33,11 +33,12 @@ from workbench.pods.guest.process import session_environment
 
 NODE = "node-1"
 _TICK_S = 0.03
-_PREEMPTION = (
-    "no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
-)
+_PREEMPTION = "no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
 _OUT_OF_REACH = {
-    "pending": (f"0/3 nodes are available: 3 Insufficient nvidia.com/gpu. {_PREEMPTION}", "FailedScheduling"),
+    "pending": (
+        f"0/3 nodes are available: 3 Insufficient nvidia.com/gpu. {_PREEMPTION}",
+        "FailedScheduling",
+    ),
     "no-claim": (
         f'0/3 nodes are available: persistentvolumeclaim "data" not found. {_PREEMPTION}',
         "FailedScheduling",
@@ -117,7 +118,9 @@ class Kubelet:
     async def run(self) -> None:
         """Follow the API server until cancelled."""
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(self._url, headers={KUBELET: "1"}, timeout=timeout) as self._session:
+        async with aiohttp.ClientSession(
+            self._url, headers={KUBELET: "1"}, timeout=timeout
+        ) as self._session:
             try:
                 async with self._session.get("/api/v1/pods?watch=true") as response:
                     async for line in response.content:
@@ -171,11 +174,15 @@ class Kubelet:
 
     async def delete(self, host: str) -> None:
         """Delete a pod, as an administrator does."""
-        async with self._session.delete(f"/api/v1/namespaces/lab/pods/{self._by_host(host).name}") as response:
+        async with self._session.delete(
+            f"/api/v1/namespaces/lab/pods/{self._by_host(host).name}"
+        ) as response:
             await response.read()
 
     def _by_host(self, host: str) -> Running:
-        return next(pod for pod in self.pods.values() if pod.manifest["spec"].get("hostname") == host)
+        return next(
+            pod for pod in self.pods.values() if pod.manifest["spec"].get("hostname") == host
+        )
 
     def _hear(self, event: dict[str, Any]) -> None:
         manifest = event["object"]
@@ -209,15 +216,24 @@ class Kubelet:
             await asyncio.to_thread(_kill, pod)
             if pod.root:
                 shutil.rmtree(pod.root, ignore_errors=True)
-        if pod.process is not None and pod.ended is None:  # its program took SIGTERM and ended with 0
-            ended = _container_status(terminated={"exitCode": 0, "reason": "Completed", "finishedAt": _now()})
+        if (
+            pod.process is not None and pod.ended is None
+        ):  # its program took SIGTERM and ended with 0
+            ended = _container_status(
+                terminated={"exitCode": 0, "reason": "Completed", "finishedAt": _now()}
+            )
             await self._patch(pod, {"status": {"phase": "Succeeded", "containerStatuses": [ended]}})
             await asyncio.sleep(self.going_s)
         await self._patch(pod, {"metadata": {"finalizers": []}})
         await self._collect(pod.manifest["metadata"]["uid"])
 
     async def _stay_pending(self, pod: Running, words: str, reason: str) -> None:
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": words,
+        }
         await self._patch(pod, {"status": {"phase": "Pending", "conditions": [condition]}})
         await self._event(pod, reason, words)
 
@@ -237,15 +253,22 @@ class Kubelet:
         mounts = await self._mount(pod)
         if mounts is None:
             return
-        environment = {env["name"]: value for env, (_, value) in zip(pod.container["env"], missing, strict=True)}
+        environment = {
+            env["name"]: value
+            for env, (_, value) in zip(pod.container["env"], missing, strict=True)
+        }
         environment = {name: _moved(value, mounts) for name, value in environment.items()}
         pod.root = environment["WORKBENCH_POD"]
-        command = [_moved(word, mounts) for word in (*pod.container["command"], *pod.container["args"])]
+        command = [
+            _moved(word, mounts) for word in (*pod.container["command"], *pod.container["args"])
+        ]
         command = _INSTEAD.get(behaviour, command)
         program = command[0]
         for container in pod.manifest["spec"].get("initContainers", ()):
             first = [_moved(word, mounts) for word in (*container["command"], *container["args"])]
-            await asyncio.to_thread(subprocess.run, self._contained(pod, container, first), check=True, timeout=20)
+            await asyncio.to_thread(
+                subprocess.run, self._contained(pod, container, first), check=True, timeout=20
+            )
         command = self._contained(pod, pod.container, command, mounts.get("/etc/passwd", ""))
         with pod.log.open("ab") as log:
             try:
@@ -257,7 +280,12 @@ class Kubelet:
                     stdout=log,
                     stderr=log,
                     cwd=pod.folder,
-                    env={**self.environment, **environment, "POD_IP": pod.address, "WORKBENCH_LISTEN": pod.address},
+                    env={
+                        **self.environment,
+                        **environment,
+                        "POD_IP": pod.address,
+                        "WORKBENCH_LISTEN": pod.address,
+                    },
                     start_new_session=True,
                 )
             except OSError as error:
@@ -268,14 +296,24 @@ class Kubelet:
         running = {"phase": "Running", "podIP": pod.address, "startTime": _now()}
         status = _container_status(running={"startedAt": _now()})
         ready = _condition("Ready", False, "ContainersNotReady")
-        await self._patch(pod, {"status": {**running, "containerStatuses": [status], "conditions": [ready]}})
-        await self._watch(pod, Path(_moved(pod.container["startupProbe"]["exec"]["command"][-1], mounts)))
+        await self._patch(
+            pod, {"status": {**running, "containerStatuses": [status], "conditions": [ready]}}
+        )
+        await self._watch(
+            pod, Path(_moved(pod.container["startupProbe"]["exec"]["command"][-1], mounts))
+        )
 
-    def _contained(self, pod: Running, container: dict[str, Any], command: list[str], accounts: str = "") -> list[str]:
+    def _contained(
+        self, pod: Running, container: dict[str, Any], command: list[str], accounts: str = ""
+    ) -> list[str]:
         if os.geteuid() != 0:
             return command
         read_only = "yes" if container["securityContext"]["readOnlyRootFilesystem"] else ""
-        user = str(self.user or "") if "runAsUser" not in pod.manifest["spec"]["securityContext"] else ""
+        user = (
+            str(self.user or "")
+            if "runAsUser" not in pod.manifest["spec"]["securityContext"]
+            else ""
+        )
         return [
             *self.apart,
             "unshare",
@@ -333,7 +371,9 @@ class Kubelet:
         last = "" if code == 0 else "\n".join((self.read_log(pod.name) or "").splitlines()[-3:])
         ended = {"exitCode": abs(code), "reason": "Error" if code else "Completed", "message": last}
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": None}
-        status["containerStatuses"] = [_container_status(terminated={**ended, "finishedAt": _now()})]
+        status["containerStatuses"] = [
+            _container_status(terminated={**ended, "finishedAt": _now()})
+        ]
         await self._patch(pod, {"status": {**status, **(pod.ended or {})}})
 
     async def _mount(self, pod: Running) -> dict[str, str] | None:
@@ -345,7 +385,9 @@ class Kubelet:
             shared = "work" if volume["name"] == "work" else f"claim-{claim}" if claim else ""
             if claim and not await self._claim(pod, claim):
                 return None
-            if "configMap" in volume and not await self._config_map(pod, volume["name"], volume["configMap"]["name"]):
+            if "configMap" in volume and not await self._config_map(
+                pod, volume["name"], volume["configMap"]["name"]
+            ):
                 return None
             folder = self.folder / shared if shared else pod.folder / volume["name"]
             folder.mkdir(exist_ok=True)
@@ -357,7 +399,11 @@ class Kubelet:
             if "secret" in volume:
                 while (data := await self._secret(pod, volume["secret"]["secretName"])) is None:
                     missing = f'object "lab"/"{volume["secret"]["secretName"]}" not registered'
-                    await self._event(pod, "FailedMount", f'MountVolume.SetUp failed for volume "secret" : {missing}')
+                    await self._event(
+                        pod,
+                        "FailedMount",
+                        f'MountVolume.SetUp failed for volume "secret" : {missing}',
+                    )
                     if pod.deleting.is_set():
                         return None
                     await asyncio.sleep(_TICK_S)
@@ -376,7 +422,9 @@ class Kubelet:
         """Wait until a claim is there, saying that it is missed; False where the pod is deleted before."""
         namespace, told = pod.manifest["metadata"]["namespace"], False
         while True:
-            async with self._session.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}") as response:
+            async with self._session.get(
+                f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}"
+            ) as response:
                 if response.status == 200:
                     return True
             if not told:
@@ -430,7 +478,9 @@ class Kubelet:
             "reason": reason,
             "message": message,
         }
-        async with self._session.post(f"/api/v1/namespaces/{metadata['namespace']}/events", json=event) as response:
+        async with self._session.post(
+            f"/api/v1/namespaces/{metadata['namespace']}/events", json=event
+        ) as response:
             await response.read()
 
     async def _collect(self, uid: str) -> None:
@@ -439,7 +489,9 @@ class Kubelet:
             async with self._session.get(f"/api/v1/{kind}") as response:
                 items = (await response.json())["items"]
             for item in items:
-                if any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())):
+                if any(
+                    owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())
+                ):
                     path = f"/api/v1/namespaces/{item['metadata']['namespace']}/{kind}/{item['metadata']['name']}"
                     async with self._session.delete(path) as response:
                         await response.read()
@@ -465,7 +517,9 @@ def _kill(pod: Running) -> None:
     """End every process of a pod at once, as the end of its container does."""
     if pod.process is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pod.process.pid, signal.SIGKILL)  # sshd among them, which overwrites its variables
+            os.killpg(
+                pod.process.pid, signal.SIGKILL
+            )  # sshd among them, which overwrites its variables
         pod.process.wait()
     if pod.root:
         end_all(lambda: with_mark("WORKBENCH_POD", [pod.root]), grace_s=0.0)

@@ -81,7 +81,9 @@ class KubernetesPlace:
         """Whether something is left whose owner is gone; the collector works in the background."""
         items = list(self.server.live())
         alive = {item["metadata"]["uid"] for item in items}
-        owners = {owner["uid"] for item in items for owner in item["metadata"].get("ownerReferences", ())}
+        owners = {
+            owner["uid"] for item in items for owner in item["metadata"].get("ownerReferences", ())
+        }
         return not owners <= alive
 
     async def _start(self) -> None:
@@ -96,10 +98,14 @@ class KubernetesPlace:
         self._http = kmock.Server(self.server)
         await self._http.__aenter__()
         url = str(self._http.url).rstrip("/")
-        session = {name: value for name, value in os.environ.items() if name == "WORKBENCH_TEST_SESSION"}
+        session = {
+            name: value for name, value in os.environ.items() if name == "WORKBENCH_TEST_SESSION"
+        }
         self.kubelet = Kubelet(url, session)
         self.kubelet.apart, python = apart(self.kubelet.folder / "image", self._hidden)
-        self.kubelet.environment["PATH"] = f"{Path(python).parent}:{self.kubelet.environment['PATH']}"
+        self.kubelet.environment["PATH"] = (
+            f"{Path(python).parent}:{self.kubelet.environment['PATH']}"
+        )
         self.server.read_log = self.kubelet.read_log
         self._node = asyncio.create_task(self.kubelet.run())
         self.kubeconfig.write_text(json.dumps(kubeconfig(url)))
@@ -124,7 +130,12 @@ def role() -> set[tuple[str, str]]:
     documents = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
     rules = next(document for document in documents if document["kind"] == "Role")["rules"]
     assert all(rule["apiGroups"] == [""] for rule in rules)
-    return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
+    return {
+        (verb, resource)
+        for rule in rules
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
 
 
 def kubeconfig(url: str) -> dict[str, Any]:
@@ -133,7 +144,9 @@ def kubeconfig(url: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "tests",
-        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "me", "namespace": "lab"}}],
+        "contexts": [
+            {"name": "tests", "context": {"cluster": "tests", "user": "me", "namespace": "lab"}}
+        ],
         "clusters": [{"name": "tests", "cluster": {"server": url}}],
         "users": [{"name": "me", "user": {"token": "t"}}],
     }

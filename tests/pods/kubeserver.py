@@ -63,11 +63,18 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
-        for resource in ("pods", "secrets", "services", "events", "persistentvolumeclaims", "configmaps"):
+        for resource in (
+            "pods",
+            "secrets",
+            "services",
+            "events",
+            "persistentvolumeclaims",
+            "configmaps",
+        ):
             self.resources[f"v1/{resource}"] = {"namespaced": True}
         self.resources["v1/nodes"] = {"namespaced": False}
 
-    async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:  # noqa: PLR0912
         match = _PATH.fullmatch(raw_request.path)
         if match is None or KUBELET in raw_request.headers:
             return await super().__call__(raw_request)
@@ -85,9 +92,13 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             if self.allowed is not None and allowed is not None and (each, resource) not in allowed:
                 named = f'{kind} "{name}"' if name else kind
                 where = 'in the namespace "lab"' if in_namespace else "at the cluster scope"
-                who = f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" {where}'
+                who = (
+                    f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" {where}'
+                )
                 return refused(403, f"{named} is forbidden: {who}")
-        fault = next((f for f in self.faults if (f.verb, f.resource) == (verb, resource) and f.times), None)
+        fault = next(
+            (f for f in self.faults if (f.verb, f.resource) == (verb, resource) and f.times), None
+        )
         if fault is not None and fault.skip:
             fault.skip -= 1
         elif fault is not None:
@@ -96,7 +107,9 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
                 await super().__call__(raw_request)
             return refused(fault.status, fault.message, fault.headers)
         if sub in ("log", "portforward") and self.kubelet_away:
-            return refused(500, "error dialing backend: dial tcp 10.0.0.9:10250: connect: connection refused")
+            return refused(
+                500, "error dialing backend: dial tcp 10.0.0.9:10250: connect: connection refused"
+            )
         if sub == "log":
             return self._log(name, int(raw_request.query.get("tailLines", "0")))
         if sub == "portforward":
@@ -131,22 +144,37 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
 
     def live(self) -> list[dict[str, Any]]:
         """Give all objects that are there but events."""
-        found = [(key, item) for key, item in self.objects.items() if not item.deleted and key[0].plural != "events"]
+        found = [
+            (key, item)
+            for key, item in self.objects.items()
+            if not item.deleted and key[0].plural != "events"
+        ]
         return [item.raw for _, item in found]
 
     async def _handle(self, request: kmock.Request) -> web.StreamResponse:
         if request.action == kmock.action.CREATE:
             metadata = request.data["metadata"]
             metadata.setdefault("namespace", request.namespace)
-            metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": datetime.now(UTC).isoformat()}
+            metadata |= {
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": datetime.now(UTC).isoformat(),
+            }
             if request.resource.plural == "pods":
-                metadata["finalizers"] = ["tests/kubelet"]  # what the kubelet lifts once the pod's processes are gone
+                metadata["finalizers"] = [
+                    "tests/kubelet"
+                ]  # what the kubelet lifts once the pod's processes are gone
         elif request.action == kmock.action.DELETE and request.name is not None:
             wanted = ((request.data or {}).get("preconditions") or {}).get("uid")
             key = (request.resource, request.namespace, request.name)
             item = next((found for name, found in self.objects.items() if name == key), None)
-            if item is not None and not item.deleted and wanted not in (None, item.raw["metadata"]["uid"]):
-                return refused(409, f"the UID in the precondition ({wanted}) does not match the UID in record")
+            if (
+                item is not None
+                and not item.deleted
+                and wanted not in (None, item.raw["metadata"]["uid"])
+            ):
+                return refused(
+                    409, f"the UID in the precondition ({wanted}) does not match the UID in record"
+                )
         return await super()._handle(request)
 
     async def _serve_list(self, request: kmock.Request) -> Any:
@@ -161,7 +189,9 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
     def _log(self, name: str, tail: int) -> web.Response:
         text = self.read_log(name)
         if text is None:
-            return refused(400, f'container "worker" in pod "{name}" is waiting to start: ContainerCreating')
+            return refused(
+                400, f'container "worker" in pod "{name}" is waiting to start: ContainerCreating'
+            )
         return web.Response(text="".join(text.splitlines(keepends=True)[-tail:]))
 
     async def _forward(self, raw_request: web.BaseRequest, name: str) -> web.StreamResponse:
@@ -176,7 +206,9 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         try:
             reader, writer = await asyncio.open_connection(pod["status"]["podIP"], port)
         except (OSError, KeyError) as error:
-            await channel.send_bytes(b"\x01" + f"error forwarding port {port} to pod {name}: {error}".encode())
+            await channel.send_bytes(
+                b"\x01" + f"error forwarding port {port} to pod {name}: {error}".encode()
+            )
             await channel.close()
             return channel
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -199,10 +231,20 @@ async def _copy_back(reader: asyncio.StreamReader, channel: web.WebSocketRespons
 
 def refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
     """Answer as an API server refuses."""
-    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": status}
-    return web.Response(text=json.dumps(body), status=status, content_type="application/json", headers=headers)
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": message,
+        "code": status,
+    }
+    return web.Response(
+        text=json.dumps(body), status=status, content_type="application/json", headers=headers
+    )
 
 
 def _selected(request: kmock.Request, item: dict[str, Any]) -> bool:
-    wanted = dict(part.split("=") for part in (request.params.get("labelSelector") or "").split(",") if part)
+    wanted = dict(
+        part.split("=") for part in (request.params.get("labelSelector") or "").split(",") if part
+    )
     return wanted.items() <= (item["metadata"].get("labels") or {}).items()

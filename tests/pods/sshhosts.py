@@ -84,7 +84,9 @@ class SSHHost:
     def start(self) -> Self:
         self.folder.mkdir(parents=True)
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", self.key_type, "-N", "", "-f", self.folder / "host_key"], check=True, timeout=30
+            ["ssh-keygen", "-q", "-t", self.key_type, "-N", "", "-f", self.folder / "host_key"],
+            check=True,
+            timeout=30,
         )
         (self.folder / "authorized_keys").write_text(self.public_key + "\n")
         config = _CONFIG.format(**vars(self))
@@ -93,7 +95,11 @@ class SSHHost:
             argv = [*self.prefix, find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         listens = "Server listening"
-        until(lambda: listens in self.log or self.process.poll() is not None, every_s=0.01, why=lambda: self.log)
+        until(
+            lambda: listens in self.log or self.process.poll() is not None,
+            every_s=0.01,
+            why=lambda: self.log,
+        )
         assert listens in self.log, self.log
         return self
 
@@ -121,7 +127,9 @@ class HostsPlace:
         self.hosts: list[SSHHost] = []
         self.root = folder / "on-the-hosts"
         # Where the tests' notebooks have their clusters, beside this place.
-        self.prefix, self.python = apart(folder / "python", [folder.parent / name for name in ("cluster", "runs")])
+        self.prefix, self.python = apart(
+            folder / "python", [folder.parent / name for name in ("cluster", "runs")]
+        )
 
     def __enter__(self) -> Self:
         self.user = Identity.create(self.folder / "user")
@@ -164,4 +172,6 @@ class HostsPlace:
 
     def left(self, context: LaunchContext) -> list[str]:
         folder = context.directory / "hosts"
-        return [str(path) for path in self.root.glob("*")] + [str(path) for path in folder.glob("*")]
+        return [str(path) for path in self.root.glob("*")] + [
+            str(path) for path in folder.glob("*")
+        ]

@@ -22,7 +22,9 @@ from workbench.rundir.paths import ClusterPaths
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.fixture(params=[kind for kind in PLACES if kind != "local"])  # those are tried in tests/faults
+@pytest.fixture(
+    params=[kind for kind in PLACES if kind != "local"]
+)  # those are tried in tests/faults
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with PLACES[request.param](tmp_path / "place") as made:
         yield made
@@ -33,7 +35,11 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path:
     options = {"count": count, "warm": False, "path": tmp_path / "cluster", "lease_s": 20.0}
     with Cluster(place.backend(), PodSpec(), **options) as cluster:  # type: ignore[arg-type]
         run = counting(cluster, "--lines", "200", pods=2)
-        until(lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)), 120, why=lambda: run.message)
+        until(
+            lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)),
+            120,
+            why=lambda: run.message,
+        )
         killed, pods = kill_keeper(cluster), cluster.pods
         Run.load(run.path).wait(120, progress=False).raise_for_status()
         exact(run, 200)
@@ -76,11 +82,18 @@ def leaving_out(place: Place, cluster: Cluster) -> Pod:
     run.stop()
     result = run.wait(120, progress=False)
     (restart,) = result.restarts
-    assert (restart.what, restart.pods, restart.ranks, restart.batch) == ("pod-2 was lost", 2, 2, None)
+    assert (restart.what, restart.pods, restart.ranks, restart.batch) == (
+        "pod-2 was lost",
+        2,
+        2,
+        None,
+    )
     before, after = losses(run)
     again = before.keys() & after.keys()
     assert min(after) == (restart.step or 0) + 1 > 20
-    assert {step: after[step] for step in again} == pytest.approx({step: before[step] for step in again}, rel=1e-4)
+    assert {step: after[step] for step in again} == pytest.approx(
+        {step: before[step] for step in again}, rel=1e-4
+    )
     assert [host.pod for host in result.hosts] == ["pod-0", "pod-1"]
     return pod
 
@@ -99,13 +112,19 @@ def losses(run: Run) -> list[dict[int, float]]:
 def losing(place: Place, cluster: Cluster, number: int) -> Sequence[Pod]:
     """Have a run lose a pod, and hold that it goes on with another, or without; return the pod that was lost."""
     run, pod = counting(cluster, "--lines", "300", pods=2, restarts=1), cluster.pods[number]
-    until(lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)), 120, why=lambda: run.message)
+    until(
+        lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)),
+        120,
+        why=lambda: run.message,
+    )
     lose(place, pod, cluster.path)
     result = run.wait(180, progress=False).raise_for_status()
     (restart,) = result.restarts
     ranks = 2 if place.owns_daemons else 1  # there is no other host in the place of one
     # On Kubernetes the first pod owns the others, which go with it, or a moment later.
-    all_go = ["pod-0 and pod-1 were lost"] if isinstance(place, KubernetesPlace) and number == 0 else []
+    all_go = (
+        ["pod-0 and pod-1 were lost"] if isinstance(place, KubernetesPlace) and number == 0 else []
+    )
     assert restart.what in [f"{pod.name} was lost", *all_go]
     assert (restart.pods, restart.ranks, restart.step) == (ranks, ranks, None)
     assert (restart.lost_step or 0) >= 20

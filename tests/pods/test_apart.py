@@ -44,4 +44,6 @@ def test_every_launcher_starts_ranks_there(cluster: Cluster, tmp_path: Path, lau
     assert result.error is None, f"{result.error}\n{run.paths.launcher_log.read_text()}"
     there = str(Path(cluster.pods[0].python))
     assert there != sys.executable
-    assert [run.logs(rank) for rank in range(2)] == [f"rank {rank} False {there}" for rank in range(2)]
+    assert [run.logs(rank) for rank in range(2)] == [
+        f"rank {rank} False {there}" for rank in range(2)
+    ]

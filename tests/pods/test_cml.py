@@ -63,7 +63,10 @@ def test_a_worker_that_never_registers_is_named_at_the_deadline(
     session.api.mute.add(101)
     with pytest.raises(PodTimeout) as caught:
         backend.launch(PodSpec(), 1, replace(context, timeout_s=1.0))
-    assert "0 of 1 workers reported in 1 s; missing: pod-0 (worker 101, last log line: none)" in str(caught.value)
+    assert (
+        "0 of 1 workers reported in 1 s; missing: pod-0 (worker 101, last log line: none)"
+        in str(caught.value)
+    )
     assert stopped(session) == [(101,)]
     assert session.left(context) == []
 
@@ -72,7 +75,9 @@ def test_a_refusal_carries_the_platforms_words_and_stops_what_began(
     session: CMLPlace, backend: CMLPods, context: LaunchContext
 ) -> None:
     session.api.quota = 1
-    with pytest.raises(BackendError, match="Cloudera ML refused launch_workers: 403: cpu quota exceeded"):
+    with pytest.raises(
+        BackendError, match="Cloudera ML refused launch_workers: 403: cpu quota exceeded"
+    ):
         backend.launch(PodSpec(), 2, context)
     assert stopped(session) == [(101,)]
     backend.stop()
@@ -125,10 +130,19 @@ def test_a_worker_takes_another_port_when_one_is_snatched(
         look = cmlworker.check_free
         monkeypatch.setattr(cmlworker, "check_free", lambda *asked: next(looks, look)(*asked))
         config = WorkerConfig(
-            name="pod-0", address="", port=port, slots=1, root=str(tmp_path / "pods" / "pod-0"),
-            log=str(tmp_path / "log"), public_key=context.public_key, environment={}, lease_s=5, timeout_s=0.1,
-            rendezvous=("127.0.0.1", 1), token=32 * "00",
-        )  # fmt: skip
+            name="pod-0",
+            address="",
+            port=port,
+            slots=1,
+            root=str(tmp_path / "pods" / "pod-0"),
+            log=str(tmp_path / "log"),
+            public_key=context.public_key,
+            environment={},
+            lease_s=5,
+            timeout_s=0.1,
+            rendezvous=("127.0.0.1", 1),
+            token=32 * "00",
+        )
         (tmp_path / "asked.json").write_bytes(config.to_line())
         assert cmlworker.main(tmp_path / "asked.json") == 1  # there is no rendezvous to report to
     signal.signal(signal.SIGTERM, before)
@@ -142,8 +156,12 @@ def test_a_worker_that_contradicts_the_platform_is_refused(
 ) -> None:
     real = session.api.list_workers
     module = sys.modules["cml.workers_v1"]
-    monkeypatch.setattr(module, "list_workers", lambda: [{**w, "ip_address": "10.1.1.1"} for w in real()])
-    with pytest.raises(PodError, match=r"pod-0 reports the address 127.0.0.2, and Cloudera ML says .* 10.1.1.1"):
+    monkeypatch.setattr(
+        module, "list_workers", lambda: [{**w, "ip_address": "10.1.1.1"} for w in real()]
+    )
+    with pytest.raises(
+        PodError, match=r"pod-0 reports the address 127.0.0.2, and Cloudera ML says .* 10.1.1.1"
+    ):
         backend.launch(PodSpec(), 1, context)
     assert session.left(context) == []
 
@@ -180,13 +198,19 @@ def test_the_token_is_in_no_argument_and_no_environment(
     assert token not in backend.logs("pod-0")
 
 
-def test_outside_a_session_the_error_says_so(context: LaunchContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_session_the_error_says_so(
+    context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "cml", raising=False)
-    with pytest.raises(ConfigError, match=r"only inside a session of Cloudera ML.*no module cml.workers_v1"):
+    with pytest.raises(
+        ConfigError, match=r"only inside a session of Cloudera ML.*no module cml.workers_v1"
+    ):
         CMLPods().launch(PodSpec(), 1, context)
 
 
-def test_a_directory_that_workers_do_not_share_is_refused(session: CMLPlace, context: LaunchContext) -> None:
+def test_a_directory_that_workers_do_not_share_is_refused(
+    session: CMLPlace, context: LaunchContext
+) -> None:
     with pytest.raises(ConfigError, match="is not in the project's folder /home/cdsw"):
         CMLPods().launch(PodSpec(), 1, context)
     assert session.api.calls == []
@@ -212,11 +236,16 @@ def test_refusals(options: dict[str, object], words: str) -> None:
 
 def test_it_comes_back_from_json() -> None:
     backend = CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={"accelerator_label_id": 3})
-    assert repr(backend) == "CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={'accelerator_label_id': 3})"
+    assert (
+        repr(backend)
+        == "CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={'accelerator_label_id': 3})"
+    )
     assert repr(backend_from_dict(backend.to_dict())) == repr(backend)
 
 
-def test_the_session_is_pod_0_itself(session: CMLPlace, context: LaunchContext, identity: Identity) -> None:
+def test_the_session_is_pod_0_itself(
+    session: CMLPlace, context: LaunchContext, identity: Identity
+) -> None:
     said: list[str] = []
     backend = CMLPods(session=True, **session.options)
     pods = backend.launch(PodSpec(), 3, replace(context, report=said.append))
@@ -230,7 +259,9 @@ def test_the_session_is_pod_0_itself(session: CMLPlace, context: LaunchContext, 
     own = find(json.loads((context.directory / "pods" / "pod-0.id").read_text())["pid"])
     assert own is not None
 
-    heir = CMLPods(session=True, **session.options)  # another keeper, as after the death of the first
+    heir = CMLPods(
+        session=True, **session.options
+    )  # another keeper, as after the death of the first
     heir.adopt(pods, PodSpec(), context)
     own.send(signal.SIGTERM)
     until(lambda: not own.is_alive())
@@ -246,7 +277,9 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     backend = CMLPods(session=True, **session.options)
-    with pytest.raises(ConfigError, match="the pods of this machine need 2 GPUs together and it offers 1; ask for"):
+    with pytest.raises(
+        ConfigError, match="the pods of this machine need 2 GPUs together and it offers 1; ask for"
+    ):
         backend.launch(PodSpec(gpus=2), 2, context)
     (pod,) = backend.launch(PodSpec(), 1, context)
     own = find(json.loads((context.directory / "pods" / "pod-0.id").read_text())["pid"])
@@ -256,7 +289,9 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
     until(lambda: session.left(context) == [])
 
 
-def test_the_workers_of_a_killed_keeper_are_stopped(session: CMLPlace, context: LaunchContext) -> None:
+def test_the_workers_of_a_killed_keeper_are_stopped(
+    session: CMLPlace, context: LaunchContext
+) -> None:
     backend = session.backend()
     backend.launch(PodSpec(), 2, context)
     for _ in range(2):  # another process, which knows the backend's JSON form alone

@@ -28,7 +28,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CMLServe
 
 @pytest.fixture
 def project(server: CMLServer, tmp_path: Path) -> CMLProject:
-    return CMLProject(runtime="registry.example.org/deepspeed-workbench/cml-runtime:0.1.1", folder=tmp_path)
+    return CMLProject(
+        runtime="registry.example.org/deepspeed-workbench/cml-runtime:0.1.1", folder=tmp_path
+    )
 
 
 def spec(folder: Path, line: str) -> Path:
@@ -44,13 +46,27 @@ def test_a_job_carries_out_a_specification_without_a_notebook(
     project: CMLProject, server: CMLServer, tmp_path: Path
 ) -> None:
     job = project.run_job(
-        spec(tmp_path, "print('trained')"), name="nightly", cpu=4, memory_gib=16, nvidia_gpu=1, timeout_s=3600
+        spec(tmp_path, "print('trained')"),
+        name="nightly",
+        cpu=4,
+        memory_gib=16,
+        nvidia_gpu=1,
+        timeout_s=3600,
     )
     assert job.wait(120) == "ENGINE_SUCCEEDED"
     assert "trained" in Run.load(job.path).logs()
     (_, path, asked), (_, started, _) = server.asked[:2]
-    assert (path, started) == (f"/api/v2/projects/{PROJECT}/jobs", f"/api/v2/projects/{PROJECT}/jobs/{job.id}/runs")
-    wanted = {"cpu": 4, "memory": 16, "nvidia_gpu": 1, "runtime_identifier": project.runtime, "timeout": "3600"}
+    assert (path, started) == (
+        f"/api/v2/projects/{PROJECT}/jobs",
+        f"/api/v2/projects/{PROJECT}/jobs/{job.id}/runs",
+    )
+    wanted = {
+        "cpu": 4,
+        "memory": 16,
+        "nvidia_gpu": 1,
+        "runtime_identifier": project.runtime,
+        "timeout": "3600",
+    }
     assert wanted.items() <= asked.items()
     job.delete()
     assert server.asked[-1][:2] == ("DELETE", f"/api/v2/projects/{PROJECT}/jobs/{job.id}")
@@ -61,7 +77,9 @@ def test_a_job_carries_out_a_specification_without_a_notebook(
     assert failing.wait(120) == "ENGINE_FAILED"
 
 
-def test_tensorboard_outlives_the_session(project: CMLProject, server: CMLServer, tmp_path: Path) -> None:
+def test_tensorboard_outlives_the_session(
+    project: CMLProject, server: CMLServer, tmp_path: Path
+) -> None:
     (tmp_path / "runs").mkdir()
     application = project.tensorboard(tmp_path / "runs", name="board")
     assert application.url == f"{server.url.replace('//', f'//board-{PROJECT}.')}"
@@ -85,7 +103,9 @@ def test_tensorboard_outlives_the_session(project: CMLProject, server: CMLServer
 
 
 def test_a_job_is_stopped_and_a_wait_ends(project: CMLProject, tmp_path: Path) -> None:
-    job = project.run_job(spec(tmp_path, "import time; time.sleep(600)"), name="long", out=tmp_path / "out")
+    job = project.run_job(
+        spec(tmp_path, "import time; time.sleep(600)"), name="long", out=tmp_path / "out"
+    )
     with pytest.raises(PodTimeout, match="job long is ENGINE_RUNNING after 0 s"):
         job.wait(0.2)
     job.stop()
@@ -97,7 +117,9 @@ def test_refusals_are_the_platforms_words(
 ) -> None:
     (tmp_path / "runs").mkdir()
     server.refusal = (400, "runtime identifier not found in the catalog")
-    with pytest.raises(BackendError, match=r"refused POST /applications \(400\): runtime identifier not found"):
+    with pytest.raises(
+        BackendError, match=r"refused POST /applications \(400\): runtime identifier not found"
+    ):
         project.tensorboard(tmp_path / "runs")
     monkeypatch.setenv("CDSW_APIV2_KEY", "another")
     with pytest.raises(BackendError, match=r"\(401\): the API key is not valid"):
@@ -118,7 +140,9 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
     for path in ("none.json", "half.json"):
         with pytest.raises(ConfigError, match="is not there or has no cluster and job"):
             project.run_job(tmp_path / path, name="a")
-    with pytest.raises(ConfigError, match="the specification /etc/hosts is not in the project's folder"):
+    with pytest.raises(
+        ConfigError, match="the specification /etc/hosts is not in the project's folder"
+    ):
         project.run_job("/etc/hosts", name="a")
     with pytest.raises(ConfigError, match="is there already; name another with out="):
         project.run_job(spec(tmp_path, ""), name="a", out=tmp_path)
@@ -134,7 +158,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
     ):
         monkeypatch.delenv(variable)
         with pytest.raises(ConfigError, match=words):
-            CMLProject(runtime="x", folder=tmp_path, **({"project": "p"} if "URL" in variable else {})).tensorboard(
-                tmp_path
-            )
+            CMLProject(
+                runtime="x", folder=tmp_path, **({"project": "p"} if "URL" in variable else {})
+            ).tensorboard(tmp_path)
     assert server.asked == []

@@ -27,13 +27,31 @@ from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 
-NASTY = ["a b", "$(touch canary)", "x;id", "'", '"', "\\", "`id`", "*", "~", "", "é\n\t", "-n", "%h", "#"]
+NASTY = [
+    "a b",
+    "$(touch canary)",
+    "x;id",
+    "'",
+    '"',
+    "\\",
+    "`id`",
+    "*",
+    "~",
+    "",
+    "é\n\t",
+    "-n",
+    "%h",
+    "#",
+]
 ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
 
 
 def places(kinds: Iterable[str]) -> list[object]:
     """Return these kinds as parameters: `make test` tries local pods, `make test-all` the other places too."""
-    return [kind if kind == "local" else pytest.param(kind, marks=pytest.mark.long) for kind in sorted(kinds)]
+    return [
+        kind if kind == "local" else pytest.param(kind, marks=pytest.mark.long)
+        for kind in sorted(kinds)
+    ]
 
 
 owning_only = pytest.mark.parametrize(
@@ -53,7 +71,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.CompletedProcess[str]:
     argv = ssh_argv(launched.pods[index], launched.identity, command)
-    return subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+    )
 
 
 def test_it_describes_itself(backend: PodBackend) -> None:
@@ -95,7 +115,9 @@ def test_each_is_reached_by_the_ssh_client(launched: Launched) -> None:
 
 def test_the_printed_command_works_when_pasted(launched: Launched) -> None:
     line = shlex.join(ssh_argv(launched.pods[0], launched.identity, ["echo", "a  b"]))
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+    )
     assert done.stdout == "a  b\n", done
 
 
@@ -119,7 +141,9 @@ def test_files_travel_both_ways(launched: Launched, tmp_path: Path) -> None:
         assert (tmp_path / "back" / "deep" / "data.bin").read_bytes() == data
         listing = connection.run(["find", folder, "-perm", "/077"])
         assert listing.stdout == "", "others may read what was sent"
-        assert connection.run(["sh", "-c", f"find {shlex.quote(folder)} -name '*.part'"]).stdout == ""
+        assert (
+            connection.run(["sh", "-c", f"find {shlex.quote(folder)} -name '*.part'"]).stdout == ""
+        )
 
 
 def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> None:
@@ -127,7 +151,9 @@ def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> 
     launched.identity.pin([replace(first, host_key=second.host_key), second])
     pinned = launched.identity.known_hosts.read_text()
     canary = tmp_path / "canary"
-    with pytest.raises(PodError, match=r"host key of pod-0 .* changed: expected SHA256:\S+, got SHA256:\S+;"):
+    with pytest.raises(
+        PodError, match=r"host key of pod-0 .* changed: expected SHA256:\S+, got SHA256:\S+;"
+    ):
         launched.connect().open()
     done = ssh(launched, 0, ["touch", str(canary)])
     assert done.returncode == 255
@@ -147,7 +173,9 @@ def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
     other = Identity.create(tmp_path / "other")
     pod = replace(launched.pods[0], key="")
     other.pin([pod])
-    with pytest.raises(PodError, match=f"permission denied \\(publickey\\) for {pod.user}@.*key file {other.key}"):
+    with pytest.raises(
+        PodError, match=f"permission denied \\(publickey\\) for {pod.user}@.*key file {other.key}"
+    ):
         SSHConnection(pod, other).open()
     done = ssh(replace(launched, identity=other), 0, ["true"])
     assert done.returncode == 255
@@ -157,10 +185,31 @@ def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
 @owning_only
 def test_no_forwarding_and_no_password(launched: Launched) -> None:
     argv = ssh_argv(launched.pods[0], launched.identity)
-    forward = [*argv[:3], "-o", "ExitOnForwardFailure=yes", "-R", "127.0.0.1:0:127.0.0.1:1", *argv[3:], "true"]
-    assert subprocess.run(forward, capture_output=True, timeout=20, stdin=subprocess.DEVNULL).returncode == 255
-    asked = [*argv[:3], "-o", "PreferredAuthentications=password,keyboard-interactive", *argv[3:], "true"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    forward = [
+        *argv[:3],
+        "-o",
+        "ExitOnForwardFailure=yes",
+        "-R",
+        "127.0.0.1:0:127.0.0.1:1",
+        *argv[3:],
+        "true",
+    ]
+    assert (
+        subprocess.run(
+            forward, capture_output=True, timeout=20, stdin=subprocess.DEVNULL
+        ).returncode
+        == 255
+    )
+    asked = [
+        *argv[:3],
+        "-o",
+        "PreferredAuthentications=password,keyboard-interactive",
+        *argv[3:],
+        "true",
+    ]
+    done = subprocess.run(
+        asked, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+    )
     assert "Permission denied (publickey)" in done.stderr
 
 
@@ -177,13 +226,17 @@ def start_daemons(launched: Launched, place: Place) -> None:
     assert len(on_pods(launched.pods)) >= 2
 
 
-def test_stop_ends_all_and_may_be_repeated(launched: Launched, place: Place, context: LaunchContext) -> None:
+def test_stop_ends_all_and_may_be_repeated(
+    launched: Launched, place: Place, context: LaunchContext
+) -> None:
     start_daemons(launched, place)
     open_session = launched.connect().open()
     left_before = [*children(), *on_pods(launched.pods)]
     began_s = time.monotonic()
     launched.backend.stop()
-    MEASURED.append(f"stop of two pods ({launched.backend.kind}): {time.monotonic() - began_s:.2f} s (aim 5 s)")
+    MEASURED.append(
+        f"stop of two pods ({launched.backend.kind}): {time.monotonic() - began_s:.2f} s (aim 5 s)"
+    )
     launched.backend.stop()
     assert [process for process in left_before if process.is_alive()] == []
     assert on_pods(launched.pods) == []
@@ -202,13 +255,17 @@ def test_stop_ends_all_and_may_be_repeated(launched: Launched, place: Place, con
     open_session.close()
 
 
-def test_a_launch_after_stop_works(backend: PodBackend, context: LaunchContext, identity: Identity) -> None:
+def test_a_launch_after_stop_works(
+    backend: PodBackend, context: LaunchContext, identity: Identity
+) -> None:
     for _ in range(2):
         assert len(backend.launch(PodSpec(), 1, context)) == 1
         backend.stop()
 
 
-def test_stop_during_launch_leaves_nothing(backend: PodBackend, place: Place, context: LaunchContext) -> None:
+def test_stop_during_launch_leaves_nothing(
+    backend: PodBackend, place: Place, context: LaunchContext
+) -> None:
     def stop_at_the_first(line: str) -> None:
         thread = threading.Thread(target=backend.stop)
         thread.start()

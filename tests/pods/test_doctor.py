@@ -29,7 +29,14 @@ from workbench.pods.ssh.openssh import CommandResult, run_over_openssh
 from workbench.worker.probe.examine import compile_locks, limits
 
 PACKAGE = str(Path(__file__).resolve().parents[2])
-POD = Pod(name="pod-1", address="127.0.0.3", ssh_port=2222, user="me", root="/data/pod-1", python="/opt/python")
+POD = Pod(
+    name="pod-1",
+    address="127.0.0.3",
+    ssh_port=2222,
+    user="me",
+    root="/data/pod-1",
+    python="/opt/python",
+)
 HERE = {
     "python": "3.11.7",
     "torch": "2.13.0+cpu",
@@ -52,15 +59,27 @@ SPEC = PodSpec(gpus=1)
 
 
 def judged(
-    facts: Mapping[str, object] | None = None, words: str = "", spec: PodSpec = SPEC, **changes: object
+    facts: Mapping[str, object] | None = None,
+    words: str = "",
+    spec: PodSpec = SPEC,
+    **changes: object,
 ) -> dict[str, Finding]:
-    out = "" if facts is None else "welcome to this machine\n" + json.dumps({**facts, **changes}) + "\n"
+    out = (
+        ""
+        if facts is None
+        else "welcome to this machine\n" + json.dumps({**facts, **changes}) + "\n"
+    )
     code = 255 if facts is None else 0
-    seen = CommandResult(reached=code != 255, exit_code=code, out=out, words=words, began_s=1000.0, ended_s=1001.0)
+    seen = CommandResult(
+        reached=code != 255, exit_code=code, out=out, words=words, began_s=1000.0, ended_s=1001.0
+    )
     report = judge_result(seen, POD, spec, HERE, [])
     found = {finding.check: finding for finding in report.findings}
     assert [check for check in CHECKS if check in found] == list(found)
-    assert all(bool(finding.fix) == (finding.verdict in (Verdict.BAD, Verdict.WARNING)) for finding in found.values())
+    assert all(
+        bool(finding.fix) == (finding.verdict in (Verdict.BAD, Verdict.WARNING))
+        for finding in found.values()
+    )
     return found
 
 
@@ -72,13 +91,17 @@ def test_a_pod_that_is_well() -> None:
 
 
 def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
-    gpus = [{"index": n, "used_gib": 30.0, "total_gib": size} for n, size in enumerate((80.0, 40.0))]
+    gpus = [
+        {"index": n, "used_gib": 30.0, "total_gib": size} for n, size in enumerate((80.0, 40.0))
+    ]
     whole = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20  # MemTotal comes first
     gpu_gib, memory_gib = limits(gpus)  # type: ignore[arg-type]
     assert gpu_gib == 40.0 and memory_gib is not None and 0 < memory_gib <= whole
     assert limits([])[0] is None
     facts = json.dumps({**GOOD, "gpu_gib": gpu_gib, "memory_limit_gib": 48.5})
-    seen = CommandResult(reached=True, exit_code=0, out=facts, words="", began_s=1000.0, ended_s=1001.0)
+    seen = CommandResult(
+        reached=True, exit_code=0, out=facts, words="", began_s=1000.0, ended_s=1001.0
+    )
     report = judge_result(seen, POD, PodSpec(gpus=2), HERE)
     assert (report.gpu_gib, report.memory_limit_gib) == (40.0, 48.5)
     lost = judge_result(replace(seen, out="", exit_code=255, reached=False), POD, PodSpec(), HERE)
@@ -88,31 +111,78 @@ def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
 @pytest.mark.parametrize(
     ("check", "changes", "verdict", "said"),
     [
-        ("torch", {"versions": {**HERE, "torch": "2.12.1"}}, "bad", "2.12.1 .*has 2.13.0.*pip install torch==2.13.0"),
-        ("deepspeed", {"versions": {"torch": "2.13.0"}}, "bad", "not installed .*pip install deepspeed==0.19.8"),
+        (
+            "torch",
+            {"versions": {**HERE, "torch": "2.12.1"}},
+            "bad",
+            "2.12.1 .*has 2.13.0.*pip install torch==2.13.0",
+        ),
+        (
+            "deepspeed",
+            {"versions": {"torch": "2.13.0"}},
+            "bad",
+            "not installed .*pip install deepspeed==0.19.8",
+        ),
         ("python", {"versions": {**HERE, "python": "3.11.9"}}, "warning", "3.11.9 .*has 3.11.7"),
         ("python", {"versions": {**HERE, "python": "3.12.1"}}, "bad", "3.12.1 .*has 3.11.7"),
-        ("workbench", {"versions": {**HERE, "workbench": "0.0.9"}}, "bad", "0.0.9 .*has 0.1.0.*start it again"),
+        (
+            "workbench",
+            {"versions": {**HERE, "workbench": "0.0.9"}},
+            "bad",
+            "0.0.9 .*has 0.1.0.*start it again",
+        ),
         ("clock", {"time_s": 1031.0}, "warning", r"\+30.0 s .*clock"),
         ("clock", {"time_s": 970.0}, "warning", "-30.0 s"),
         ("GPUs", {"gpus": []}, "bad", "0 1 were asked for"),
-        ("GPU memory", {"gpus": [{"index": 0, "used_gib": 35.0, "total_gib": 40.0}]}, "warning", "5.0 of .*GPU 0"),
+        (
+            "GPU memory",
+            {"gpus": [{"index": 0, "used_gib": 35.0, "total_gib": 40.0}]},
+            "warning",
+            "5.0 of .*GPU 0",
+        ),
         ("memory", {"memory_gib": 0.4}, "bad", "0.4 GiB, free on its machine"),
         ("memory", {"memory_limit_gib": 0.5}, "bad", "0.5 GiB, the pod's limit"),
         ("memory", {"memory_limit_gib": 64.0}, "good", "60.0 GiB, free on its machine"),
-        ("memory", {"memory_limit_gib": 64.0, "spec": PodSpec(gpus=1, memory_gib=2)}, "good", "2.0 GiB, the pod's"),
+        (
+            "memory",
+            {"memory_limit_gib": 64.0, "spec": PodSpec(gpus=1, memory_gib=2)},
+            "good",
+            "2.0 GiB, the pod's",
+        ),
         ("GPUs", {"gpus": [], "spec": PodSpec()}, "absent", "none"),
         ("memory", {"memory_gib": None}, "unknown", "unknown"),
-        ("disk", {"disk": {"free_gib": 0.02, "total_gib": 10.0}}, "bad", "20 MiB free .*/data/pod-1"),
+        (
+            "disk",
+            {"disk": {"free_gib": 0.02, "total_gib": 10.0}},
+            "bad",
+            "20 MiB free .*/data/pod-1",
+        ),
         ("disk", {"disk": {"free_gib": 5.0, "total_gib": 10.0}}, "warning", "5.0 GiB free"),
         ("disk", {"disk": None}, "bad", "no folder"),
-        ("/dev/shm", {"shm": {"free_gib": 0.0625, "total_gib": 0.0625}}, "bad", "64 MiB free .*shm-size"),
+        (
+            "/dev/shm",
+            {"shm": {"free_gib": 0.0625, "total_gib": 0.0625}},
+            "bad",
+            "64 MiB free .*shm-size",
+        ),
         ("/dev/shm", {"shm": None}, "bad", "missing"),
-        ("compiled ops", {"locks": [{"path": "/x y/lock", "age_s": 900.0, "busy": False}]}, "bad", "'/x y/lock'"),
-        ("compiled ops", {"locks": [{"path": "/x/lock", "age_s": 900.0, "busy": True}]}, "good", "being compiled"),
+        (
+            "compiled ops",
+            {"locks": [{"path": "/x y/lock", "age_s": 900.0, "busy": False}]},
+            "bad",
+            "'/x y/lock'",
+        ),
+        (
+            "compiled ops",
+            {"locks": [{"path": "/x/lock", "age_s": 900.0, "busy": True}]},
+            "good",
+            "being compiled",
+        ),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_with_what_mends_it(check: str, changes: dict[str, Any], verdict: str, said: str) -> None:
+)
+def test_what_is_wrong_is_said_with_what_mends_it(
+    check: str, changes: dict[str, Any], verdict: str, said: str
+) -> None:
     finding = judged(GOOD, **changes)[check]
     assert finding.verdict == verdict
     assert re.search(said, f"{finding.detail} {finding.fix}")
@@ -121,7 +191,10 @@ def test_what_is_wrong_is_said_with_what_mends_it(check: str, changes: dict[str,
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ("ssh: connect to host 127.0.0.3 port 2222: Connection refused", "nothing listens on 127.0.0.3:2222"),
+        (
+            "ssh: connect to host 127.0.0.3 port 2222: Connection refused",
+            "nothing listens on 127.0.0.3:2222",
+        ),
         ("ssh: connect to host 127.0.0.3 port 2222: Connection timed out", "firewall"),
         ("me@127.0.0.3: Permission denied (publickey).", "does not know the cluster's key"),
         ("ssh: Could not resolve hostname pod-1: Name or service not known", "DNS"),
@@ -140,9 +213,20 @@ def test_two_real_pods_are_well(launched: Launched) -> None:
     for host, pod in zip(hosts, launched.pods, strict=True):
         found = {finding.check: finding for finding in host.findings}
         assert host.pod == pod.name
-        for check in ("ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench"):
+        for check in (
+            "ssh",
+            "host key",
+            "clock",
+            "python",
+            "torch",
+            "deepspeed",
+            "transformers",
+            "workbench",
+        ):
             assert found[check].verdict is Verdict.GOOD, found[check]
-        assert found["GPUs"].verdict is (Verdict.GOOD if found["GPUs"].detail != "none" else Verdict.ABSENT)
+        assert found["GPUs"].verdict is (
+            Verdict.GOOD if found["GPUs"].detail != "none" else Verdict.ABSENT
+        )
         assert found["torch"].detail == installed_versions()["torch"]
         assert host.interface == "lo"
 
@@ -176,7 +260,9 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up(launched: Launched) ->
 
 
 def test_a_pod_is_waited_for_while_others_answer(launched: Launched) -> None:
-    late = functools.partial(run_over_openssh, launched.pods[0], launched.identity, ["sleep", "1.5"], timeout_s=1.0)
+    late = functools.partial(
+        run_over_openssh, launched.pods[0], launched.identity, ["sleep", "1.5"], timeout_s=1.0
+    )
     assert not late().reached
     assert late(answered_s=time.monotonic).exit_code == 0
 
@@ -194,7 +280,9 @@ def test_a_python_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -
 def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
     before = {process.pid for process in on_pods(launched.pods)}
     interfaces = {pod.name: "lo" for pod in launched.pods}
-    exchange = measure_exchange(launched.pods, launched.identity, PACKAGE, interfaces, {"WORKBENCH_CANARY": "seen"})
+    exchange = measure_exchange(
+        launched.pods, launched.identity, PACKAGE, interfaces, {"WORKBENCH_CANARY": "seen"}
+    )
     assert not exchange.problem
     assert (exchange.pods, exchange.backend) == (2, "gloo")
     assert exchange.latency_s is not None
@@ -264,7 +352,9 @@ class Seen(HTMLParser):
 
 def test_text_and_html_state_the_same_and_escape() -> None:
     evil = "<img src=x onerror=alert(1)>"
-    bad = Finding(check="torch", verdict=Verdict.BAD, detail=f"2.12 {evil}", fix=f"pip install {evil}")
+    bad = Finding(
+        check="torch", verdict=Verdict.BAD, detail=f"2.12 {evil}", fix=f"pip install {evil}"
+    )
     well = Finding(check="ssh", verdict=Verdict.GOOD, detail="0.3 s")
     diagnosis = Diagnosis(
         hosts=(
@@ -272,14 +362,26 @@ def test_text_and_html_state_the_same_and_escape() -> None:
             HostReport(pod="pod-1", address="127.0.0.3", findings=(well, bad)),
         ),
         exchange=Exchange(
-            pods=2, backend="gloo", latency_s=0.0002, sizes=((1 << 20, 0.002), (1 << 24, 0.02)), slowdowns=((2, 1.5),)
+            pods=2,
+            backend="gloo",
+            latency_s=0.0002,
+            sizes=((1 << 20, 0.002), (1 << 24, 0.02)),
+            slowdowns=((2, 1.5),),
         ),
         hosts_s=0.8,
     )
     text, page = " ".join(str(diagnosis).split()), Seen(diagnosis._repr_html_())
-    said = ["pod-0 127.0.0.2", "2 of 2 hosts cannot be relied on", f"pod-0, pod-1, torch: 2.12 {evil}", "200 µs",
-            f"Fix: pip install {evil}", "0.84 GB/s", "over gloo", "t5-small",
-            "each takes 1.5 times as long"]  # fmt: skip
+    said = [
+        "pod-0 127.0.0.2",
+        "2 of 2 hosts cannot be relied on",
+        f"pod-0, pod-1, torch: 2.12 {evil}",
+        "200 µs",
+        f"Fix: pip install {evil}",
+        "0.84 GB/s",
+        "over gloo",
+        "t5-small",
+        "each takes 1.5 times as long",
+    ]
     for fact in said:
         assert fact in text
         assert fact in page.text

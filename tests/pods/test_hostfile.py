@@ -119,7 +119,10 @@ def test_deepspeeds_own_parser_agrees() -> None:
         ("a\nb\nA slots=2", "line 3: host A stands on line 1 already"),
         ("127.0.0.2\n::ffff:127.0.0.2", "line 2"),
         ("fd00::1\nfd00:0:0::1", "line 2"),
-        ("ok\n-oProxyCommand=id slots=1", "line 2: '-oProxyCommand=id' is not an IP address or a host name"),
+        (
+            "ok\n-oProxyCommand=id slots=1",
+            "line 2: '-oProxyCommand=id' is not an IP address or a host name",
+        ),
         ("ok\ra slots=1", "line 1"),
     ],
 )
@@ -189,7 +192,9 @@ addresses = st.one_of(
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.lists(st.tuples(addresses, st.integers(1, 4096)), min_size=1, max_size=8, unique_by=lambda e: e[0]),
+    st.lists(
+        st.tuples(addresses, st.integers(1, 4096)), min_size=1, max_size=8, unique_by=lambda e: e[0]
+    ),
     st.sampled_from(["deepspeed", "openmpi"]),
 )
 def test_round_trip(pairs: list[tuple[str, int]], form: str) -> None:

@@ -60,7 +60,10 @@ def launch(there: HostsPlace, context: LaunchContext, made: list[SSHPods]) -> La
     """Launches with changed options; stopped afterwards."""
 
     def go(
-        count: int = 1, spec: PodSpec | None = None, report: Callable[[str], None] | None = None, **changes: object
+        count: int = 1,
+        spec: PodSpec | None = None,
+        report: Callable[[str], None] | None = None,
+        **changes: object,
     ) -> list[Pod]:
         made.append(there.backend(**changes))  # type: ignore[arg-type]
         told = context if report is None else replace(context, report=report)
@@ -71,10 +74,15 @@ def launch(there: HostsPlace, context: LaunchContext, made: list[SSHPods]) -> La
 
 def known_hosts(there: HostsPlace, path: Path, hashed: bool = False) -> Path:
     """What `ssh` would have noted after a first login to each."""
-    lines = [f"{known_hosts_name(h.address, h.port)} {(h.folder / 'host_key.pub').read_text()}" for h in there.hosts]
+    lines = [
+        f"{known_hosts_name(h.address, h.port)} {(h.folder / 'host_key.pub').read_text()}"
+        for h in there.hosts
+    ]
     path.write_text("".join(lines))
     if hashed:
-        subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True, timeout=10)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True, timeout=10
+        )
     return path
 
 
@@ -100,21 +108,30 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_ways_to_tru
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-def test_a_known_hosts_file_is_believed(there: HostsPlace, launch: Launch, tmp_path: Path, hashed: bool) -> None:
+def test_a_known_hosts_file_is_believed(
+    there: HostsPlace, launch: Launch, tmp_path: Path, hashed: bool
+) -> None:
     file = known_hosts(there, tmp_path / "known", hashed)
     before = file.read_bytes()
     assert len(launch(2, trust={}, known_hosts=file)) == 2
     assert file.read_bytes() == before
 
 
-def test_a_changed_host_key_is_a_hard_stop(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+def test_a_changed_host_key_is_a_hard_stop(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
     file, (first, second, _) = tmp_path / "known", there.hosts[:3]
     lines = known_hosts(there, file).read_text().splitlines()
-    swapped = [f"{a.split()[0]} {' '.join(b.split()[1:])}\n" for a, b in zip(lines, [lines[1], lines[0]], strict=False)]
+    swapped = [
+        f"{a.split()[0]} {' '.join(b.split()[1:])}\n"
+        for a, b in zip(lines, [lines[1], lines[0]], strict=False)
+    ]
     file.write_text("".join(swapped))
     before = logins(there)
     mark = f"expected {second.fingerprint}, got {first.fingerprint}"
-    with pytest.raises(PodError, match=f"host key of {first.address} .* changed: {mark.replace('+', '.')}"):
+    with pytest.raises(
+        PodError, match=f"host key of {first.address} .* changed: {mark.replace('+', '.')}"
+    ):
         launch(trust={}, known_hosts=file)
     with pytest.raises(PodError, match=f"not the one that `trust` names: {mark.replace('+', '.')}"):
         launch(trust={first.address: second.fingerprint})
@@ -128,10 +145,23 @@ def test_every_host_has_its_own_user_port_key_and_type_of_host_key(
     there: HostsPlace, launch: Launch, tmp_path: Path
 ) -> None:
     other = Identity.create(tmp_path / "other")
-    odd = there.add("127.0.0.5", there.hosts[0].port + 1, public_key=other.public_key, key_type="rsa")
+    odd = there.add(
+        "127.0.0.5", there.hosts[0].port + 1, public_key=other.public_key, key_type="rsa"
+    )
     user = there.hosts[0].folder.owner()
-    own = {"address": odd.address, "user": user, "port": odd.port, "key": str(other.key), "slots": 2}
-    pods = launch(2, hosts=[f"{user}@{there.hosts[0].address}:{there.hosts[0].port}", own], port=9, trust=there.trust)
+    own = {
+        "address": odd.address,
+        "user": user,
+        "port": odd.port,
+        "key": str(other.key),
+        "slots": 2,
+    }
+    pods = launch(
+        2,
+        hosts=[f"{user}@{there.hosts[0].address}:{there.hosts[0].port}", own],
+        port=9,
+        trust=there.trust,
+    )
     assert [(pod.ssh_port, pod.slots, pod.key) for pod in pods] == [
         (there.hosts[0].port, 1, str(there.user.key)),
         (odd.port, 2, str(other.key)),
@@ -150,7 +180,12 @@ def test_a_jump_host_is_gone_through_and_checked_too(
     there: HostsPlace, hop: SSHHost, launch: Launch, tmp_path: Path, config: bool
 ) -> None:
     jump = {"address": hop.address, "port": hop.port, "key": str(there.user.key)}
-    ways: dict[str, object] = {"hosts": ["a", "b"], "ssh_config": str(tmp_path / "config"), "port": 22, "key": ""}
+    ways: dict[str, object] = {
+        "hosts": ["a", "b"],
+        "ssh_config": str(tmp_path / "config"),
+        "port": 22,
+        "key": "",
+    }
     blocks = [
         f"Host {n}\n HostName {h.address}\n Port {h.port}\n ProxyJump hop\n"
         for n, h in zip("ab", there.hosts[:2], strict=True)
@@ -185,13 +220,22 @@ def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
     there: HostsPlace, launch: Launch, tmp_path: Path
 ) -> None:
     stranger = Identity.create(tmp_path / "stranger")
-    with socket.create_server(("127.0.0.7", 0)) as silent, socket.create_server(("127.0.0.7", 0)) as closed:
+    with (
+        socket.create_server(("127.0.0.7", 0)) as silent,
+        socket.create_server(("127.0.0.7", 0)) as closed,
+    ):
         port, gone = silent.getsockname()[1], closed.getsockname()[1]
         closed.close()
         hosts: list[object] = [f"127.0.0.{n}:{gone}" for n in range(10, 17)]
         hosts += [f"240.0.0.{n}" for n in range(1, 7)]
         hosts += [f"127.0.0.7:{port}", "no-such-host.invalid"]
-        hosts += [{"address": there.hosts[0].address, "port": there.hosts[0].port, "key": str(stranger.key)}]
+        hosts += [
+            {
+                "address": there.hosts[0].address,
+                "port": there.hosts[0].port,
+                "key": str(stranger.key),
+            }
+        ]
         began_s = time.monotonic()
         with pytest.raises(PodError) as caught:
             launch(16, hosts=hosts)
@@ -200,9 +244,14 @@ def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
     assert words[0] == "16 of 16 hosts are not usable:"
     assert len([line for line in words if "refused the connection" in line]) == 7
     assert len([line for line in words if "240.0.0." in line]) == 6
-    assert any("127.0.0.7" in line and ("no SSH banner" in line or "no answer" in line) for line in words), words
+    assert any(
+        "127.0.0.7" in line and ("no SSH banner" in line or "no answer" in line) for line in words
+    ), words
     assert any("no-such-host.invalid" in line for line in words)
-    assert any(f"permission denied (publickey) for {there.user.folder.owner()}@127.0.0.2" in line for line in words)
+    assert any(
+        f"permission denied (publickey) for {there.user.folder.owner()}@127.0.0.2" in line
+        for line in words
+    )
 
 
 def test_something_else_on_the_port(launch: Launch) -> None:
@@ -214,7 +263,9 @@ def test_something_else_on_the_port(launch: Launch) -> None:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
             os._exit(0)
-        with pytest.raises(PodError, match=rf"127.0.0.7 \(127.0.0.7:{port}\) did not complete the SSH handshake"):
+        with pytest.raises(
+            PodError, match=rf"127.0.0.7 \(127.0.0.7:{port}\) did not complete the SSH handshake"
+        ):
             launch(hosts=[f"127.0.0.7:{port}"])
         os.waitpid(pid, 0)
 
@@ -232,16 +283,22 @@ def test_a_host_that_speaks_weak_algorithms_alone_is_refused(
     there: HostsPlace, launch: Launch, tmp_path: Path, weak: str
 ) -> None:
     port = free_port(["127.0.0.8"])
-    host = SSHHost(tmp_path / "weak", "127.0.0.8", port, there.user.public_key, algorithms=weak).start()
+    host = SSHHost(
+        tmp_path / "weak", "127.0.0.8", port, there.user.public_key, algorithms=weak
+    ).start()
     try:
-        with pytest.raises(PodError, match=r"127.0.0.8 .* did not complete the SSH handshake: .*no acceptable"):
+        with pytest.raises(
+            PodError, match=r"127.0.0.8 .* did not complete the SSH handshake: .*no acceptable"
+        ):
             launch(hosts=[f"127.0.0.8:{port}"], trust={"127.0.0.8": host.fingerprint})
         assert "Accepted publickey" not in host.log
     finally:
         host.stop()
 
 
-def test_a_hostfile_is_adopted_with_its_slots(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+def test_a_hostfile_is_adopted_with_its_slots(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
     file = tmp_path / "hostfile"
     file.write_text("# ours\n127.0.0.2 slots=3\n127.0.0.3 slots=1 max_slots=4\n127.0.0.4\n")
     pods = launch(2, hosts=(), hostfile=file)
@@ -252,16 +309,22 @@ def test_a_hostfile_is_adopted_with_its_slots(there: HostsPlace, launch: Launch,
         "SSHPods(hosts=['a', {'address': 'b', 'user': 'ada', 'port': 7}], python='~/py')"
     )
     file.write_text("127.0.0.2 slots=2\n-oProxyCommand=id slots=1\n")
-    with pytest.raises(ConfigError, match="hostfile, line 2: '-oProxyCommand=id' is not an IP address"):
+    with pytest.raises(
+        ConfigError, match="hostfile, line 2: '-oProxyCommand=id' is not an IP address"
+    ):
         SSHPods(hostfile=file)
 
 
-def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+def test_what_a_host_lacks_is_said_and_nothing_stays(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         launch(2, PodSpec(gpus=64, cpus=4000, memory_gib=1e6))
     for host in ("127.0.0.2", "127.0.0.3"):
         assert f"{host}: 0 GPUs, 64 are asked for" in str(caught.value)
-        assert f"{host}: {len(os.sched_getaffinity(0))} cores, 4000 are asked for" in str(caught.value)
+        assert f"{host}: {len(os.sched_getaffinity(0))} cores, 4000 are asked for" in str(
+            caught.value
+        )
     assert "1e+06 are asked for" in str(caught.value)
     with pytest.raises(ConfigError, match=r"no-such-python does not run there .* give python=PATH"):
         launch(python="/usr/bin/no-such-python")
@@ -270,12 +333,17 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: 
     bare.chmod(0o700)
     with pytest.raises(ConfigError, match=r"torch is not installed for .* give python=PATH"):
         launch(python=str(bare))
-    with pytest.raises(ConfigError, match=r"no folder for the pod below /proc/none: .*; give another root="):
+    with pytest.raises(
+        ConfigError, match=r"no folder for the pod below /proc/none: .*; give another root="
+    ):
         launch(root="/proc/none")
     team = tmp_path / "team"
     team.mkdir()
     team.chmod(0o777)
-    with pytest.raises(ConfigError, match=r"no folder for the pod below .*/team.* may be written by everybody.*root="):
+    with pytest.raises(
+        ConfigError,
+        match=r"no folder for the pod below .*/team.* may be written by everybody.*root=",
+    ):
         launch(root=str(team / "pods"))
     assert list(team.iterdir()) == []
     assert list(there.root.glob("*")) == []
@@ -284,17 +352,25 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: 
 def test_what_runs_on_a_host_imports_nothing_from_where_a_login_begins(tmp_path: Path) -> None:
     for name in ("json.py", "contextlib.py", "workbench.py"):
         (tmp_path / name).write_text("raise SystemExit('taken over')")
-    request = json.dumps({"enter": {"root": str(tmp_path), "folder": f"c-{'0' * 16}", "pod": "pod-0"}})
+    request = json.dumps(
+        {"enter": {"root": str(tmp_path), "folder": f"c-{'0' * 16}", "pod": "pod-0"}}
+    )
     argv = [sys.executable, "-", request]
-    done = subprocess.run(argv, input=far_end_script(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        argv, input=far_end_script(), cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.startswith(ANSWER), done.stderr
-    assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(tmp_path / f"c-{'0' * 16}" / "pod-0")
+    assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(
+        tmp_path / f"c-{'0' * 16}" / "pod-0"
+    )
 
 
 def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
     twice = there.add("127.0.0.1", there.hosts[0].port)
     trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
-    with pytest.raises(ConfigError, match=r"localhost and 127\.0\.0\.1 are one host under two names"):
+    with pytest.raises(
+        ConfigError, match=r"localhost and 127\.0\.0\.1 are one host under two names"
+    ):
         launch(2, hosts=["localhost", "127.0.0.1"], trust=trust)
     with pytest.raises(ConfigError, match="is named twice"):
         launch(2, hosts=["GPU-1", "root@gpu-1:7"])
@@ -302,7 +378,9 @@ def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
 
 def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=10)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=10
+    )
     with pytest.raises(ConfigError, match="has a passphrase and nobody is there to type it"):
         launch(key=locked)
     (tmp_path / "text").write_text("no key")
@@ -315,14 +393,20 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
         launch(key=tmp_path / "open")
     with pytest.raises(ConfigError, match="cannot be read"):
         launch(key=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"no key to log in to 127.0.0.2 with: give .*key=PATH.*ssh_config=True"):
+    with pytest.raises(
+        ConfigError, match=r"no key to log in to 127.0.0.2 with: give .*key=PATH.*ssh_config=True"
+    ):
         launch(key="")
 
 
-def test_a_strangers_process_lives_on_and_ours_does_not(there: HostsPlace, launch: Launch, made: list[SSHPods]) -> None:
+def test_a_strangers_process_lives_on_and_ours_does_not(
+    there: HostsPlace, launch: Launch, made: list[SSHPods]
+) -> None:
     (pod,) = launch()
     ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root})
-    stranger = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root + "0"})
+    stranger = subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root + "0"}
+    )
     made[-1].stop()
     assert ours.wait(1) == -signal.SIGTERM
     assert stranger.poll() is None
@@ -354,7 +438,9 @@ def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     subprocess.run(["rm", "-r", left.parent], check=True, timeout=10)
 
 
-def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch, made: list[SSHPods]) -> None:
+def test_a_connection_that_broke_is_made_anew(
+    there: HostsPlace, launch: Launch, made: list[SSHPods]
+) -> None:
     launch()
     for session in live_descendants(there.hosts[0].process.pid):
         session.send(signal.SIGKILL)
@@ -383,12 +469,21 @@ def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch,
         ({"hosts": ["a b"]}, "is not an IP address"),
         ({"hosts": [7]}, "7 is not a host"),
         ({"hosts": [{"adress": "a"}]}, "did you mean 'address'"),
-        ({"hosts": [{"user": "a"}]}, "{'user': 'a'} cannot be used: host needs the option 'address'"),
-        ({"hosts": [{"address": "a", "slots": 0}]}, "'a', 'slots': 0} cannot be used: host slots is 0"),
+        (
+            {"hosts": [{"user": "a"}]},
+            "{'user': 'a'} cannot be used: host needs the option 'address'",
+        ),
+        (
+            {"hosts": [{"address": "a", "slots": 0}]},
+            "'a', 'slots': 0} cannot be used: host slots is 0",
+        ),
         ({"hosts": [{"address": "a", "port": "22"}]}, "host port is '22'; it must be a port"),
         ({"hosts": [{"address": "a", "key": 7}]}, "host key is 7; it must be text"),
         ({"hosts": ["a"], "trust": {"a": "SHA256:x"}}, "must be a fingerprint"),
-        ({"hosts": ["a"], "known_hosts": "/no/such/file"}, "known_hosts file /no/such/file is not there"),
+        (
+            {"hosts": ["a"], "known_hosts": "/no/such/file"},
+            "known_hosts file /no/such/file is not there",
+        ),
         ({"hosts": ["a"], "python": "-c"}, "SSHPods python is '-c'"),
         ({"hosts": ["a"], "root": ""}, "SSHPods root is ''"),
     ],
@@ -398,7 +493,9 @@ def test_refusals(options: dict[str, object], words: str) -> None:
         SSHPods(**options)  # type: ignore[arg-type]
 
 
-def test_what_an_ssh_configuration_cannot_ask(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+def test_what_an_ssh_configuration_cannot_ask(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
     config = tmp_path / "config"
     for text, words in {
         "Host *\n ProxyCommand nc %h %p\n": "ProxyCommand 'nc %h %p'; only ProxyJump is supported",
@@ -411,9 +508,13 @@ def test_what_an_ssh_configuration_cannot_ask(there: HostsPlace, launch: Launch,
             launch(hosts=["a"], ssh_config=config)
 
 
-def test_paths_of_keys_are_made_absolute_where_the_notebook_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_keys_are_made_absolute_where_the_notebook_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    backend = SSHPods([{"address": "a", "key": "mine"}], key="ours", jump={"address": "b", "key": "~/theirs"})
+    backend = SSHPods(
+        [{"address": "a", "key": "mine"}], key="ours", jump={"address": "b", "key": "~/theirs"}
+    )
     assert (backend.hosts[0].key, backend.key) == (str(tmp_path / "mine"), str(tmp_path / "ours"))
     assert backend.jump is not None
     assert backend.jump.key == str(Path("~/theirs").expanduser())
@@ -429,7 +530,9 @@ def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> 
         made[-1].launch(PodSpec(), 1, context)
 
 
-def test_what_a_killed_keeper_left_is_tidied_up(there: HostsPlace, launch: Launch, context: LaunchContext) -> None:
+def test_what_a_killed_keeper_left_is_tidied_up(
+    there: HostsPlace, launch: Launch, context: LaunchContext
+) -> None:
     (pod,) = launch()
     ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root})
     assert Path(pod.root).is_dir()

@@ -19,16 +19,26 @@ from workbench.pods.ssh.identity import Identity
 def test_the_ssh_configuration_is_read_only_when_asked(
     asked: bool, tmp_path: Path, identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True
+    )
     told, bin_folder = tmp_path / "told", tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "ssh").write_text(f'#!/bin/sh\necho "$*" >> {told}\nexec {shutil.which("ssh")} -F /dev/null "$@"\n')
+    (bin_folder / "ssh").write_text(
+        f'#!/bin/sh\necho "$*" >> {told}\nexec {shutil.which("ssh")} -F /dev/null "$@"\n'
+    )
     (bin_folder / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", str(bin_folder), prepend=":")
     context = LaunchContext(
-        cluster_id="test", directory=tmp_path, public_key=identity.public_key, lease_s=5.0, timeout_s=20.0
+        cluster_id="test",
+        directory=tmp_path,
+        public_key=identity.public_key,
+        lease_s=5.0,
+        timeout_s=20.0,
     )
-    backend = SSHPods(hosts=["127.0.0.1"], port=1, user="me", key=str(tmp_path / "key"), ssh_config=asked)
+    backend = SSHPods(
+        hosts=["127.0.0.1"], port=1, user="me", key=str(tmp_path / "key"), ssh_config=asked
+    )
     with pytest.raises(WorkbenchError, match=r"127\.0\.0\.1"):  # nothing listens on port 1
         backend.launch(PodSpec(), 1, context)
     backend.stop()

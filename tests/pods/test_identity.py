@@ -21,7 +21,9 @@ def open_umask() -> object:
 
 
 def pod(identity: Identity, address: str = "127.0.0.2", port: int = 2222) -> Pod:
-    return Pod(name="pod-0", address=address, ssh_port=port, user="me", host_key=identity.public_key)
+    return Pod(
+        name="pod-0", address=address, ssh_port=port, user="me", host_key=identity.public_key
+    )
 
 
 @pytest.mark.usefixtures("open_umask")
@@ -30,7 +32,9 @@ def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
     identity.pin([pod(identity)])
     assert stat.S_IMODE(identity.folder.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in identity.folder.iterdir()}
-    assert modes == dict.fromkeys(["id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config"], 0o600)
+    assert modes == dict.fromkeys(
+        ["id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config"], 0o600
+    )
 
 
 def test_each_cluster_has_another_key(tmp_path: Path) -> None:
@@ -54,7 +58,9 @@ def test_pins_are_found_by_openssh_and_by_us(tmp_path: Path) -> None:
     assert identity.pinned("127.0.0.3", 22) == [check_key_line(other.public_key)]
     assert identity.pinned("127.0.0.3", 2222) == identity.pinned("127.0.0.2", 22) == []
     for name in ("[127.0.0.2]:2222", "127.0.0.3"):
-        found = subprocess.run(["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=10)
+        found = subprocess.run(
+            ["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=10
+        )
         assert found.returncode == 0, name
 
 
@@ -76,7 +82,9 @@ def test_pinning_replaces_what_was_trusted_before(tmp_path: Path) -> None:
         {"ssh_port": 0},
     ],
 )
-def test_a_hostile_pod_is_not_pinned_and_nothing_changes(tmp_path: Path, field: dict[str, object]) -> None:
+def test_a_hostile_pod_is_not_pinned_and_nothing_changes(
+    tmp_path: Path, field: dict[str, object]
+) -> None:
     identity = Identity.create(tmp_path / "1")
     identity.pin([pod(identity)])
     before = (identity.known_hosts.read_text(), identity.ssh_config.read_text())
@@ -99,7 +107,10 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
     identity = Identity.create(tmp_path / "a b 100%h é")
     identity.pin([pod(identity)])
     shown = subprocess.run(
-        ["ssh", "-G", "-F", identity.ssh_config, "--", "127.0.0.2"], capture_output=True, text=True, timeout=10
+        ["ssh", "-G", "-F", identity.ssh_config, "--", "127.0.0.2"],
+        capture_output=True,
+        text=True,
+        timeout=10,
     )
     options = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
     assert shown.returncode == 0, shown.stderr
@@ -113,10 +124,17 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
     assert options["forwardagent"] == "no"
     assert options["connecttimeout"] == "5"
     assert (options["serveraliveinterval"], options["serveralivecountmax"]) == ("3", "3")
-    keys = [line.split(" ", 1)[1] for line in shown.stdout.splitlines() if line.startswith("identityfile ")]
+    keys = [
+        line.split(" ", 1)[1]
+        for line in shown.stdout.splitlines()
+        if line.startswith("identityfile ")
+    ]
     assert [key.replace("%%", "%") for key in keys] == [str(identity.key), "none"]
     assert options["userknownhostsfile"].replace("%%", "%") == str(identity.known_hosts)
-    assert "sntrup761" not in options["kexalgorithms"] and "curve25519-sha256" in options["kexalgorithms"]
+    assert (
+        "sntrup761" not in options["kexalgorithms"]
+        and "curve25519-sha256" in options["kexalgorithms"]
+    )
 
 
 @pytest.mark.parametrize("name", ['quo"te', "do$llar", "back\\slash", "new\nline"])
@@ -145,13 +163,22 @@ def test_destroy_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
 
 def test_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "1")
-    shown = subprocess.run(["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=10).stdout
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=10
+    ).stdout
     assert shown.split()[1] == fingerprint(identity.public_key)
 
 
 @pytest.mark.parametrize(
     "line",
-    ["ssh-dss AAAA", "ssh-ed25519", "ssh-ed25519 !!!!", "ssh-ed25519 AAAAB3Nz", 'from="*" ssh-ed25519 AAAA', "a\nb"],
+    [
+        "ssh-dss AAAA",
+        "ssh-ed25519",
+        "ssh-ed25519 !!!!",
+        "ssh-ed25519 AAAAB3Nz",
+        'from="*" ssh-ed25519 AAAA',
+        "a\nb",
+    ],
 )
 def test_other_key_lines_are_refused(line: str) -> None:
     with pytest.raises(ConfigError):
@@ -166,8 +193,12 @@ def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> None:
     identity, other = Identity.create(tmp_path / "a b %h"), Identity.create(tmp_path / "2")
-    jump = Jump(address="127.0.0.8", port=22, user="hop", key=str(other.key), host_key=other.public_key)
-    forwarded = replace(pod(identity, "Pod-0.example"), ssh_address="127.0.0.1", key=str(other.key), jump=jump)
+    jump = Jump(
+        address="127.0.0.8", port=22, user="hop", key=str(other.key), host_key=other.public_key
+    )
+    forwarded = replace(
+        pod(identity, "Pod-0.example"), ssh_address="127.0.0.1", key=str(other.key), jump=jump
+    )
     identity.pin([forwarded, pod(other, "127.0.0.3")])
     assert Pod.from_dict(forwarded.to_dict()) == forwarded
     assert identity.pinned("Pod-0.example", 2222) == [check_key_line(identity.public_key)]
@@ -175,7 +206,9 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
 
     def shown(host: str) -> dict[str, list[str]]:
         argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", host]
-        lines = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            argv, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.splitlines()
         pairs = [line.split(" ", 1) for line in lines if " " in line]
         return {name: [value for key, value in pairs if key == name] for name, _ in pairs}
 
@@ -185,7 +218,11 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
     assert options["identityfile"] == [str(other.key), "none"]
     assert options["proxycommand"][0].endswith("-W [%h]:%p -- workbench-jump-0")
     assert shown("127.0.0.3")["identityfile"] != options["identityfile"]
-    assert options["kexalgorithms"] == shown("elsewhere")["kexalgorithms"] != shown("127.0.0.3")["kexalgorithms"]
+    assert (
+        options["kexalgorithms"]
+        == shown("elsewhere")["kexalgorithms"]
+        != shown("127.0.0.3")["kexalgorithms"]
+    )
     assert "proxycommand" not in shown("127.0.0.3")
     hop = shown("workbench-jump-0")
     assert (hop["hostname"], hop["user"], hop["port"]) == (["127.0.0.8"], ["hop"], ["22"])

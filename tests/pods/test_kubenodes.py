@@ -30,9 +30,16 @@ READY = {"type": "Ready", "status": "True"}
 def node(name: str = "gpu-1", labels: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
     sizes = {"cpu": "96", "memory": "1000Gi", "nvidia.com/gpu": "8", "pods": "110"}
     ready = more.pop("ready", "True")
-    status = {"allocatable": {**sizes, **more.pop("allocatable", {})}, "conditions": [{**READY, "status": ready}]}
+    status = {
+        "allocatable": {**sizes, **more.pop("allocatable", {})},
+        "conditions": [{**READY, "status": ready}],
+    }
     gpu = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
-    return {"metadata": {"name": name, "labels": labels if labels is not None else gpu}, "spec": more, "status": status}
+    return {
+        "metadata": {"name": name, "labels": labels if labels is not None else gpu},
+        "spec": more,
+        "status": status,
+    }
 
 
 def container(**requests: str) -> dict[str, Any]:
@@ -48,13 +55,20 @@ def pod(name: str, on: str, *containers: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpus(number: int) -> dict[str, Any]:
-    return {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": str(number), "cpu": "4"}}}
+    return {
+        "name": "c",
+        "image": "x",
+        "resources": {"limits": {"nvidia.com/gpu": str(number), "cpu": "4"}},
+    }
 
 
 def test_what_pods_take_is_their_containers_or_the_largest_before_them() -> None:
     spec: dict[str, Any] = {
         "containers": [container(cpu="500m", memory="1Gi"), container(cpu="1")],
-        "initContainers": [container(cpu="4"), {**container(cpu="250m"), "restartPolicy": "Always"}],
+        "initContainers": [
+            container(cpu="4"),
+            {**container(cpu="250m"), "restartPolicy": "Always"},
+        ],
         "overhead": {"memory": "64Mi"},
     }
     taken = requests_of({"spec": spec})
@@ -63,7 +77,9 @@ def test_what_pods_take_is_their_containers_or_the_largest_before_them() -> None
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
-NEAR = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": ZONES}}}
+NEAR = {
+    "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": ZONES}}
+}
 
 
 @pytest.mark.parametrize(
@@ -72,22 +88,49 @@ NEAR = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nod
         (node(), {}, 2, ""),
         (node(ready="Unknown"), {}, 0, "it is not ready"),
         (node(unschedulable=True), {}, 0, "it is cordoned"),
-        (node(taints=[TAINT]), {}, 0, "the taint nvidia.com/gpu=present:NoSchedule is not tolerated"),
+        (
+            node(taints=[TAINT]),
+            {},
+            0,
+            "the taint nvidia.com/gpu=present:NoSchedule is not tolerated",
+        ),
         (node(taints=[{**TAINT, "effect": "PreferNoSchedule"}]), {}, 2, ""),
-        (node(taints=[TAINT]), {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}, 2, ""),
-        (node(taints=[TAINT]), {"tolerations": [{"key": "nvidia.com/gpu", "value": "present"}]}, 2, ""),
-        (node(taints=[TAINT]), {"tolerations": [{"key": "nvidia.com/gpu", "value": "absent"}]}, 0, "the taint"),
+        (
+            node(taints=[TAINT]),
+            {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]},
+            2,
+            "",
+        ),
+        (
+            node(taints=[TAINT]),
+            {"tolerations": [{"key": "nvidia.com/gpu", "value": "present"}]},
+            2,
+            "",
+        ),
+        (
+            node(taints=[TAINT]),
+            {"tolerations": [{"key": "nvidia.com/gpu", "value": "absent"}]},
+            0,
+            "the taint",
+        ),
         (node(taints=[TAINT]), {"tolerations": [{"operator": "Exists"}]}, 2, ""),
         (node(), {"node_selector": {"pool": "train"}}, 0, "it has not the label pool=train"),
         (node(labels={"pool": "train"}), {"node_selector": {"pool": "train"}}, 2, ""),
         (node(labels={"zone": "b"}), {"affinity": NEAR}, 0, "its labels do not match the affinity"),
         (node(labels={"zone": "a"}), {"affinity": NEAR}, 2, ""),
-        (node(allocatable={"memory": "63Gi"}), {}, 0, "memory: 64.0 GiB asked, 63.0 GiB free of 63.0 GiB"),
+        (
+            node(allocatable={"memory": "63Gi"}),
+            {},
+            0,
+            "memory: 64.0 GiB asked, 63.0 GiB free of 63.0 GiB",
+        ),
         (node(), {"extra_resources": {"rdma/hca": 1}}, 0, "rdma/hca: 1 asked, 0 free of 0"),
         (node(allocatable={"pods": "0"}), {}, 0, "pods: 1 asked, 0 free of 0"),
     ],
 )
-def test_whether_a_node_would_take_a_pod(seen: dict[str, Any], options: dict[str, Any], fits: int, why: str) -> None:
+def test_whether_a_node_would_take_a_pod(
+    seen: dict[str, Any], options: dict[str, Any], fits: int, why: str
+) -> None:
     found = node_of(seen, [], KubernetesOptions(**options), ASKED)
     assert found.fits == fits
     assert found.why.startswith(why)
@@ -134,14 +177,22 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     table = workbench.nodes(backend, pod=ASKED, count=3)
     assert set(place.server.calls[calls:]) - {("create", "pods")} == cluster_role()
     first = table.nodes[0]
-    assert (first.name, first.product, first.gpus, first.taken) == ("gpu-1", "NVIDIA-H100-80GB-HBM3", 8, 3)
+    assert (first.name, first.product, first.gpus, first.taken) == (
+        "gpu-1",
+        "NVIDIA-H100-80GB-HBM3",
+        8,
+        3,
+    )
     assert (first.fits, first.free_cpus, table.schedulable) == (1, 92.0, 1)
     assert table.verdict == (
         "1 of 3 pods could be scheduled now; gpu-2: the taint nvidia.com/gpu=present:NoSchedule is not tolerated;"
         " cpu-1: nvidia.com/gpu: 4 asked, 0 free of 0"
     )
     for shown in (as_text(table), as_html(table)):
-        assert all(words in shown for words in ("gpu-1", "NVIDIA-H100-80GB-HBM3", "1 of 3 pods could be scheduled now"))
+        assert all(
+            words in shown
+            for words in ("gpu-1", "NVIDIA-H100-80GB-HBM3", "1 of 3 pods could be scheduled now")
+        )
 
     spec = ClusterSpec(backend=backend.to_dict(), pods=ASKED, count=3)
     assert more_pods(spec) == "1 more pod like these could be scheduled now"
@@ -164,4 +215,9 @@ def cluster_role() -> set[tuple[str, str]]:
     documents = list(yaml.safe_load_all((MANIFESTS / "nodes" / "role.yaml").read_text()))
     for document in documents:
         kubernetes_validate.validate(document, "1.37", strict=True)
-    return {(verb, name) for rule in documents[0]["rules"] for verb in rule["verbs"] for name in rule["resources"]}
+    return {
+        (verb, name)
+        for rule in documents[0]["rules"]
+        for verb in rule["verbs"]
+        for name in rule["resources"]
+    }

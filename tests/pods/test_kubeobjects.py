@@ -21,7 +21,9 @@ from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod_spec import PodSpec
 
 VERSIONS = ("1.28", "1.37")
-PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDm8HPuLLvBjeJk+Ybo+4CioaLUU5LYYZAMmVGIHvGtu workbench"
+PUBLIC_KEY = (
+    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDm8HPuLLvBjeJk+Ybo+4CioaLUU5LYYZAMmVGIHvGtu workbench"
+)
 KEYS = [HostKey.generate(), HostKey.generate()]
 OWNER = Owner(name="jupyterlab-7f", uid="u-1")
 EVERYTHING: dict[str, Any] = {
@@ -29,7 +31,11 @@ EVERYTHING: dict[str, Any] = {
     "gpu_resource": "amd.com/gpu",
     "node_selector": {"gpu": "mi300"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "host"}]}},
+    "affinity": {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "host"}]
+        }
+    },
     "priority_class": "high",
     "service_account": "worker",
     "image_pull_secrets": ["registry"],
@@ -41,7 +47,13 @@ EVERYTHING: dict[str, Any] = {
     "pvc": "data",
     "volumes": [
         {"mount": "/data", "claim": "datasets", "read_only": True, "sub_path": "wikisql"},
-        {"mount": "/models", "claim": "hub", "size_gib": 100, "storage_class": "nfs", "hub_cache": True},
+        {
+            "mount": "/models",
+            "claim": "hub",
+            "size_gib": 100,
+            "storage_class": "nfs",
+            "hub_cache": True,
+        },
         {"mount": "/kept", "claim": "runs", "size_gib": 0.5, "keep": True},
         {"mount": "/config", "config_map": "settings"},
         {"mount": "/nvme", "host_path": "/mnt/nvme"},
@@ -75,10 +87,18 @@ def objects(spec: PodSpec | None = None, **options: Any) -> ClusterObjects:
 
 def all_of(made: ClusterObjects) -> list[dict[str, Any]]:
     claims = [made.claim(volume, OWNER) for volume in made.claims]
-    return [made.pod(0, None), made.pod(1, OWNER), made.service(OWNER), made.secret(PUBLIC_KEY, KEYS, OWNER), *claims]
+    return [
+        made.pod(0, None),
+        made.pod(1, OWNER),
+        made.service(OWNER),
+        made.secret(PUBLIC_KEY, KEYS, OWNER),
+        *claims,
+    ]
 
 
-@pytest.mark.parametrize("options", [{}, EVERYTHING, {"run_as_user": None}], ids=["least", "everything", "own user"])
+@pytest.mark.parametrize(
+    "options", [{}, EVERYTHING, {"run_as_user": None}], ids=["least", "everything", "own user"]
+)
 def test_what_is_made_is_what_kubernetes_takes(options: dict[str, Any]) -> None:
     for version in VERSIONS:
         for manifest in all_of(objects(**options)):
@@ -105,32 +125,51 @@ def test_every_shipped_manifest_is_valid_and_listed() -> None:
             if document["kind"] != "Namespace":
                 assert document["metadata"]["namespace"] == kustomization["namespace"]
             names.add((document["kind"], document["metadata"]["name"]))
-            for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+            for container in (
+                document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+            ):
                 images.add(container["image"])
-    assert {("Namespace", "workbench"), ("Role", "workbench"), ("Deployment", "jupyterlab")} <= names
+    assert {
+        ("Namespace", "workbench"),
+        ("Role", "workbench"),
+        ("Deployment", "jupyterlab"),
+    } <= names
     assert images == {image["name"] for image in kustomization["images"]}
 
 
 def may_connect(source: dict[str, str], target: Any, port: str | int) -> bool:
     """Whether the shipped policies let a pod with these labels connect to a port of another."""
-    policies = [p["spec"] for p in yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text())]
+    policies = [
+        p["spec"] for p in yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text())
+    ]
     labels = target["metadata"]["labels"]
     own = [p for p in policies if p["podSelector"]["matchLabels"].items() <= labels.items()]
     rules = [rule for policy in own for rule in policy["ingress"]]
-    named = {p["name"]: p["containerPort"] for c in target["spec"]["containers"] for p in c["ports"]}
+    named = {
+        p["name"]: p["containerPort"] for c in target["spec"]["containers"] for p in c["ports"]
+    }
     wanted = named.get(port, port)
     return not own or any(
         any(peer["podSelector"]["matchLabels"].items() <= source.items() for peer in rule["from"])
-        and ("ports" not in rule or any(named.get(p["port"], p["port"]) == wanted for p in rule["ports"]))
+        and (
+            "ports" not in rule
+            or any(named.get(p["port"], p["port"]) == wanted for p in rule["ports"])
+        )
         for rule in rules
     )
 
 
 def test_the_shipped_policies_let_in_the_notebook_and_peers_alone() -> None:
     documents = yaml.safe_load_all((MANIFESTS / "jupyterlab.yaml").read_text())
-    notebook = next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]
+    notebook = next(document for document in documents if document["kind"] == "Deployment")["spec"][
+        "template"
+    ]
     worker: Any = objects(port=2022, labels={"team": "nlp"}).pod(1, OWNER)
-    theirs, ours, stranger = worker["metadata"]["labels"], notebook["metadata"]["labels"], {"app": "stranger"}
+    theirs, ours, stranger = (
+        worker["metadata"]["labels"],
+        notebook["metadata"]["labels"],
+        {"app": "stranger"},
+    )
     assert may_connect(theirs, worker, "ssh")
     assert may_connect(theirs, worker, 29500)  # gloo and NCCL take any port
     assert may_connect(ours, worker, 2022)
@@ -144,7 +183,9 @@ def test_the_shipped_policies_let_in_the_notebook_and_peers_alone() -> None:
 def test_the_shipped_role_reads_and_deletes_no_secret() -> None:
     documents = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
     rules = next(document for document in documents if document["kind"] == "Role")["rules"]
-    assert {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]} == {"create"}
+    assert {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]} == {
+        "create"
+    }
     assert all("*" not in (*rule["verbs"], *rule["resources"]) for rule in rules)
 
 
@@ -153,7 +194,12 @@ def test_all_options_arrive() -> None:
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert container["resources"] == {
         kind: {
-            **{"cpu": "2000m", "memory": "8192Mi", "ephemeral-storage": "204800Mi", "amd.com/gpu": "1"},
+            **{
+                "cpu": "2000m",
+                "memory": "8192Mi",
+                "ephemeral-storage": "204800Mi",
+                "amd.com/gpu": "1",
+            },
             **{"vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "5120Mi"},
         }
         for kind in ("requests", "limits")
@@ -167,7 +213,9 @@ def test_all_options_arrive() -> None:
     assert spec["activeDeadlineSeconds"] == 3600
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 1234
     assert {"name": "work", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16384Mi"}} in spec["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16384Mi"}} in spec[
+        "volumes"
+    ]
     assert {"name": "HF_HOME", "value": "/models"} in container["env"]
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     assert token in container["env"]
@@ -176,8 +224,15 @@ def test_all_options_arrive() -> None:
     labels = pod["metadata"]["labels"]
     assert labels["team"] == "nlp"
     assert labels["kueue.x-k8s.io/queue-name"] == "lab"
-    assert labels["kueue.x-k8s.io/pod-group-name"] == labels["scheduling.x-k8s.io/pod-group"] == "wb-test-0a1b2c"
-    assert pod["metadata"]["annotations"] == {"note": "mine", "kueue.x-k8s.io/pod-group-total-count": "2"}
+    assert (
+        labels["kueue.x-k8s.io/pod-group-name"]
+        == labels["scheduling.x-k8s.io/pod-group"]
+        == "wb-test-0a1b2c"
+    )
+    assert pod["metadata"]["annotations"] == {
+        "note": "mine",
+        "kueue.x-k8s.io/pod-group-total-count": "2",
+    }
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "u-1"
 
 
@@ -186,7 +241,10 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
     spec: Any = made.pod(1, OWNER)["spec"]
     sources = {volume.pop("name"): volume for volume in spec["volumes"]}
     mounts = {mount.pop("mountPath"): mount for mount in spec["containers"][0]["volumeMounts"]}
-    own = {mount: sources[mounts[mount]["name"]] for mount in (each["mount"] for each in EVERYTHING["volumes"])}
+    own = {
+        mount: sources[mounts[mount]["name"]]
+        for mount in (each["mount"] for each in EVERYTHING["volumes"])
+    }
     template = {"accessModes": ["ReadWriteOnce"], "storageClassName": "local-nvme"}
     assert own == {
         "/data": {"persistentVolumeClaim": {"claimName": "datasets", "readOnly": True}},
@@ -198,7 +256,9 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
         "/scratch": {"emptyDir": {"sizeLimit": "51200Mi"}},
         "/fast": {
             "ephemeral": {
-                "volumeClaimTemplate": {"spec": {**template, "resources": {"requests": {"storage": "51200Mi"}}}}
+                "volumeClaimTemplate": {
+                    "spec": {**template, "resources": {"requests": {"storage": "51200Mi"}}}
+                }
             }
         },
         "/hugepages": {"emptyDir": {"medium": "HugePages-2Mi"}},
@@ -217,21 +277,42 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
     ("volume", "words"),
     [
         ({}, "Volume needs the option 'mount': Absolute path in the pods"),
-        ({"mount": "data"}, "mount is 'data'; it must be an absolute path in the pods, as in '/data'"),
+        (
+            {"mount": "data"},
+            "mount is 'data'; it must be an absolute path in the pods, as in '/data'",
+        ),
         ({"mount": "/tmp/"}, "mount is '/tmp/'; .* none of .*/tmp"),
         ({"mount": "/a/../tmp"}, "mount is '/a/../tmp'"),
-        ({"mount": "/d", "claim": "a", "nfs": "s:/d"}, "at /d has claim and nfs; a volume has one source"),
-        ({"mount": "/d", "claim": "A b"}, "claim is 'A b'; it must be a name as Kubernetes takes it"),
+        (
+            {"mount": "/d", "claim": "a", "nfs": "s:/d"},
+            "at /d has claim and nfs; a volume has one source",
+        ),
+        (
+            {"mount": "/d", "claim": "A b"},
+            "claim is 'A b'; it must be a name as Kubernetes takes it",
+        ),
         ({"mount": "/d", "nfs": "/exports"}, "nfs is '/exports'; give server and folder"),
         ({"mount": "/d", "host_path": "mnt"}, "host_path is 'mnt'; give an absolute path"),
         ({"mount": "/d", "sub_path": "../x"}, "sub_path is '../x'; give a path within"),
-        ({"mount": "/d", "nfs": "s:/d", "size_gib": 1}, "has size_gib, and nfs has the size that it has"),
-        ({"mount": "/d", "claim": "a", "storage_class": "b"}, "has storage_class, .* give size_gib with it"),
+        (
+            {"mount": "/d", "nfs": "s:/d", "size_gib": 1},
+            "has size_gib, and nfs has the size that it has",
+        ),
+        (
+            {"mount": "/d", "claim": "a", "storage_class": "b"},
+            "has storage_class, .* give size_gib with it",
+        ),
         ({"mount": "/d", "claim": "a", "keep": True}, "has keep, .* give claim and size_gib"),
-        ({"mount": "/d", "claim": "a", "medium": "Memory"}, "has medium, which is for an empty folder"),
+        (
+            {"mount": "/d", "claim": "a", "medium": "Memory"},
+            "has medium, which is for an empty folder",
+        ),
         ({"mount": "/d", "medium": "RAM"}, "medium is 'RAM'; it must be '', 'Memory', 'HugePages'"),
         ({"mount": "/d", "size_gib": 0}, "size_gib is 0; it must be a number more than 0"),
-        ({"mount": "/d", "claim": "a", "hub_cache": True, "read_only": True}, "the hub's cache and can only be read"),
+        (
+            {"mount": "/d", "claim": "a", "hub_cache": True, "read_only": True},
+            "the hub's cache and can only be read",
+        ),
         ({"mount": "/d", "pvc": "a"}, "'pvc' is not known"),
     ],
 )
@@ -244,8 +325,14 @@ def test_a_volume_that_cannot_be_is_refused(volume: dict[str, Any], words: str) 
     ("volumes", "words"),
     [
         ([Volume(mount="/d"), Volume(mount="/d/", claim="a")], "mounts two at /d"),
-        ([Volume(mount="/a", hub_cache=True), Volume(mount="/b", hub_cache=True)], "two caches of the hub, /a and /b"),
-        ([Volume(mount=f"/{name}", claim="c", size_gib=1) for name in "ab"], "makes the claim c twice"),
+        (
+            [Volume(mount="/a", hub_cache=True), Volume(mount="/b", hub_cache=True)],
+            "two caches of the hub, /a and /b",
+        ),
+        (
+            [Volume(mount=f"/{name}", claim="c", size_gib=1) for name in "ab"],
+            "makes the claim c twice",
+        ),
         ("/data", "volumes is '/data'; it must be a list of volumes"),
     ],
 )
@@ -257,7 +344,10 @@ def test_volumes_that_contradict_each_other_are_refused(volumes: Any, words: str
 def test_a_user_id_of_the_clusters_choice_gets_a_name_before_the_daemon_starts() -> None:
     spec: Any = objects(run_as_user=None).pod(0, None)["spec"]
     (first,), container = spec["initContainers"], spec["containers"][0]
-    assert (first["image"], first["args"]) == (container["image"], ["--account", "/workbench-account/passwd"])
+    assert (first["image"], first["args"]) == (
+        container["image"],
+        ["--account", "/workbench-account/passwd"],
+    )
     assert first["resources"]["limits"] == {"cpu": "2000m", "memory": "8192Mi"}
     mount = {"name": "account", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}
     assert mount in container["volumeMounts"]
@@ -281,7 +371,11 @@ def test_pods_keep_to_the_restricted_standard_and_get_no_token() -> None:
 
 def test_no_secret_stands_in_a_pod_and_each_pod_gets_only_its_own_host_key() -> None:
     made = objects(secrets={"HF_TOKEN": "hub/token"})
-    shown = json.dumps([made.pod(0, None), made.pod(1, OWNER), made.service(OWNER)]) + repr(made) + repr(KEYS)
+    shown = (
+        json.dumps([made.pod(0, None), made.pod(1, OWNER), made.service(OWNER)])
+        + repr(made)
+        + repr(KEYS)
+    )
     assert "canary-5f1e" not in shown.replace(repr(made.spec), "")  # a spec shows its own variables
     assert "PRIVATE KEY" not in shown
     pod: Any = made.pod(1, OWNER)
@@ -294,18 +388,25 @@ def test_no_secret_stands_in_a_pod_and_each_pod_gets_only_its_own_host_key() -> 
     assert "PasswordAuthentication no" in data["start.py"]
 
 
-@pytest.mark.parametrize("name", ["cluster-20261121-170804-ab12", "Mein Lauf!", "ä", "x" * 200, "-", ""])
+@pytest.mark.parametrize(
+    "name", ["cluster-20261121-170804-ab12", "Mein Lauf!", "ä", "x" * 200, "-", ""]
+)
 def test_names_are_dns_labels(name: str) -> None:
     made = base_name(name, "0a1b2c")
     longest = f"{made}-4095"
     assert len(longest) <= 63
-    assert all(part.isalnum() and part.isascii() and part == part.lower() for part in longest.split("-"))
+    assert all(
+        part.isalnum() and part.isascii() and part == part.lower() for part in longest.split("-")
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"namespace": "Lab"}, "namespace is 'Lab'; it must be a name as Kubernetes takes it, of lower-case"),
+        (
+            {"namespace": "Lab"},
+            "namespace is 'Lab'; it must be a name as Kubernetes takes it, of lower-case",
+        ),
         ({"pvc": "a/b"}, "pvc is 'a/b'"),
         ({"reach": "tunnel"}, "reach 'tunnel' is not known.*port-forward"),
         ({"run_as_user": 0}, "run_as_user is 0; it must be 1 or more, as pods never run as root"),
@@ -315,7 +416,10 @@ def test_names_are_dns_labels(name: str) -> None:
         ({"port": "ssh"}, "port is 'ssh'"),
         ({"labels": {"a": 1}}, "labels is a dict; it must be an object of text to text"),
         ({"labels": {"deepspeed-workbench/cluster": "mine"}}, "by which we find our own objects"),
-        ({"secrets": {"HF_TOKEN": "hf_abcdefghij"}}, "secrets has 'HF_TOKEN'; .* the token itself never stands here"),
+        (
+            {"secrets": {"HF_TOKEN": "hf_abcdefghij"}},
+            "secrets has 'HF_TOKEN'; .* the token itself never stands here",
+        ),
         ({"secrets": {"A B": "hub/token"}}, "secrets has 'A B'"),
         (
             {"extra_resources": {"cpu": 2}},
@@ -323,7 +427,10 @@ def test_names_are_dns_labels(name: str) -> None:
         ),
         ({"extra_resources": {"rdma/hca": "1"}}, "extra_resources has 'rdma/hca': '1'"),
         ({"extra_resources": {"hugepages-2Mi": 5}}, "huge pages as in"),
-        ({"capabilities": ["CAP_IPC_LOCK"]}, "capabilities has 'CAP_IPC_LOCK'; .* as in 'IPC_LOCK'"),
+        (
+            {"capabilities": ["CAP_IPC_LOCK"]},
+            "capabilities has 'CAP_IPC_LOCK'; .* as in 'IPC_LOCK'",
+        ),
         ({"capabilities": ["ALL"]}, "capabilities has 'ALL'"),
         ({"ephemeral_storage_gib": -1}, "ephemeral_storage_gib is -1"),
     ],
@@ -342,7 +449,9 @@ def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
 def test_pods_without_an_image_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"need an image .* KubernetesPods\(image=…\)"):
         objects(image="")
-    assert objects(spec=PodSpec(image="example.org/other:2"), image="").image == "example.org/other:2"
+    assert (
+        objects(spec=PodSpec(image="example.org/other:2"), image="").image == "example.org/other:2"
+    )
 
 
 def test_options_travel_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +462,9 @@ def test_options_travel_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert KubernetesPods(kubeconfig="config").kubeconfig == str(tmp_path / "config")
     assert again.to_dict() == data == {"kind": "kubernetes", **EVERYTHING}
     assert repr(KubernetesPods(image="x", pvc="data")) == "KubernetesPods(image='x', pvc='data')"
-    with pytest.raises(ConfigError, match="'node_selectors' is not known: did you mean 'node_selector'"):
+    with pytest.raises(
+        ConfigError, match="'node_selectors' is not known: did you mean 'node_selector'"
+    ):
         backend_from_dict({"kind": "kubernetes", "node_selectors": {}})
 
 

@@ -45,7 +45,11 @@ def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
 @pytest.fixture
 def context(tmp_path: Path, identity: Identity) -> LaunchContext:
     return LaunchContext(
-        cluster_id="test", directory=tmp_path, public_key=identity.public_key, lease_s=2.0, timeout_s=20.0
+        cluster_id="test",
+        directory=tmp_path,
+        public_key=identity.public_key,
+        lease_s=2.0,
+        timeout_s=20.0,
     )
 
 
@@ -55,7 +59,13 @@ def fault(place: KubernetesPlace, verb: str, resource: str, status: int, **more:
     place.server.faults.append(Fault(verb, resource, status, **more))
 
 
-def refused(place: KubernetesPlace, context: LaunchContext, kind: type[Exception], words: str, **options: Any) -> str:
+def refused(
+    place: KubernetesPlace,
+    context: LaunchContext,
+    kind: type[Exception],
+    words: str,
+    **options: Any,
+) -> str:
     """A launch that fails with these words and leaves nothing."""
     backend = place.backend(**options)
     with pytest.raises(kind, match=words) as error:
@@ -67,7 +77,9 @@ def refused(place: KubernetesPlace, context: LaunchContext, kind: type[Exception
     return str(error.value)
 
 
-@pytest.mark.parametrize(("verb", "resource"), [("create", "secrets"), ("watch", "pods"), ("get", "pods/log")])
+@pytest.mark.parametrize(
+    ("verb", "resource"), [("create", "secrets"), ("watch", "pods"), ("get", "pods/log")]
+)
 def test_what_the_role_forbids_is_named(
     place: KubernetesPlace, context: LaunchContext, verb: str, resource: str
 ) -> None:
@@ -76,7 +88,9 @@ def test_what_the_role_forbids_is_named(
     refused(place, context, BackendError, re.escape(words))
 
 
-def test_the_shipped_role_allows_what_is_called_and_no_more(place: KubernetesPlace, context: LaunchContext) -> None:
+def test_the_shipped_role_allows_what_is_called_and_no_more(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
     fault(place, "create", "pods", 500, after=True)  # then it is read, to see whether it was made
     backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
     pods = backend.launch(PodSpec(), 1, context)
@@ -88,29 +102,43 @@ def test_the_shipped_role_allows_what_is_called_and_no_more(place: KubernetesPla
 
 
 def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: LaunchContext) -> None:
-    words = (
-        'pods "wb-test" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 8, limited: 8'
-    )
+    words = 'pods "wb-test" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 8, limited: 8'
     fault(place, "create", "pods", 403, message=words, skip=2)
-    refused(place, context, BackendError, f"{words}; ask for fewer or smaller pods, or for a larger quota")
+    refused(
+        place,
+        context,
+        BackendError,
+        f"{words}; ask for fewer or smaller pods, or for a larger quota",
+    )
 
 
 @pytest.mark.parametrize(
     ("resource", "advice"),
-    [("memory", "say memory_gib= in the PodSpec"), ("ephemeral-storage", "say ephemeral_storage_gib= in Kubernetes")],
+    [
+        ("memory", "say memory_gib= in the PodSpec"),
+        ("ephemeral-storage", "say ephemeral_storage_gib= in Kubernetes"),
+    ],
 )
 def test_a_quota_on_a_resource_that_was_not_named_says_which_option(
     place: KubernetesPlace, context: LaunchContext, resource: str, advice: str
 ) -> None:
-    words = f'pods "wb-test" is forbidden: failed quota: q: must specify limits.{resource} for: worker'
+    words = (
+        f'pods "wb-test" is forbidden: failed quota: q: must specify limits.{resource} for: worker'
+    )
     fault(place, "create", "pods", 403, message=words)
-    refused(place, context, BackendError, f"{words}; the namespace's quota asks for a limit: {advice}")
+    refused(
+        place, context, BackendError, f"{words}; the namespace's quota asks for a limit: {advice}"
+    )
 
 
-def test_a_refusal_reaches_the_notebook_as_a_backend_error(place: KubernetesPlace, tmp_path: Path) -> None:
+def test_a_refusal_reaches_the_notebook_as_a_backend_error(
+    place: KubernetesPlace, tmp_path: Path
+) -> None:
     words = 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
     fault(place, "create", "pods", 403, message=words)
-    with pytest.raises(BackendError, match=r"did not create the pod in namespace lab .403.: violates PodSecurity"):
+    with pytest.raises(
+        BackendError, match=r"did not create the pod in namespace lab .403.: violates PodSecurity"
+    ):
         Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False).start()
 
 
@@ -127,7 +155,9 @@ def test_a_refusal_reaches_the_notebook_as_a_backend_error(place: KubernetesPlac
         (422, "spec.affinity: Invalid value", "spec.affinity: Invalid value"),
     ],
 )
-def test_other_refusals(place: KubernetesPlace, context: LaunchContext, status: int, message: str, words: str) -> None:
+def test_other_refusals(
+    place: KubernetesPlace, context: LaunchContext, status: int, message: str, words: str
+) -> None:
     fault(place, "create", "pods", status, message=message)
     refused(place, context, BackendError, words)
 
@@ -150,8 +180,16 @@ def test_a_server_in_trouble_is_asked_again(place: KubernetesPlace, context: Lau
     assert [fault for fault in place.server.faults if fault.times] == []
 
 
-def test_a_manifest_that_the_users_options_spoil_is_refused(place: KubernetesPlace, context: LaunchContext) -> None:
-    refused(place, context, ConfigError, "manifest is not valid: spec.affinity.nodeAffinity", affinity=AFFINITY)
+def test_a_manifest_that_the_users_options_spoil_is_refused(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    refused(
+        place,
+        context,
+        ConfigError,
+        "manifest is not valid: spec.affinity.nodeAffinity",
+        affinity=AFFINITY,
+    )
 
 
 def test_a_server_that_is_not_there_is_named(
@@ -161,7 +199,9 @@ def test_a_server_that_is_not_there_is_named(
     with place:
         pass  # its port is closed now
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
-    with pytest.raises(BackendError, match=r"the Kubernetes API server http://127.0.0.1:\d+ does not answer"):
+    with pytest.raises(
+        BackendError, match=r"the Kubernetes API server http://127.0.0.1:\d+ does not answer"
+    ):
         place.backend().launch(PodSpec(), 1, context)
 
 
@@ -235,13 +275,20 @@ def test_a_second_start_removes_what_the_first_could_not(
     assert place.left(context) == []
 
 
-def test_objects_of_another_server_are_not_forgotten(place: KubernetesPlace, context: LaunchContext) -> None:
+def test_objects_of_another_server_are_not_forgotten(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
     backend = place.backend()
     backend.launch(PodSpec(), 1, context)
     record = context.directory / "kubernetes.json"
     noted = json.loads(record.read_text())
-    record.write_text(json.dumps({**noted, "base": "wb-there-0a1b2c", "server": "https://other.example.org:6443"}))
-    with pytest.raises(BackendError, match=r"wb-there-0a1b2c were made on https://other.example.org:6443, and these"):
+    record.write_text(
+        json.dumps({**noted, "base": "wb-there-0a1b2c", "server": "https://other.example.org:6443"})
+    )
+    with pytest.raises(
+        BackendError,
+        match=r"wb-there-0a1b2c were made on https://other.example.org:6443, and these",
+    ):
         remove_left(backend.to_dict(), context.directory)
     assert record.exists()
     record.write_text(json.dumps({**noted, "server": "https://the-same-by-another-name:6443"}))
@@ -254,8 +301,14 @@ def test_objects_of_another_server_are_not_forgotten(place: KubernetesPlace, con
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
-        ("no-claim", 'pod-1 .* did not start: Unschedulable: .*persistentvolumeclaim "data" not found'),
-        ("image", r'did not start: ImagePullBackOff: Back-off pulling image "example.org/nothing:1": not found'),
+        (
+            "no-claim",
+            'pod-1 .* did not start: Unschedulable: .*persistentvolumeclaim "data" not found',
+        ),
+        (
+            "image",
+            r'did not start: ImagePullBackOff: Back-off pulling image "example.org/nothing:1": not found',
+        ),
         ("crash", r"did not start: Error \(exit code 3\): no sshd here"),
     ],
 )
@@ -269,7 +322,13 @@ def test_a_pod_that_cannot_start_is_given_up_at_once(
 
 
 def test_a_python_that_the_image_lacks(place: KubernetesPlace, context: LaunchContext) -> None:
-    refused(place, context, PodError, 'RunContainerError: exec: "python9": No such file', python="python9")
+    refused(
+        place,
+        context,
+        PodError,
+        'RunContainerError: exec: "python9": No such file',
+        python="python9",
+    )
 
 
 def test_a_pending_pod_is_given_up_at_the_deadline_with_its_words(
@@ -291,7 +350,13 @@ def test_a_token_comes_from_a_secret_and_its_absence_is_told(
     place: KubernetesPlace, context: LaunchContext, identity: Identity
 ) -> None:
     secrets = {"HF_TOKEN": "hub/token"}
-    refused(place, context, PodError, 'CreateContainerConfigError: secret "hub" not found', secrets=secrets)
+    refused(
+        place,
+        context,
+        PodError,
+        'CreateContainerConfigError: secret "hub" not found',
+        secrets=secrets,
+    )
     place.do(place.kubelet.make_secret("hub", {"token": "hf_canary0000000000"}))
     backend = place.backend(secrets=secrets)
     pods = backend.launch(PodSpec(), 1, context)
@@ -323,7 +388,9 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
         backend.stop()
         until(lambda: place.left(context) == ["PersistentVolumeClaim runs"])
     keeps_nothing = [Volume(mount="/runs", claim="runs", size_gib=1)]
-    with pytest.raises(BackendError, match=r"the claim runs is there already, .* leave size_gib out to use it, or"):
+    with pytest.raises(
+        BackendError, match=r"the claim runs is there already, .* leave size_gib out to use it, or"
+    ):
         place.backend(volumes=keeps_nothing).launch(PodSpec(), 1, context)
     assert place.left(context) == ["PersistentVolumeClaim runs"]
 
@@ -358,7 +425,9 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
         hanging.launch(PodSpec(), 2, replace(short, timeout_s=2.0))
 
 
-def test_a_registry_that_is_away_is_waited_for(place: KubernetesPlace, context: LaunchContext) -> None:
+def test_a_registry_that_is_away_is_waited_for(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
     place.kubelet.behave["pod-1"] = "registry-away"
     said: list[str] = []
 
@@ -382,7 +451,9 @@ def test_a_registry_that_is_away_is_waited_for(place: KubernetesPlace, context: 
         place.backend(pull_timeout_s=1).launch(PodSpec(), 2, replace(context, timeout_s=2.0))
 
 
-def test_a_config_map_that_is_not_there_ends_the_start_at_once(place: KubernetesPlace, context: LaunchContext) -> None:
+def test_a_config_map_that_is_not_there_ends_the_start_at_once(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
     volumes = [Volume(mount="/settings", config_map="settings")]
     words = r'pod-\d .* did not start: FailedMount: .*configmap "settings" not found'
     refused(place, replace(context, timeout_s=100.0), PodError, words, volumes=volumes)
@@ -391,7 +462,9 @@ def test_a_config_map_that_is_not_there_ends_the_start_at_once(place: Kubernetes
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user id takes root")
 def test_a_user_id_without_a_name_runs_a_script(place: KubernetesPlace, tmp_path: Path) -> None:
     place.kubelet.user = 1_000_660_000
-    (tmp_path / "who.py").write_text("import getpass, os; print('I am', os.getuid(), os.getgid(), getpass.getuser())")
+    (tmp_path / "who.py").write_text(
+        "import getpass, os; print('I am', os.getuid(), os.getgid(), getpass.getuser())"
+    )
     backend = place.backend(run_as_user=None, python="/usr/bin/python3")
     with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
         assert [pod.user for pod in cluster.pods] == ["pod", "pod"]
@@ -418,9 +491,14 @@ def running(launched: Launched, place: KubernetesPlace) -> Callable[[str], Pod]:
 def test_a_lost_node_is_named_and_found_again(launched: Launched, place: KubernetesPlace) -> None:
     place.lose_node()
     until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.UNKNOWN] * 2)
-    assert all(pod.message.startswith("its node node-1 is not ready since 20") for pod in launched.backend.refresh())
+    assert all(
+        pod.message.startswith("its node node-1 is not ready since 20")
+        for pod in launched.backend.refresh()
+    )
     place.do(place.kubelet.condition("pod-0", type="PodScheduled", status="True"))
-    until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING, Phase.UNKNOWN])
+    until(
+        lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING, Phase.UNKNOWN]
+    )
 
 
 def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
@@ -435,10 +513,16 @@ def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
     until(lambda: [pod.message for pod in launched.backend.refresh()] == ["", ""], 60)
 
 
-def test_eviction_is_seen_though_the_watch_was_cut(running: Callable[[str], Pod], place: KubernetesPlace) -> None:
+def test_eviction_is_seen_though_the_watch_was_cut(
+    running: Callable[[str], Pod], place: KubernetesPlace
+) -> None:
     fault(place, "watch", "pods", 410, times=2)
     place.server.cut(place.server.watches)
-    place.do(place.kubelet.fail("pod-1", reason="Evicted", message="The node was low on resource: memory."))
+    place.do(
+        place.kubelet.fail(
+            "pod-1", reason="Evicted", message="The node was low on resource: memory."
+        )
+    )
     running("Evicted: The node was low on resource: memory")
 
 
@@ -451,11 +535,16 @@ def test_a_kill_for_memory_is_told(running: Callable[[str], Pod], place: Kuberne
 def test_preemption_and_deletion_by_others_are_told(
     running: Callable[[str], Pod], launched: Launched, place: KubernetesPlace
 ) -> None:
-    words = {"reason": "PreemptionByScheduler", "message": "default-scheduler: preempting to accommodate a higher one"}
+    words = {
+        "reason": "PreemptionByScheduler",
+        "message": "default-scheduler: preempting to accommodate a higher one",
+    }
     place.kubelet.going_s = 3.0
     place.do(place.kubelet.condition("pod-1", type="DisruptionTarget", status="True", **words))
     place.do(place.kubelet.delete("pod-1"))
-    pod = running(r"deleted at \d\d:\d\d:\d\d, not by this cluster; PreemptionByScheduler: default-scheduler")
+    pod = running(
+        r"deleted at \d\d:\d\d:\d\d, not by this cluster; PreemptionByScheduler: default-scheduler"
+    )
     assert on_pods([pod]) == []
     launched.backend.stop()
 
@@ -469,17 +558,24 @@ def test_a_deletion_while_the_watch_was_cut_is_not_missed(
     running("not by this cluster")
 
 
-def test_with_the_first_pod_all_goes(launched: Launched, place: KubernetesPlace, context: LaunchContext) -> None:
+def test_with_the_first_pod_all_goes(
+    launched: Launched, place: KubernetesPlace, context: LaunchContext
+) -> None:
     place.do(place.kubelet.delete("pod-0"))
     until(lambda: place.left(context) == [])
     until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.FAILED, Phase.FAILED])
 
 
-def test_a_launch_clears_away_what_ended_long_ago(place: KubernetesPlace, context: LaunchContext) -> None:
+def test_a_launch_clears_away_what_ended_long_ago(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
     forgotten, other = place.backend(), place.backend()
     forgotten.launch(PodSpec(), 1, context)
     ended = {"exitCode": 0, "finishedAt": "2020-01-01T00:00:00Z"}
-    status = {"phase": "Succeeded", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
+    status = {
+        "phase": "Succeeded",
+        "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}],
+    }
     place.do(place.kubelet.fail("pod-0", **status))
     until(lambda: forgotten.refresh()[0].phase is Phase.SUCCEEDED)
     old = place.left(context)
@@ -502,7 +598,9 @@ def test_a_broken_forward_is_opened_again(launched: Launched, place: KubernetesP
         assert again.run(["echo", "there"]).stdout == "there\n"
 
 
-def test_a_forward_that_is_forbidden_does_not_hang(launched: Launched, place: KubernetesPlace) -> None:
+def test_a_forward_that_is_forbidden_does_not_hang(
+    launched: Launched, place: KubernetesPlace
+) -> None:
     place.server.allowed = role() - {("create", "pods/portforward")}
     began_s = time.monotonic()
     with pytest.raises(PodError, match="pod-0"):
@@ -526,11 +624,13 @@ def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
     with launched.connect() as connection:
         for path in ("/etc/x", "/usr/bin/x", f"{Path.home()}/x"):
             refused = connection.run(["touch", path], timeout_s=20)
-            assert "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr, path
+            assert (
+                "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr
+            ), path
         script = 'import os, pathlib; p = pathlib.Path(os.environ["XDG_CACHE_HOME"], "hub"); p.mkdir(parents=True)'
-        assert connection.run([launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=20).stdout.startswith(
-            launched.pods[0].root
-        )
+        assert connection.run(
+            [launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=20
+        ).stdout.startswith(launched.pods[0].root)
         assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=20).exit_code == 0
 
 
@@ -546,7 +646,10 @@ def test_the_notebooks_own_pod_owns_the_first(
     (tmp_path / "namespace").write_text("lab\n")
     api.in_cluster = True
     assert api.own_pod() is None, "a pod on its node's network has another name"
-    notebook = {"metadata": {"name": socket.gethostname()}, "spec": {"containers": [{"name": "jupyterlab"}]}}
+    notebook = {
+        "metadata": {"name": socket.gethostname()},
+        "spec": {"containers": [{"name": "jupyterlab"}]},
+    }
     made = api.create("pod", notebook)
     owner = api.own_pod()
     assert owner is not None
@@ -555,14 +658,18 @@ def test_the_notebooks_own_pod_owns_the_first(
     assert api.read_pod(owner.name), "deleted though it is another of that name"
 
 
-def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(place: KubernetesPlace, tmp_path: Path) -> None:
+def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
+    place: KubernetesPlace, tmp_path: Path
+) -> None:
     end = tmp_path / "end"
     script = tmp_path / "wait.py"
     script.write_text(
         "import pathlib, sys, time\nprint('up', flush=True)\n"
         "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
     )
-    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+    with Cluster(
+        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
+    ) as cluster:
         run = cluster.submit(Script(path=str(script), args=[str(end)]))
         logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
         until(lambda: all(each.exists() and "up" in each.read_text() for each in logs), 60)
@@ -581,25 +688,39 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(place: Ku
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
-def test_pods_share_neither_folders_nor_python_with_the_notebook(place: KubernetesPlace, tmp_path: Path) -> None:
+def test_pods_share_neither_folders_nor_python_with_the_notebook(
+    place: KubernetesPlace, tmp_path: Path
+) -> None:
     script = tmp_path / "who.py"
     script.write_text("import os, sys; print(sys.executable, os.path.exists(sys.argv[1]))")
-    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+    with Cluster(
+        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
+    ) as cluster:
         there = cluster.pods[0].python
         assert there != sys.executable
         for launcher in ("ssh", "pdsh"):
-            run = cluster.submit(Script(path=str(script), args=[str(cluster.path / "identity")], launcher=launcher))
+            run = cluster.submit(
+                Script(path=str(script), args=[str(cluster.path / "identity")], launcher=launcher)
+            )
             run.wait(120, progress=False).raise_for_status()
             assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
-        with pytest.raises(WorkbenchError, match="launcher 'openmpi' needs pods that can connect to this machine"):
+        with pytest.raises(
+            WorkbenchError, match="launcher 'openmpi' needs pods that can connect to this machine"
+        ):
             cluster.submit(Script(path=str(script), launcher="openmpi"))
 
 
-def test_a_lost_node_is_named_by_the_run_and_outlived(place: KubernetesPlace, tmp_path: Path) -> None:
+def test_a_lost_node_is_named_by_the_run_and_outlived(
+    place: KubernetesPlace, tmp_path: Path
+) -> None:
     end = tmp_path / "end"
     script = tmp_path / "wait.py"
-    script.write_text("import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n")
-    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+    script.write_text(
+        "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
+    )
+    with Cluster(
+        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
+    ) as cluster:
         run = cluster.submit(Script(path=str(script), args=[str(end)]))
         until(lambda: run.message == "running", 60, why=lambda: run.message)
         place.lose_node()
@@ -615,8 +736,12 @@ def test_a_lost_node_is_named_by_the_run_and_outlived(place: KubernetesPlace, tm
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_a_killed_keeper_left_is_removed(place: KubernetesPlace, tmp_path: Path, context: LaunchContext) -> None:
-    cluster = Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False).start()
+def test_what_a_killed_keeper_left_is_removed(
+    place: KubernetesPlace, tmp_path: Path, context: LaunchContext
+) -> None:
+    cluster = Cluster(
+        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
+    ).start()
     pods = cluster.pods
     keeper = find(json.loads((cluster.path / "state.json").read_text())["pid"])
     assert keeper is not None
@@ -630,7 +755,9 @@ def test_what_a_killed_keeper_left_is_removed(place: KubernetesPlace, tmp_path: 
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}"])
-def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, context: LaunchContext, text: str | None) -> None:
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    tmp_path: Path, context: LaunchContext, text: str | None
+) -> None:
     path = tmp_path / "kubeconfig"
     if text is not None:
         path.write_text(text)

@@ -40,9 +40,17 @@ def local() -> Iterator[LocalPods]:
 
 def listening(port: int) -> set[str]:
     """The addresses, in /proc's hexadecimal, on which anyone listens at this port."""
-    lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    lines = [
+        line
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
     rows = [line.split() for line in lines]
-    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
+    return {
+        row[1].split(":")[0]
+        for row in rows
+        if row[3] == "0A" and int(row[1].split(":")[1], 16) == port
+    }
 
 
 def python_that(tmp_path: Path, script: str) -> str:
@@ -90,7 +98,10 @@ def test_each_pod_has_its_own_loopback_address_and_listens_there_alone(
     assert len({pod.ssh_port for pod in pods}) == 1
     assert len({pod.host_key for pod in pods}) == 3
     assert listening(pods[0].ssh_port) == {"0200007F", "0300007F", "0400007F"}
-    assert all(pod.python == sys.executable and pod.user == pwd.getpwuid(os.geteuid()).pw_name for pod in pods)
+    assert all(
+        pod.python == sys.executable and pod.user == pwd.getpwuid(os.geteuid()).pw_name
+        for pod in pods
+    )
     local.stop()
     assert listening(pods[0].ssh_port) == set()
 
@@ -100,7 +111,9 @@ def test_two_clusters_at_once(local: LocalPods, context: LaunchContext, tmp_path
     other, other_identity = LocalPods(), Identity.create(tmp_path / "other-identity")
     try:
         theirs = other.launch(
-            PodSpec(), 2, replace(context, directory=tmp_path / "other", public_key=other_identity.public_key)
+            PodSpec(),
+            2,
+            replace(context, directory=tmp_path / "other", public_key=other_identity.public_key),
         )
         assert ours[0].address == theirs[0].address
         assert ours[0].ssh_port != theirs[0].ssh_port
@@ -123,7 +136,10 @@ def test_a_port_in_use_names_address_port_and_holder(context: LaunchContext) -> 
         assert port_holder("127.0.0.2", port) is None
         assert len(local.launch(PodSpec(), 1, context)) == 1  # 127.0.0.2 is free
         local.stop()
-    with socket.create_server(("", 0)) as everywhere, pytest.raises(ConfigError, match="in use by process"):
+    with (
+        socket.create_server(("", 0)) as everywhere,
+        pytest.raises(ConfigError, match="in use by process"),
+    ):
         LocalPods(port=everywhere.getsockname()[1]).launch(PodSpec(), 1, context)
     assert children() == []
 
@@ -138,7 +154,9 @@ def test_a_port_taken_between_look_and_use(
         from workbench.pods.guest import machine as module
 
         real = module.free_port
-        monkeypatch.setattr(module, "free_port", lambda addresses: next(ports, None) or real(addresses))
+        monkeypatch.setattr(
+            module, "free_port", lambda addresses: next(ports, None) or real(addresses)
+        )
         local = LocalPods()
         pods = local.launch(PodSpec(), 2, replace(context, report=lines.append))
         assert pods[0].ssh_port != port
@@ -187,16 +205,22 @@ def test_a_worker_that_never_comes_is_named_at_the_deadline(
     local: LocalPods, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"[ -e '{tmp_path}/third' ] && {{ echo pulling the image >&2; exec sleep 60; }}\n"
-    script += f"[ -e '{tmp_path}/second' ] && touch '{tmp_path}/third'\ntouch '{tmp_path}/second'\nREAL"
+    script += (
+        f"[ -e '{tmp_path}/second' ] && touch '{tmp_path}/third'\ntouch '{tmp_path}/second'\nREAL"
+    )
     monkeypatch.setattr(
         sys,
         "executable",
-        python_that(tmp_path, "exec 9>>'LOCK'; flock 9\n".replace("LOCK", f"{tmp_path}/lock") + script),
+        python_that(
+            tmp_path, "exec 9>>'LOCK'; flock 9\n".replace("LOCK", f"{tmp_path}/lock") + script
+        ),
     )
     began_s = time.monotonic()
     with pytest.raises(PodTimeout) as caught:
         local.launch(PodSpec(), 3, replace(context, timeout_s=2.0))
-    assert 2.0 <= time.monotonic() - began_s < 2.0 + 1.0 + 4.0  # the deadline, and the end of all that had started
+    assert (
+        2.0 <= time.monotonic() - began_s < 2.0 + 1.0 + 4.0
+    )  # the deadline, and the end of all that had started
     assert "of 3 workers reported in 2 s; missing: pod-" in str(caught.value)
     assert "(started 2 s ago, last log line: " in str(caught.value)
     assert children() == []
@@ -212,7 +236,9 @@ def test_a_slow_pod_is_waited_for(
     assert lines and lines[0].startswith("1 of 1 workers reported: pod-0 at 127.0.0.2:")
 
 
-def test_gpus_that_are_not_there(local: LocalPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_not_there(
+    local: LocalPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
     with pytest.raises(ConfigError, match="need 4 GPUs together and it offers 3"):
         local.launch(PodSpec(gpus=2), 2, context)
@@ -233,11 +259,15 @@ def test_a_missing_sshd_is_told_with_the_line_that_installs_it(
     local: LocalPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    with pytest.raises(ConfigError, match=r"sshd is not installed.*sudo apt-get install openssh-server"):
+    with pytest.raises(
+        ConfigError, match=r"sshd is not installed.*sudo apt-get install openssh-server"
+    ):
         local.launch(PodSpec(), 1, context)
 
 
-def test_launching_twice_and_into_a_used_directory(local: LocalPods, context: LaunchContext) -> None:
+def test_launching_twice_and_into_a_used_directory(
+    local: LocalPods, context: LaunchContext
+) -> None:
     local.launch(PodSpec(), 1, context)
     with pytest.raises(BackendError, match="launched already"):
         local.launch(PodSpec(), 1, context)
@@ -292,7 +322,9 @@ def test_a_killed_worker_takes_its_daemon_along_and_is_seen(
     assert children() == []
 
 
-def test_a_killed_daemon_is_the_end_of_its_pod(local: LocalPods, context: LaunchContext, identity: Identity) -> None:
+def test_a_killed_daemon_is_the_end_of_its_pod(
+    local: LocalPods, context: LaunchContext, identity: Identity
+) -> None:
     pods = local.launch(PodSpec(), 1, context)
     identity.pin(pods)
     leave_something_running(pods[0], identity)
@@ -342,10 +374,15 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
     keeper.wait()
     with SSHConnection(pods[0], identity) as connection:
         time.sleep(4.0)  # twice the lease
-        assert connection.run(["echo", "here"]).stdout == "here\n", "a pod stays for as long as a keeper is logged in"
+        assert connection.run(["echo", "here"]).stdout == "here\n", (
+            "a pod stays for as long as a keeper is logged in"
+        )
     until(lambda: not fork_servers(tmp_path), 60.0)
     until(lambda: not on_pods(pods) and not listening(pods[0].ssh_port), 60.0)
-    assert "the keeper is gone; this pod ends 2 s after" in (tmp_path / "pods" / "pod-0.log").read_text()
+    assert (
+        "the keeper is gone; this pod ends 2 s after"
+        in (tmp_path / "pods" / "pod-0.log").read_text()
+    )
     until(lambda: not any((tmp_path / "pods").glob("*/sshd")), 5.0)
 
 
@@ -369,23 +406,33 @@ def test_nothing_is_readable_by_others_whatever_the_umask(local: LocalPods, tmp_
     before = os.umask(0)
     try:
         identity = Identity.create(tmp_path / "c" / "identity")
-        context = LaunchContext(cluster_id="t", directory=tmp_path / "c", public_key=identity.public_key, warm=True)
+        context = LaunchContext(
+            cluster_id="t", directory=tmp_path / "c", public_key=identity.public_key, warm=True
+        )
         identity.pin(local.launch(PodSpec(), 1, context))
         with SSHConnection(local.refresh()[0], identity) as connection:
             connection.put_bytes(b"x", f"{tmp_path}/c/pods/pod-0/sent")
             connection.run(["touch", f"{tmp_path}/c/pods/pod-0/made"])
     finally:
         os.umask(before)
-    below = [*(tmp_path / "c" / "pods").rglob("*"), *(tmp_path / "c" / "identity").rglob("*"), tmp_path / "c" / "pods"]
+    below = [
+        *(tmp_path / "c" / "pods").rglob("*"),
+        *(tmp_path / "c" / "identity").rglob("*"),
+        tmp_path / "c" / "pods",
+    ]
     assert len(below) > 10
-    assert {str(path): oct(path.stat().st_mode) for path in below if path.stat().st_mode & 0o077} == {}
+    assert {
+        str(path): oct(path.stat().st_mode) for path in below if path.stat().st_mode & 0o077
+    } == {}
 
 
 def snapshot(folder: Path) -> dict[str, object]:
     if not folder.exists():
         return {}
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(p): (p.stat().st_mtime_ns, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files} | {".": True}
+    return {
+        str(p): (p.stat().st_mtime_ns, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files
+    } | {".": True}
 
 
 def test_the_users_ssh_folder_is_neither_read_nor_written(
@@ -401,10 +448,14 @@ def test_the_users_ssh_folder_is_neither_read_nor_written(
         connection.run(["true"])
     argv = ssh_argv(pods[0], identity, ["true"])
     if strace := shutil.which("strace"):
-        traced = subprocess.run([strace, "-f", "-e", "trace=file", *argv], capture_output=True, text=True, timeout=30)
+        traced = subprocess.run(
+            [strace, "-f", "-e", "trace=file", *argv], capture_output=True, text=True, timeout=30
+        )
         assert f"{home}/" not in traced.stderr
     else:
-        shown = subprocess.run([*argv[:1], "-v", *argv[1:]], capture_output=True, text=True, timeout=20)
+        shown = subprocess.run(
+            [*argv[:1], "-v", *argv[1:]], capture_output=True, text=True, timeout=20
+        )
         assert shown.returncode == 0
         assert f"{home}/" not in shown.stderr
     local.stop()
@@ -427,7 +478,9 @@ def test_the_token_is_in_no_argument_environment_or_file(
                     data = (folder / name).read_bytes()
                 except OSError:
                     continue
-                if int(folder.name) != os.getpid() and (token in data or token.hex().encode() in data):
+                if int(folder.name) != os.getpid() and (
+                    token in data or token.hex().encode() in data
+                ):
                     hits.append(f"{folder}/{name}")
 
     local.launch(PodSpec(), 2, replace(context, report=look))
@@ -462,18 +515,26 @@ def test_the_session_has_what_a_terminal_has_and_no_secret(
 def test_a_directory_with_blanks(local: LocalPods, tmp_path: Path) -> None:
     folder = tmp_path / "my cluster 100% é"
     identity = Identity.create(folder / "identity")
-    pods = local.launch(PodSpec(), 1, LaunchContext(cluster_id="t", directory=folder, public_key=identity.public_key))
+    pods = local.launch(
+        PodSpec(),
+        1,
+        LaunchContext(cluster_id="t", directory=folder, public_key=identity.public_key),
+    )
     identity.pin(pods)
     with SSHConnection(pods[0], identity) as connection:
         assert connection.run(["sh", "-c", "echo $WORKBENCH_POD"]).stdout.strip() == pods[0].root
 
 
-def test_a_process_that_only_looks_like_ours_lives_on(local: LocalPods, context: LaunchContext) -> None:
+def test_a_process_that_only_looks_like_ours_lives_on(
+    local: LocalPods, context: LaunchContext
+) -> None:
     pods = local.launch(PodSpec(), 1, context)
     worker = workers_and_daemons(pods)["pod-0"][0]
     words = Path(f"/proc/{worker.pid}/cmdline").read_text().split("\0")[1:-1]
     sleeper = ["-c", "import time; time.sleep(60)"]
-    decoy = subprocess.Popen([f"sshd: {pods[0].root}", *sleeper, *words, pods[0].root], executable=sys.executable)
+    decoy = subprocess.Popen(
+        [f"sshd: {pods[0].root}", *sleeper, *words, pods[0].root], executable=sys.executable
+    )
     try:
         local.stop()
         assert find(decoy.pid) is not None
@@ -501,6 +562,9 @@ def test_a_start_on_another_system_than_linux_is_refused(
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
     folder = tmp_path / "cluster"
-    with pytest.raises(ConfigError, match=f"runs on Linux only, and this system is {system}. Start JupyterLab in the"):
+    with pytest.raises(
+        ConfigError,
+        match=f"runs on Linux only, and this system is {system}. Start JupyterLab in the",
+    ):
         Cluster(LocalPods(), PodSpec(), count=1, path=folder).start()
     assert not folder.exists()

@@ -48,7 +48,9 @@ def test_the_text_for_hosts_is_ascii() -> None:
 @pytest.mark.skipif(shutil.which("localedef") is None, reason="needs localedef, to make the locale")
 def test_a_cluster_starts_under_a_locale_that_is_not_utf8(tmp_path: Path) -> None:
     made = subprocess.run(
-        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / NAME)], capture_output=True, text=True
+        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / NAME)],
+        capture_output=True,
+        text=True,
     )
     if not (tmp_path / NAME).is_dir():
         pytest.skip(f"the locale cannot be made here: {made.stderr}")
@@ -57,4 +59,6 @@ def test_a_cluster_starts_under_a_locale_that_is_not_utf8(tmp_path: Path) -> Non
         env.pop(name, None)
     argv = [sys.executable, "-c", START, str(tmp_path)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines()[-1:] == ["succeeded;'gr\\xfc\\xdfe \\u2026'"], done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1:] == ["succeeded;'gr\\xfc\\xdfe \\u2026'"], (
+        done.stdout + done.stderr
+    )

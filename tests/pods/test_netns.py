@@ -32,14 +32,24 @@ def namespaces() -> Iterator[list[Namespace]]:
         yield made
 
 
-def test_a_file_goes_on_after_the_network_was_away(namespaces: list[Namespace], tmp_path: Path) -> None:
+def test_a_file_goes_on_after_the_network_was_away(
+    namespaces: list[Namespace], tmp_path: Path
+) -> None:
     """Both ways at once, and away for so long that OpenSSH gives up."""
     identity = Identity.create(tmp_path / "identity")
     cut_off = namespaces[0]
-    host = SSHHost(tmp_path / "host", cut_off.address, 22, identity.public_key, prefix=cut_off.prefix).start()
+    host = SSHHost(
+        tmp_path / "host", cut_off.address, 22, identity.public_key, prefix=cut_off.prefix
+    ).start()
     try:
         key = (tmp_path / "host" / "host_key.pub").read_text().rsplit(" ", 1)[0]
-        pod = Pod(name="pod-0", address=host.address, user=tmp_path.owner(), host_key=key, python=sys.executable)
+        pod = Pod(
+            name="pod-0",
+            address=host.address,
+            user=tmp_path.owner(),
+            host_key=key,
+            python=sys.executable,
+        )
         identity.pin([pod])
         source, heard, away = tmp_path / "model", {"fetch": [0], "send": [0]}, threading.Event()
         source.write_bytes(content := random.Random(1).randbytes(24 << 20))
@@ -53,7 +63,9 @@ def test_a_file_goes_on_after_the_network_was_away(namespaces: list[Namespace], 
             route, target = route_to(pod, identity, 120.0), tmp_path / verb
             if verb == "fetch":
                 return fetch_file(route, str(source), target, lambda done, _: tell(verb, done))
-            return send_file(route, source, str(target), f"{target}.part", lambda done, _: tell(verb, done))
+            return send_file(
+                route, source, str(target), f"{target}.part", lambda done, _: tell(verb, done)
+            )
 
         with ThreadPoolExecutor(2) as pool:
             digests = [pool.submit(carry, verb) for verb in heard]
@@ -62,7 +74,9 @@ def test_a_file_goes_on_after_the_network_was_away(namespaces: list[Namespace], 
             away.set()
             time.sleep(16)  # ssh asks three times in 9 s, and then gives up
             ip("-n", cut_off.name, "link", "set", "eth0", "up")
-            assert {digest.result(180) for digest in digests} == {hashlib.sha256(content).hexdigest()}
+            assert {digest.result(180) for digest in digests} == {
+                hashlib.sha256(content).hexdigest()
+            }
         for verb, done in heard.items():
             assert (tmp_path / verb).read_bytes() == content
             assert 0 not in done[2:], f"{verb} began again"
@@ -71,12 +85,16 @@ def test_a_file_goes_on_after_the_network_was_away(namespaces: list[Namespace], 
         cut_off.end_what_is_left()
 
 
-def test_three_hosts_with_networks_of_their_own_exchange(namespaces: list[Namespace], tmp_path: Path) -> None:
+def test_three_hosts_with_networks_of_their_own_exchange(
+    namespaces: list[Namespace], tmp_path: Path
+) -> None:
     user = Identity.create(tmp_path / "user")
     with ExitStack() as undo:
         hosts = []
         for each in namespaces:
-            host = SSHHost(tmp_path / each.name, each.address, 22, user.public_key, prefix=each.prefix)
+            host = SSHHost(
+                tmp_path / each.name, each.address, 22, user.public_key, prefix=each.prefix
+            )
             hosts.append(host.start())
             undo.callback(host.stop)
         backend = SSHPods(

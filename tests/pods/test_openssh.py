@@ -15,8 +15,12 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 
-needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="needs pdsh: apt-get install pdsh")
-needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
+needs_pdsh = pytest.mark.skipif(
+    shutil.which("pdsh") is None, reason="needs pdsh: apt-get install pdsh"
+)
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin"
+)
 
 
 def pdsh(launched: Launched, command: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +45,9 @@ def test_pdsh_reaches_all(launched: Launched) -> None:
 @needs_pdsh
 def test_pdsh_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_path: Path) -> None:
     first, second = launched.pods
-    launched.identity.pin([replace(first, host_key=second.host_key), replace(second, host_key=first.host_key)])
+    launched.identity.pin(
+        [replace(first, host_key=second.host_key), replace(second, host_key=first.host_key)]
+    )
     done = pdsh(launched, f"touch {tmp_path}/canary")
     assert done.returncode == 255
     assert not (tmp_path / "canary").exists()
@@ -54,7 +60,11 @@ def mpirun(launched: Launched, *command: str) -> subprocess.CompletedProcess[str
     argv = ["mpirun", "--allow-run-as-root", "-np", "2", "--host", hosts]
     options = [word for pair in mca for word in ("--mca", *pair)]
     return subprocess.run(
-        [*argv, *options, *command], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        [*argv, *options, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -69,7 +79,9 @@ def test_mpirun_reaches_all(launched: Launched) -> None:
 @pytest.mark.slow
 def test_mpirun_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_path: Path) -> None:
     first, second = launched.pods
-    launched.identity.pin([replace(first, host_key=second.host_key), replace(second, host_key=first.host_key)])
+    launched.identity.pin(
+        [replace(first, host_key=second.host_key), replace(second, host_key=first.host_key)]
+    )
     done = mpirun(launched, "touch", f"{tmp_path}/canary")
     assert done.returncode != 0
     assert not (tmp_path / "canary").exists()
@@ -78,9 +90,13 @@ def test_mpirun_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_
 def test_the_wrapper_is_ssh(launched: Launched) -> None:
     wrapper = ssh_wrapper(launched.identity, launched.pods)
     argv = [wrapper, "-x", "127.0.0.3", "sh", "-c", "'echo $WORKBENCH_POD $TMPDIR'", "127.0.0.3"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+    )
     own = launched.pods[1].root
-    assert done.stdout == f"{own} {own}\n", "two orteds of one machine must not share a folder: they race in it"
+    assert done.stdout == f"{own} {own}\n", (
+        "two orteds of one machine must not share a folder: they race in it"
+    )
 
 
 def test_paths_that_the_launchers_would_split_are_refused(tmp_path: Path) -> None:

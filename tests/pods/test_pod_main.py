@@ -33,7 +33,12 @@ def arguments(tmp_path: Path, identity: Identity) -> list[str]:
     (secret / "host_key").write_text(key.private)
     (secret / "host_key.pub").write_text(key.public + "\n")
     (secret / "authorized_keys").write_text(f"restrict {identity.public_key}\n")
-    flags = {"--name": "pod-0", "--root": tmp_path / "work" / "pod-0", "--secret": secret, "--slots": 1}
+    flags = {
+        "--name": "pod-0",
+        "--root": tmp_path / "work" / "pod-0",
+        "--secret": secret,
+        "--slots": 1,
+    }
     flags |= {"--port": free_port([ADDRESS]), "--lease-s": 1, "--wait-s": 30}
     return [str(word) for pair in flags.items() for word in pair]
 
@@ -44,7 +49,11 @@ def start(arguments: list[str], tmp_path: Path) -> Iterator[Callable[..., subpro
     started = []
 
     def run(*more: str, **env: str) -> subprocess.Popen[str]:
-        place = {"POD_IP": ADDRESS, "WORKBENCH_LISTEN": ADDRESS, "WORKBENCH_POD": str(tmp_path / "work" / "pod-0")}
+        place = {
+            "POD_IP": ADDRESS,
+            "WORKBENCH_LISTEN": ADDRESS,
+            "WORKBENCH_POD": str(tmp_path / "work" / "pod-0"),
+        }
         pod = subprocess.Popen(
             [sys.executable, "-u", pod_main.__file__, *arguments, *more],
             env={**os.environ, **place, **env},
@@ -72,7 +81,9 @@ def until(pod: subprocess.Popen[str], words: str) -> str:
 def test_a_pod_says_who_it_is_and_gives_logins_its_variables(
     start: Callable[..., subprocess.Popen[str]], identity: Identity
 ) -> None:
-    pod = start("--lease-s", "30", HF_TOKEN="canary 1", ODD='a"b', KUBERNETES_SERVICE_HOST="10.0.0.1")
+    pod = start(
+        "--lease-s", "30", HF_TOKEN="canary 1", ODD='a"b', KUBERNETES_SERVICE_HOST="10.0.0.1"
+    )
     assert "variable ODD is left out" in until(pod, "left out")
     who = decode_report(until(pod, REPORT).removeprefix(REPORT))
     assert (who.name, who.address, who.python) == ("pod-0", ADDRESS, sys.executable)
@@ -81,7 +92,9 @@ def test_a_pod_says_who_it_is_and_gives_logins_its_variables(
     identity.pin([who])
     with SSHConnection(who, identity) as connection:
         found = json.loads(
-            connection.run([who.python, "-c", "import json,os; print(json.dumps(dict(os.environ)))"]).stdout
+            connection.run(
+                [who.python, "-c", "import json,os; print(json.dumps(dict(os.environ)))"]
+            ).stdout
         )
     assert (found["HF_TOKEN"], found["WORKBENCH_POD"]) == ("canary 1", who.root)
     assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
@@ -139,5 +152,8 @@ def test_an_image_without_sshd_or_with_a_nameless_user_says_so(
         signal.signal(signal.SIGTERM, handler)
         os.umask(mask)
     said = capfd.readouterr().out
-    assert "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image" in said
+    assert (
+        "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image"
+        in said
+    )
     assert "user id 3999999 has no name in this image's /etc/passwd" in said

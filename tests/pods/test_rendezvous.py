@@ -68,11 +68,15 @@ def send(place: Rendezvous, pod: Pod, token: bytes | None = None, timeout_s: flo
     register(place.host, place.port, token or place.token, pod, timeout_s=timeout_s)
 
 
-def test_workers_come_at_once_in_any_order(place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor) -> None:
+def test_workers_come_at_once_in_any_order(
+    place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
+) -> None:
     lines: list[str] = []
     done = [pool.submit(send, place, pod) for pod in reversed(pods)]
     up: list[list[str]] = []
-    came = place.wait(10.0, report=lines.append, arrived=lambda pods: up.append([pod.name for pod in pods]))
+    came = place.wait(
+        10.0, report=lines.append, arrived=lambda pods: up.append([pod.name for pod in pods])
+    )
     assert [encode_report(pod) for pod in came] == [encode_report(pod) for pod in pods]
     assert [future.result(5) for future in done] == [None] * 3
     assert [line[:6] for line in lines] == ["1 of 3", "2 of 3", "3 of 3"]
@@ -97,7 +101,9 @@ def test_the_same_worker_twice_is_one(pods: list[Pod], pool: ThreadPoolExecutor)
         assert later.exception(5) is None
 
 
-def fail(place: Rendezvous, pool: ThreadPoolExecutor, *reports: Pod) -> tuple[str, list[Future[None]]]:
+def fail(
+    place: Rendezvous, pool: ThreadPoolExecutor, *reports: Pod
+) -> tuple[str, list[Future[None]]]:
     sent = []
 
     def one_after_the_other() -> None:
@@ -118,7 +124,9 @@ def test_two_workers_with_one_address_are_refused_by_name(
     place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
 ) -> None:
     message, sent = fail(place, pool, pods[0], replace(pods[1], address="127.0.0.2"))
-    assert message == "workers pod-0 and pod-1 both report 127.0.0.2:2222: one host twice, or a clone?"
+    assert (
+        message == "workers pod-0 and pod-1 both report 127.0.0.2:2222: one host twice, or a clone?"
+    )
     with pytest.raises(PodError, match="refused pod-1: workers pod-0 and pod-1"):
         sent[1].result(5)
 
@@ -176,7 +184,9 @@ def test_a_hostile_address_is_refused_by_name(
 )
 def test_other_hostile_fields(pods: list[Pod], field: str, value: object) -> None:
     data = json.loads(encode_report(pods[1])) | {field: value}
-    with pytest.raises(ConfigError, match=f"worker pod-1 sent an invalid {field.replace('_', ' ')}"):
+    with pytest.raises(
+        ConfigError, match=f"worker pod-1 sent an invalid {field.replace('_', ' ')}"
+    ):
         decode_report(json.dumps(data))
 
 
@@ -186,7 +196,9 @@ def test_reports_of_another_shape(text: str) -> None:
         decode_report(text)
 
 
-@pytest.mark.parametrize("field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"jump": None}])
+@pytest.mark.parametrize(
+    "field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"jump": None}]
+)
 def test_a_worker_does_not_choose_the_way_to_it(pods: list[Pod], field: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="has not the fields of a worker's report"):
         decode_report(json.dumps(json.loads(encode_report(pods[0])) | field))
@@ -222,7 +234,9 @@ def test_watch_can_give_up_at_once(place: Rendezvous) -> None:
     assert time.monotonic() - began_s < 25.0
 
 
-def test_a_worker_that_nobody_expects(place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor) -> None:
+def test_a_worker_that_nobody_expects(
+    place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
+) -> None:
     stray = pool.submit(send, place, replace(pods[0], name="pod-9"))
     sent = [pool.submit(send, place, pod) for pod in pods[:2]]
     pool.submit(lambda: (time.sleep(0.5), send(place, pods[2])))
@@ -258,7 +272,11 @@ def test_a_replayed_report_is_refused(pods: list[Pod], pool: ThreadPoolExecutor)
             with socket.create_connection((place.host, place.port), timeout=5) as connection:
                 nonce = json.loads(connection.makefile("rb").readline())["nonce"]
                 report = encode_report(pods[0])
-                message = {"report": report, "nonce": "n", "proof": proof(place.token, "worker", nonce, "n", report)}
+                message = {
+                    "report": report,
+                    "nonce": "n",
+                    "proof": proof(place.token, "worker", nonce, "n", report),
+                }
                 recorded.append(json.dumps(message).encode() + b"\n")
                 connection.sendall(recorded[0])
                 assert b'"error": ""' in connection.makefile("rb").readline()
@@ -326,7 +344,9 @@ def throw(port: int, messages: list[bytes]) -> None:
             with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
                 connection.sendall(message)
                 if random.random() < 0.5:
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # end by reset
+                    connection.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                    )  # end by reset
         except OSError:
             continue
 
@@ -387,7 +407,9 @@ def test_it_listens_on_loopback_alone_and_closes(pods: list[Pod]) -> None:
         Rendezvous(["pod-0"], host="192.0.2.1")
 
 
-def test_a_worker_that_is_no_child_brings_its_token_in_a_file(tmp_path: Path, pods: list[Pod]) -> None:
+def test_a_worker_that_is_no_child_brings_its_token_in_a_file(
+    tmp_path: Path, pods: list[Pod]
+) -> None:
     with Rendezvous(["pod-0"]) as place:
         write_text(tmp_path / "token", place.token.hex())
         script = (
@@ -396,7 +418,14 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(tmp_path: Path, po
             "register('127.0.0.1', int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()),"
             " decode_report(sys.argv[3]), timeout_s=10)"
         )
-        argv = [sys.executable, "-c", script, str(place.port), str(tmp_path / "token"), encode_report(pods[0])]
+        argv = [
+            sys.executable,
+            "-c",
+            script,
+            str(place.port),
+            str(tmp_path / "token"),
+            encode_report(pods[0]),
+        ]
         worker = subprocess.Popen(argv, start_new_session=True)
         try:
             assert place.wait(20.0)[0].address == "127.0.0.2"

@@ -28,7 +28,9 @@ def listener() -> Iterator[socket.socket]:
 def stranger(identity: Identity, listener: socket.socket) -> Pod:
     """A pod whose address is the test's own listener."""
     port = listener.getsockname()[1]
-    pod = Pod(name="pod-2", address="127.0.0.1", ssh_port=port, user="me", host_key=identity.public_key)
+    pod = Pod(
+        name="pod-2", address="127.0.0.1", ssh_port=port, user="me", host_key=identity.public_key
+    )
     identity.pin([pod])
     return pod
 
@@ -36,7 +38,9 @@ def stranger(identity: Identity, listener: socket.socket) -> Pod:
 def test_refused(identity: Identity, stranger: Pod, listener: socket.socket) -> None:
     listener.close()
     began_s = time.monotonic()
-    with pytest.raises(PodError, match=f"pod-2: 127.0.0.1:{stranger.ssh_port} refused the connection"):
+    with pytest.raises(
+        PodError, match=f"pod-2: 127.0.0.1:{stranger.ssh_port} refused the connection"
+    ):
         SSHConnection(stranger, identity).open()
     assert time.monotonic() - began_s < 25.0
 
@@ -48,8 +52,12 @@ def test_accepts_and_never_answers(identity: Identity, stranger: Pod) -> None:
     assert time.monotonic() - began_s < 25.0
 
 
-@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", os.urandom(300)])
-def test_speaks_something_else(identity: Identity, stranger: Pod, listener: socket.socket, words: bytes) -> None:
+@pytest.mark.parametrize(
+    "words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", os.urandom(300)]
+)
+def test_speaks_something_else(
+    identity: Identity, stranger: Pod, listener: socket.socket, words: bytes
+) -> None:
     def speak() -> None:
         connection, _ = listener.accept()
         with connection:
@@ -127,7 +135,9 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
     with launched.connect() as connection:
         done = connection.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"])
         assert (done.stdout, len(done.stderr)) == ("done\n", 5_000_000)
-        stream = connection.stream(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done; cat; exit 4"])
+        stream = connection.stream(
+            ["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done; cat; exit 4"]
+        )
         assert stream.readline(20) == b"done\n"
         stream.write(b"one\ntw")
         assert stream.readline(5) == b"one\n"
@@ -143,7 +153,9 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
 def test_a_command_with_a_deadline(launched: Launched) -> None:
     with launched.connect() as connection:
         began_s = time.monotonic()
-        with pytest.raises(RemoteError, match=r"'sleep 30' on .* did not end within 0.5 s") as caught:
+        with pytest.raises(
+            RemoteError, match=r"'sleep 30' on .* did not end within 0.5 s"
+        ) as caught:
             connection.run(["sleep", "30"], timeout_s=0.5)
         assert time.monotonic() - began_s < 25.0
         assert (caught.value.host, caught.value.command) == (launched.pods[0].address, "sleep 30")
@@ -181,7 +193,9 @@ def test_threads_share_a_connection(launched: Launched) -> None:
     with launched.connect() as connection:
         results: list[str] = []
         threads = [
-            threading.Thread(target=lambda i=i: results.append(connection.run(["echo", str(i)]).stdout))
+            threading.Thread(
+                target=lambda i=i: results.append(connection.run(["echo", str(i)]).stdout)
+            )
             for i in range(8)
         ]
         for thread in threads:
@@ -194,7 +208,9 @@ def test_threads_share_a_connection(launched: Launched) -> None:
 def test_errors_of_files_name_host_and_file(launched: Launched, tmp_path: Path) -> None:
     root = launched.pods[0].root
     with launched.connect() as connection:
-        with pytest.raises(RemoteError, match=f"cannot read {root}/none on {launched.pods[0].address}"):
+        with pytest.raises(
+            RemoteError, match=f"cannot read {root}/none on {launched.pods[0].address}"
+        ):
             connection.get(f"{root}/none", tmp_path / "none")
         connection.put_bytes(b"", f"{root}/file")
         with pytest.raises(RemoteError, match=r"pod-0 .* says: (Not a directory|File exists)"):

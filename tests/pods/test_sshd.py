@@ -70,7 +70,11 @@ def test_values_that_would_break_out_are_refused(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("root:!:1:0:::::", "usermod -p '\\*' root"), ("root:!$y$j9T$x:1:0:::::", "is locked"), ("root:*:1:", "")],
+    [
+        ("root:!:1:0:::::", "usermod -p '\\*' root"),
+        ("root:!$y$j9T$x:1:0:::::", "is locked"),
+        ("root:*:1:", ""),
+    ],
 )
 def test_a_locked_user_is_told_how_to_unlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, words: str

@@ -38,14 +38,18 @@ def free_of(path: Path) -> int:
 
 def fill(path: Path, free: int) -> None:
     with (path / "ballast").open("ab") as ballast:
-        os.posix_fallocate(ballast.fileno(), 0, (path / "ballast").stat().st_size + free_of(path) - free)
+        os.posix_fallocate(
+            ballast.fileno(), 0, (path / "ballast").stat().st_size + free_of(path) - free
+        )
 
 
 class Here(SSHConnection):
     """A pod that is this machine: the far end is a process, and no SSH is between."""
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
-        done = subprocess.run(far_end_argv(sys.executable, *words), input=data, capture_output=True, timeout=60)
+        done = subprocess.run(
+            far_end_argv(sys.executable, *words), input=data, capture_output=True, timeout=60
+        )
         return far_end_answer(done.stdout or b'{"error": "silent"}', "pod-7", "127.0.0.7")
 
 
@@ -90,7 +94,9 @@ def test_a_disk_that_fills_while_a_file_travels_leaves_none(tmp_path: Path) -> N
     with small_disk(tmp_path / "disk", "8m") as disk:
         data, path = b"x" * 4_000_000, disk / "file"
         words = ["take", str(path), str(len(data)), hashlib.sha256(data).hexdigest()]
-        far = subprocess.Popen(far_end_argv(sys.executable, *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        far = subprocess.Popen(
+            far_end_argv(sys.executable, *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert far.stdin is not None
         assert far.stdout is not None
         far.stdin.write(data[:2_000_000])
@@ -105,7 +111,8 @@ def test_a_disk_that_fills_while_a_file_travels_leaves_none(tmp_path: Path) -> N
         far.stdout.close()
         assert far.wait(20) == 1
         with pytest.raises(
-            DiskFull, match=f"the disk of pod-7 is full: {disk} needs 4,000,000 bytes and has [0-9,]+ free"
+            DiskFull,
+            match=f"the disk of pod-7 is full: {disk} needs 4,000,000 bytes and has [0-9,]+ free",
         ):
             far_end_answer(line, "pod-7", "127.0.0.7")
         assert [path.name for path in disk.iterdir()] == ["ballast"]
@@ -120,7 +127,10 @@ def test_a_large_file_that_finds_no_room_says_the_same_and_takes_none(tmp_path: 
         free = free_of(disk)
         with pytest.raises(DiskFull) as refused:
             send_file(route, source, str(disk / "model"), str(disk / "model.part"))
-        assert str(refused.value) == f"the disk of pod-3 is full: {disk} needs {9 << 20:,} bytes and has {free:,} free"
+        assert (
+            str(refused.value)
+            == f"the disk of pod-3 is full: {disk} needs {9 << 20:,} bytes and has {free:,} free"
+        )
 
 
 @pytest.mark.parametrize("spoiled", [b"", b"cut sho", b"not what was sent"])
@@ -170,7 +180,9 @@ def test_64_writers_of_one_file_into_a_store_that_they_share(tmp_path: Path) -> 
         paths = set(pool.map(write, pods))
     (path,) = paths
     assert Path(path).read_bytes() == data
-    assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name], "no part is left"
+    assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name], (
+        "no part is left"
+    )
 
 
 def test_pods_that_share_a_store_look_at_a_file_once_a_run(tmp_path: Path) -> None:
@@ -179,7 +191,9 @@ def test_pods_that_share_a_store_look_at_a_file_once_a_run(tmp_path: Path) -> No
     asked: list[str] = []
     for pod in pods:
         ask = pod.line._ask_far_end
-        pod.line._ask_far_end = lambda words, data=b"", ask=ask: asked.append(words[0]) or ask(words, data)  # type: ignore
+        pod.line._ask_far_end = lambda words, data=b"", ask=ask: (
+            asked.append(words[0]) or ask(words, data)
+        )  # type: ignore
     with ThreadPoolExecutor(max_workers=16) as pool:
         (path,) = set(pool.map(lambda pod: pod.put(data, ".zip"), pods))
     assert asked == ["holds", "take"]
@@ -234,14 +248,19 @@ exec {python} "$@"
 
 
 @pytest.mark.parametrize("times", [2, 3])
-def test_a_far_end_that_is_killed_is_asked_again(launched: Launched, tmp_path: Path, times: int) -> None:
+def test_a_far_end_that_is_killed_is_asked_again(
+    launched: Launched, tmp_path: Path, times: int
+) -> None:
     python, count = tmp_path / "python", tmp_path / "count"
     python.write_text(KILLED.format(count=count, times=times, python=sys.executable))
     python.chmod(0o755)
     target = tmp_path / "target"
     with SSHConnection(replace(launched.pods[0], python=str(python)), launched.identity) as ssh:
         if times == 3:
-            with pytest.raises(RemoteError, match=rf"{target} on pod-0 cannot be written: .*python was killed there"):
+            with pytest.raises(
+                RemoteError,
+                match=rf"{target} on pod-0 cannot be written: .*python was killed there",
+            ):
                 ssh.put_bytes(b"content", str(target))
             assert not target.exists()
         else:

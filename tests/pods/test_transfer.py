@@ -59,7 +59,11 @@ class Line:
 
     def route(self, patience_s: float = 30.0) -> SshRoute:
         return SshRoute(
-            name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command, patience_s=patience_s
+            name="pod-0",
+            host="127.0.0.2",
+            python=sys.executable,
+            command=self.command,
+            patience_s=patience_s,
         )
 
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -81,14 +85,18 @@ class Line:
         return send_file(route, source, str(target), f"{target}.pod-0.part", self.tell)
 
     def part(self, verb: str, target: Path) -> Path:
-        return target.with_name(f".{target.name}.part" if verb == "fetch" else f"{target.name}.pod-0.part")
+        return target.with_name(
+            f".{target.name}.part" if verb == "fetch" else f"{target.name}.pod-0.part"
+        )
 
 
 both = pytest.mark.parametrize("verb", ["fetch", "send"])
 
 
 @both
-def test_a_file_goes_over_whole_and_never_lies_in_memory(verb: str, tmp_path: Path, file: Path, content: bytes) -> None:
+def test_a_file_goes_over_whole_and_never_lies_in_memory(
+    verb: str, tmp_path: Path, file: Path, content: bytes
+) -> None:
     line, target = Line(tmp_path), tmp_path / "new" / "folder" / "there"
     tracemalloc.start()
     try:
@@ -106,7 +114,9 @@ def test_a_file_goes_over_whole_and_never_lies_in_memory(verb: str, tmp_path: Pa
 
 
 @both
-def test_a_line_that_breaks_goes_on_from_where_it_was(verb: str, tmp_path: Path, file: Path, content: bytes) -> None:
+def test_a_line_that_breaks_goes_on_from_where_it_was(
+    verb: str, tmp_path: Path, file: Path, content: bytes
+) -> None:
     line, target = Line(tmp_path), tmp_path / "there"
     line.breaks = [(5 * MIB, lambda: None), (12 * MIB, lambda: None)]
     line.carry(verb, file, target)
@@ -114,13 +124,19 @@ def test_a_line_that_breaks_goes_on_from_where_it_was(verb: str, tmp_path: Path,
     assert line.begun == 3
     assert line.heard.count(0) == 1, "it began once"
     # What was under way is lost with a line, and nothing else: pipes of 1 MiB on this side, smaller ones on the other.
-    back = [before - after for before, after in zip(line.heard, line.heard[1:], strict=False) if after < before]
+    back = [
+        before - after
+        for before, after in zip(line.heard, line.heard[1:], strict=False)
+        if after < before
+    ]
     assert max(back, default=0) <= 3 * MIB
     assert not line.part(verb, target).exists()
 
 
 @both
-def test_a_later_try_goes_on_from_the_part(verb: str, tmp_path: Path, file: Path, content: bytes) -> None:
+def test_a_later_try_goes_on_from_the_part(
+    verb: str, tmp_path: Path, file: Path, content: bytes
+) -> None:
     line, target = Line(tmp_path), tmp_path / "there"
     line.part(verb, target).write_bytes(content[: 7 * MIB + 1])
     line.carry(verb, file, target)
@@ -143,11 +159,16 @@ def test_a_part_that_is_not_of_this_file_is_fetched_anew(
 
 
 @both
-def test_a_byte_that_flips_on_the_way_is_found(verb: str, tmp_path: Path, file: Path, content: bytes) -> None:
+def test_a_byte_that_flips_on_the_way_is_found(
+    verb: str, tmp_path: Path, file: Path, content: bytes
+) -> None:
     once = tmp_path / "flipped"
     flip = f'if test -e {once}; then exec cat; else touch {once}; exec {sys.executable} -c "$FLIP" {9 * MIB}; fi'
     pipe = f'"$@" | ({flip})' if verb == "fetch" else f'({flip}) | "$@"'
-    line, target = Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]), tmp_path / "there"
+    line, target = (
+        Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]),
+        tmp_path / "there",
+    )
     line.carry(verb, file, target)
     assert target.read_bytes() == content
     assert line.begun >= 2
@@ -155,17 +176,26 @@ def test_a_byte_that_flips_on_the_way_is_found(verb: str, tmp_path: Path, file: 
 
 
 @both
-def test_a_file_that_always_arrives_as_another_is_given_up(verb: str, tmp_path: Path, file: Path) -> None:
+def test_a_file_that_always_arrives_as_another_is_given_up(
+    verb: str, tmp_path: Path, file: Path
+) -> None:
     flip = f'{sys.executable} -c "$FLIP" {9 * MIB}'
     pipe = f'"$@" | {flip}' if verb == "fetch" else f'{flip} | "$@"'
-    line, target = Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]), tmp_path / "there"
-    with pytest.raises(RemoteError, match=r"on pod-0 arrived 3 times with another SHA-256 .* failing disk"):
+    line, target = (
+        Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]),
+        tmp_path / "there",
+    )
+    with pytest.raises(
+        RemoteError, match=r"on pod-0 arrived 3 times with another SHA-256 .* failing disk"
+    ):
         line.carry(verb, file, target)
     assert not target.exists()
 
 
 @both
-def test_a_line_that_stays_broken_says_how_far_it_came(verb: str, tmp_path: Path, file: Path) -> None:
+def test_a_line_that_stays_broken_says_how_far_it_came(
+    verb: str, tmp_path: Path, file: Path
+) -> None:
     line, target = Line(tmp_path), tmp_path / "there"
 
     def sever() -> None:
@@ -189,7 +219,12 @@ def test_a_line_that_stays_broken_says_how_far_it_came(verb: str, tmp_path: Path
     [
         ("fetch", "none", "there", r"says: No such file or directory .*/none"),
         ("fetch", ".", "there", r"says: Is a directory"),
-        ("send", "model.safetensors", "model.safetensors/below", r"says: (Not a directory|File exists)"),
+        (
+            "send",
+            "model.safetensors",
+            "model.safetensors/below",
+            r"says: (Not a directory|File exists)",
+        ),
     ],
 )
 def test_what_the_pod_refuses_is_said_at_once(
@@ -226,7 +261,11 @@ def test_the_real_ssh_is_killed_and_the_file_arrives(
     digest = send_file(route, file, there, f"{there}.part", cut)
     assert len(killed) == 1
     killed.clear()
-    assert fetch_file(route, there, tmp_path / "back", cut) == digest == hashlib.sha256(content).hexdigest()
+    assert (
+        fetch_file(route, there, tmp_path / "back", cut)
+        == digest
+        == hashlib.sha256(content).hexdigest()
+    )
     assert len(killed) == 1
     assert (tmp_path / "back").read_bytes() == content
 
@@ -250,9 +289,16 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     from workbench.pods.ssh.bulk import pipe
 
     endless = [sys.executable, "-c", "import os\nwhile True: os.write(1, b'x' * 65536)"]
-    with pipe.Pipe(endless) as line, pytest.raises(pipe.Broken, match="a line of more than 1,048,576 bytes"):
+    with (
+        pipe.Pipe(endless) as line,
+        pytest.raises(pipe.Broken, match="a line of more than 1,048,576 bytes"),
+    ):
         line.readline()
     monkeypatch.setattr(pipe, "_HASHED_S", 1.0)
-    slow = [sys.executable, "-uc", "import os, time\nwhile True: os.write(1, b'x'); time.sleep(0.05)"]
+    slow = [
+        sys.executable,
+        "-uc",
+        "import os, time\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
+    ]
     with pipe.Pipe(slow) as line, pytest.raises(pipe.Broken, match="no whole line came for 1 s"):
         line.readline()

@@ -13,16 +13,26 @@ from workbench.display.records.board import frame_widget
 from workbench.results.tensorboard.board import Board, Route, Way, find_route, jupyter_server
 from workbench.results.tensorboard.server import BoardServer
 
-CLOUDERA = {"CDSW_ENGINE_ID": "abc", "CDSW_DOMAIN": "ml.example.org", "CDSW_APP_PORT": "8100",
-            "CDSW_READONLY_PORT": "8090"}  # fmt: skip
+CLOUDERA = {
+    "CDSW_ENGINE_ID": "abc",
+    "CDSW_DOMAIN": "ml.example.org",
+    "CDSW_APP_PORT": "8100",
+    "CDSW_READONLY_PORT": "8090",
+}
 
 
 def server_at(folder: str, port: int = 6006) -> BoardServer:
-    return BoardServer(folder=folder, port=port, pid=1, start_time=1, owner=1, token="T0k", nonce="n")
+    return BoardServer(
+        folder=folder, port=port, pid=1, start_time=1, owner=1, token="T0k", nonce="n"
+    )
 
 
-def board_at(template: str, way: Way = Way.CUSTOM, runs: tuple[str, ...] = ("tiny",), **route: Any) -> Board:
-    return Board(server=server_at("/runs"), route=Route(way=way, template=template, **route), runs=runs)
+def board_at(
+    template: str, way: Way = Way.CUSTOM, runs: tuple[str, ...] = ("tiny",), **route: Any
+) -> Board:
+    return Board(
+        server=server_at("/runs"), route=Route(way=way, template=template, **route), runs=runs
+    )
 
 
 KEY = server_at("/runs").key
@@ -34,19 +44,47 @@ KEY = server_at("/runs").key
         ({}, None, Way.DIRECT, "http://127.0.0.1:6006/T0k/", 0),
         ({}, "/", Way.JUPYTER, f"/workbench/tensorboard/{KEY}/", None),
         ({}, "/jupyter/", Way.JUPYTER, f"/jupyter/workbench/tensorboard/{KEY}/", None),
-        ({"JUPYTERHUB_SERVICE_PREFIX": "/user/me/"}, "/user/me/", Way.JUPYTER,
-         f"/user/me/workbench/tensorboard/{KEY}/", None),
-        ({"JUPYTERHUB_SERVICE_PREFIX": "/user/m@e/lab/"}, None, Way.HUB, "/user/m@e/lab/proxy/6006/T0k/", 0),
+        (
+            {"JUPYTERHUB_SERVICE_PREFIX": "/user/me/"},
+            "/user/me/",
+            Way.JUPYTER,
+            f"/user/me/workbench/tensorboard/{KEY}/",
+            None,
+        ),
+        (
+            {"JUPYTERHUB_SERVICE_PREFIX": "/user/m@e/lab/"},
+            None,
+            Way.HUB,
+            "/user/m@e/lab/proxy/6006/T0k/",
+            0,
+        ),
         (CLOUDERA, "/", Way.CLOUDERA, "https://abc.ml.example.org/T0k/", 8100),
-        (CLOUDERA | {"CDSW_APP_PORT": "9999"}, "/", Way.CLOUDERA, "https://read-only-abc.ml.example.org/T0k/", 8090),
+        (
+            CLOUDERA | {"CDSW_APP_PORT": "9999"},
+            "/",
+            Way.CLOUDERA,
+            "https://read-only-abc.ml.example.org/T0k/",
+            8090,
+        ),
         ({"VSCODE_PID": "7"}, None, Way.VSCODE, "http://localhost:6006/T0k/", 0),
-        ({"VSCODE_PROXY_URI": "https://c.example.org/proxy/{{port}}", "VSCODE_PID": "7"}, None, Way.VSCODE,
-         "https://c.example.org/proxy/6006/T0k/", 0),
+        (
+            {"VSCODE_PROXY_URI": "https://c.example.org/proxy/{{port}}", "VSCODE_PID": "7"},
+            None,
+            Way.VSCODE,
+            "https://c.example.org/proxy/6006/T0k/",
+            0,
+        ),
         ({"TENSORBOARD_PROXY_URL": "/tb/%PORT%/x"}, "/", Way.CUSTOM, "/tb/6006/x/T0k/", 0),
-        (CLOUDERA | {"TENSORBOARD_PROXY_URL": "https://e.org/"}, "/", Way.CUSTOM, "https://e.org/T0k/", 0),
+        (
+            CLOUDERA | {"TENSORBOARD_PROXY_URL": "https://e.org/"},
+            "/",
+            Way.CUSTOM,
+            "https://e.org/T0k/",
+            0,
+        ),
         ({"TENSORBOARD_PROXY_URL": ""}, "/", Way.JUPYTER, f"/workbench/tensorboard/{KEY}/", None),
     ],
-)  # fmt: skip
+)
 def test_the_way_from_the_browser(
     environ: Mapping[str, str], jupyter: str | None, way: Way, url: str, port: int | None
 ) -> None:
@@ -60,7 +98,9 @@ def test_no_published_port_is_free() -> None:
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:
-    board = board_at('/"><script>%PORT%', hint="See %PORT%.", runs=("<img src=x onerror=alert(1)>",))
+    board = board_at(
+        '/"><script>%PORT%', hint="See %PORT%.", runs=("<img src=x onerror=alert(1)>",)
+    )
     page = board._repr_html_()
     assert "<img" not in page
     assert "<script" not in page
@@ -78,18 +118,24 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         ("/p/%PORT%?p=1", "/p/6006/T0k/?p=1"),
     ],
 )
-def test_the_page_is_below_the_token_and_nothing_that_is_saved_loads_it(template: str, url: str) -> None:
+def test_the_page_is_below_the_token_and_nothing_that_is_saved_loads_it(
+    template: str, url: str
+) -> None:
     board = board_at(template)
     assert board.url == url
     for saved in board._repr_mimebundle_().values():
-        assert not re.findall(r"<(?:iframe|embed|object|img|script|link|frame|a) |src=|srcdoc=|href=", str(saved))
+        assert not re.findall(
+            r"<(?:iframe|embed|object|img|script|link|frame|a) |src=|srcdoc=|href=", str(saved)
+        )
         assert html.escape(url) in str(saved)
     assert "T0k" not in repr(board.server)
 
 
 def test_the_only_link_that_is_saved_leads_to_the_jupyter_server() -> None:
     board = board_at("/lab/workbench/tensorboard/%KEY%/", Way.JUPYTER, port=None)
-    assert re.findall(r'href="([^"]*)"', board._repr_html_()) == [f"/lab/workbench/tensorboard/{KEY}/"]
+    assert re.findall(r'href="([^"]*)"', board._repr_html_()) == [
+        f"/lab/workbench/tensorboard/{KEY}/"
+    ]
     assert "T0k" not in str(board._repr_mimebundle_())
 
 

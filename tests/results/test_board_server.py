@@ -37,7 +37,9 @@ def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def curves(folder: Path) -> Path:
     writer = ScalarWriter(folder)
     for step in range(3):
-        writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 2.0 - step}))
+        writer.add(
+            Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 2.0 - step})
+        )
     writer.close()
     return folder
 
@@ -68,7 +70,9 @@ def test_it_ends_with_its_owner_however_that_ends(tmp_path: Path) -> None:
         "import sys, os; from pathlib import Path; from workbench.results.tensorboard.server import serve; "
         "s = serve(Path(sys.argv[1])); print(s.pid, s.start_time, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
     pid, start_time = (int(word) for word in done.stdout.split())
     until(lambda: not is_alive(pid, start_time))
 
@@ -88,7 +92,9 @@ def test_another_folder_takes_over_a_prescribed_port(tmp_path: Path) -> None:
     second.stop()
 
 
-def test_a_record_of_another_process_with_that_pid_is_no_server(tmp_path: Path, own_records: Path) -> None:
+def test_a_record_of_another_process_with_that_pid_is_no_server(
+    tmp_path: Path, own_records: Path
+) -> None:
     record = boardserver._record(tmp_path)
     stale = {
         "folder": str(tmp_path),
@@ -103,7 +109,9 @@ def test_a_record_of_another_process_with_that_pid_is_no_server(tmp_path: Path, 
     assert boardserver.find(tmp_path) is None
 
 
-def test_records_in_a_folder_that_others_can_write_are_refused(tmp_path: Path, own_records: Path) -> None:
+def test_records_in_a_folder_that_others_can_write_are_refused(
+    tmp_path: Path, own_records: Path
+) -> None:
     boardserver.find(tmp_path)
     (folder,) = own_records.iterdir()
     folder.chmod(0o777)
@@ -117,7 +125,13 @@ def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
         record = boardserver._record(tmp_path / "tensorboard")
         assert record.stat().st_mode & 0o777 == 0o600
         argv = Path("/proc", str(server.pid), "cmdline").read_bytes()
-        for path in ("", "data/environment", "data/plugin/scalars/tags", "index.js", f"{server.token[:-1]}/data/runs"):
+        for path in (
+            "",
+            "data/environment",
+            "data/plugin/scalars/tags",
+            "index.js",
+            f"{server.token[:-1]}/data/runs",
+        ):
             with pytest.raises(HTTPError) as refused:
                 urllib.request.urlopen(f"http://127.0.0.1:{server.port}/{path}")
             answer = refused.value.read()
@@ -127,8 +141,15 @@ def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_several_runs_are_shown_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CDSW_ENGINE_ID", "JUPYTERHUB_SERVICE_PREFIX", "TENSORBOARD_PROXY_URL", "WORKBENCH_JUPYTER"):
+def test_several_runs_are_shown_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "CDSW_ENGINE_ID",
+        "JUPYTERHUB_SERVICE_PREFIX",
+        "TENSORBOARD_PROXY_URL",
+        "WORKBENCH_JUPYTER",
+    ):
         monkeypatch.delenv(name, raising=False)
     runs = [write_run(tmp_path / name) for name in ("first", "second")]
     for run in runs:
@@ -136,14 +157,21 @@ def test_several_runs_are_shown_by_their_names(tmp_path: Path, monkeypatch: pyte
     board = tensorboard([str(runs[0].paths.root), Run.load(runs[1].paths.root)])
     try:
         names = [f"{name}/cluster/runs/{runs[0].paths.root.name}" for name in ("first", "second")]
-        assert list(board.runs) == names, "where the directories have the same name, those above tell them apart"
+        assert list(board.runs) == names, (
+            "where the directories have the same name, those above tell them apart"
+        )
         url = f"http://127.0.0.1:{board.server.port}/{board.server.token}/data/plugin/scalars/tags"
 
         def shown() -> list[str]:
             with urllib.request.urlopen(url) as answer:
                 return sorted(json.load(answer))
 
-        until(lambda: shown() == [name.replace("/", " ") for name in names], 120, every_s=0.5, why=shown)
+        until(
+            lambda: shown() == [name.replace("/", " ") for name in names],
+            120,
+            every_s=0.5,
+            why=shown,
+        )
         assert tensorboard(run.paths.root for run in runs).server == board.server
     finally:
         board.stop()
@@ -169,7 +197,9 @@ def test_a_stranger_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
         thread.start()
         me, port = os.getpid(), stranger.server_port
         alive = {"pid": me, "start_time": process_start_time(me), "owner": me}
-        server = boardserver.BoardServer(folder=str(tmp_path), port=port, token="t", nonce="5f1e", **alive)
+        server = boardserver.BoardServer(
+            folder=str(tmp_path), port=port, token="t", nonce="5f1e", **alive
+        )
         assert server.is_alive
         assert not server.answers
         stranger.shutdown()
@@ -179,5 +209,13 @@ def test_a_stranger_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
 
 def listeners(port: int) -> list[str]:
     """The local addresses, as the kernel writes them, on which somebody listens."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
-    return [words[1].partition(":")[0] for words in lines if words[3] == "0A" and words[1].endswith(f":{port:04X}")]
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
+    return [
+        words[1].partition(":")[0]
+        for words in lines
+        if words[3] == "0A" and words[1].endswith(f":{port:04X}")
+    ]

@@ -24,14 +24,19 @@ EVIL = '<img src=x onerror="alert(1)"> </pre><script>alert(2)</script>'
 SAMPLE = Path(__file__).resolve().parent.parent / "samples" / "flops_profile.txt"
 
 
-def make_run(root: Path, *, evil: str = "tiny-t5", state: RunState = RunState.SUCCEEDED) -> RunResult:
+def make_run(
+    root: Path, *, evil: str = "tiny-t5", state: RunState = RunState.SUCCEEDED
+) -> RunResult:
     paths = RunPaths(root)
     paths.logs.mkdir(parents=True)
     paths.inputs.mkdir()
     made = prepare(Mini(train_rows=30, eval_rows=20), paths.inputs)
     assert made.eval is not None
     rows = [json.loads(line) for line in made.eval.read_text().splitlines()]
-    answers = [{"source": r["source"], "expected": r["target"], "predicted": evil, "exact_match": False} for r in rows]
+    answers = [
+        {"source": r["source"], "expected": r["target"], "predicted": evil, "exact_match": False}
+        for r in rows
+    ]
     paths.predictions.write_text("".join(json.dumps(a) + "\n" for a in answers))
     paths.profile.write_text(
         SAMPLE.read_text().replace("T5Stack", "T5<b>") if evil != "tiny-t5" else SAMPLE.read_text()
@@ -43,18 +48,40 @@ def make_run(root: Path, *, evil: str = "tiny-t5", state: RunState = RunState.SU
     paths.deepspeed.write_text('{"steps_per_print": 7}')
     paths.hostfile.write_text("10.0.0.1 slots=1\n")
     events = [
-        {"time_s": 10.0 + n, "rank": 0, "kind": "step", "step": n, "max_steps": 9, "loss": 9.0 - n} for n in range(9)
+        {"time_s": 10.0 + n, "rank": 0, "kind": "step", "step": n, "max_steps": 9, "loss": 9.0 - n}
+        for n in range(9)
     ]
-    memory = [{"time_s": 11.0, "rank": 0, "kind": "memory", "step": 1, "rss_gib": 0.5, "peak_rss_gib": 0.6}]
+    memory = [
+        {
+            "time_s": 11.0,
+            "rank": 0,
+            "kind": "memory",
+            "step": 1,
+            "rss_gib": 0.5,
+            "peak_rss_gib": 0.6,
+        }
+    ]
     paths.events.write_text("".join(json.dumps(e) + "\n" for e in [*events, *memory]))
     paths.rank_log(0, "stderr").write_text(f"the last words {evil}\n")
     paths.rank_log(0, "stdout").write_text("")
-    error = RunFault(pod="pod-0", rank=0, kind="ValueError", message=evil, traceback=f"Traceback\n{evil}")
+    error = RunFault(
+        pod="pod-0", rank=0, kind="ValueError", message=evil, traceback=f"Traceback\n{evil}"
+    )
     result = RunResult(
-        path=root, state=state, model=evil, technique="zero1", world_size=1, eval_loss=0.5, train_samples_per_s=99.0,
-        hosts=(HostSlots(address="10.0.0.1", slots=1, pod="pod-0"),), versions={"torch": "2.13.0", "python": evil},
-        command=f"sh -c {evil}", started_s=10.0, ended_s=20.0, error=error if state is RunState.FAILED else None,
-    )  # fmt: skip
+        path=root,
+        state=state,
+        model=evil,
+        technique="zero1",
+        world_size=1,
+        eval_loss=0.5,
+        train_samples_per_s=99.0,
+        hosts=(HostSlots(address="10.0.0.1", slots=1, pod="pod-0"),),
+        versions={"torch": "2.13.0", "python": evil},
+        command=f"sh -c {evil}",
+        started_s=10.0,
+        ended_s=20.0,
+        error=error if state is RunState.FAILED else None,
+    )
     paths.result.write_text(json.dumps(result.to_dict(), default=str))
     return RunResult.load(root)
 
@@ -78,10 +105,20 @@ def test_the_card_holds_everything(tmp_path: Path) -> None:
     text = html.unescape(re.sub(r"<[^>]+>", " ", written.read_text()))
     for fact in (
         "Run run-1: tiny-t5 zero1, succeeded",
-        "training loss", "the last words", "20 answers, 0.0 % exactly right", "FLOPS profile, step 5",
-        "than the trainer's 99", "encoder", "10.0.0.1 slots=1", '"steps_per_print": 7', "2.13.0",
-        "1970-01-01 00:00:10 UTC", '"kind": "finetune"', ".venv/bin/python train.py", "Repetition(DecayTrainer)",
-    ):  # fmt: skip
+        "training loss",
+        "the last words",
+        "20 answers, 0.0 % exactly right",
+        "FLOPS profile, step 5",
+        "than the trainer's 99",
+        "encoder",
+        "10.0.0.1 slots=1",
+        '"steps_per_print": 7',
+        "2.13.0",
+        "1970-01-01 00:00:10 UTC",
+        '"kind": "finetune"',
+        ".venv/bin/python train.py",
+        "Repetition(DecayTrainer)",
+    ):
         assert fact in text, fact
     assert "<svg" in written.read_text()
 
@@ -100,7 +137,11 @@ def test_the_card_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
 def test_foreign_text_stays_text(tmp_path: Path, state: RunState) -> None:
-    page = make_run(tmp_path / "run-1", evil=EVIL, state=state).to_html(tmp_path / "card.html").read_text()
+    page = (
+        make_run(tmp_path / "run-1", evil=EVIL, state=state)
+        .to_html(tmp_path / "card.html")
+        .read_text()
+    )
     tags = Page(page).tags
     assert not [tag for tag, _ in tags if tag in ("script", "img")]
     assert not [name for _, attributes in tags for name in attributes if name.startswith("on")]

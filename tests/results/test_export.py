@@ -67,7 +67,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
         run = write_run(folder / name, job_dict)
         run.paths.inputs.mkdir()
         write_json(run.paths.job, {"job": job_dict})
-        run.end(model="tiny-llama", eval_loss=1.25, steps=10, peft=job.peft, versions={"torch": "2.13.0"})
+        run.end(
+            model="tiny-llama",
+            eval_loss=1.25,
+            steps=10,
+            peft=job.peft,
+            versions={"torch": "2.13.0"},
+        )
         made.append(Run.load(run.paths.root))
     models = [str(run.paths.model) for run in made]
     command = [sys.executable, "-c", MAKE, *models, str(base), TEMPLATE]
@@ -81,41 +87,69 @@ def whole(runs: tuple[Run, Run]) -> Run:
     return runs[0]
 
 
-def test_a_whole_model_is_written_sharded_in_another_format_and_starts_elsewhere(whole: Run, tmp_path: Path) -> None:
+def test_a_whole_model_is_written_sharded_in_another_format_and_starts_elsewhere(
+    whole: Run, tmp_path: Path
+) -> None:
     made = whole.export(tmp_path / "new" / "model", max_shard_size="100KB")
     assert (made.dtype, made.base) == ("bf16", "")
-    assert {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"} <= made.files.keys()
+    assert {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+    } <= made.files.keys()
     shards = [name for name in made.files if name.endswith(".safetensors")]
     assert len(shards) > 2
-    assert set(json.loads((made.folder / "model.safetensors.index.json").read_text())["weight_map"].values()) == set(
-        shards
-    )
+    assert set(
+        json.loads((made.folder / "model.safetensors.index.json").read_text())[
+            "weight_map"
+        ].values()
+    ) == set(shards)
     assert made.size == sum(path.stat().st_size for path in made.folder.iterdir())
-    assert [path.name for path in made.folder.parent.iterdir()] == ["model"]  # no part of it is left
+    assert [path.name for path in made.folder.parent.iterdir()] == [
+        "model"
+    ]  # no part of it is left
     loaded = AutoModelForCausalLM.from_pretrained(made.folder)
     trained = AutoModelForCausalLM.from_pretrained(whole.paths.model)
-    for (name, value), expected in zip(loaded.named_parameters(), trained.parameters(), strict=True):
+    for (name, value), expected in zip(
+        loaded.named_parameters(), trained.parameters(), strict=True
+    ):
         assert value.dtype == torch.bfloat16
         assert torch.equal(value, expected.to(torch.bfloat16)), name
     assert AutoTokenizer.from_pretrained(made.folder).chat_template == TEMPLATE
     assert made.start_lines["vLLM"] == f"vllm serve {made.folder}"
-    assert all(line in str(made) and line in made._repr_html_() for line in list(made.start_lines.values())[1:])
+    assert all(
+        line in str(made) and line in made._repr_html_()
+        for line in list(made.start_lines.values())[1:]
+    )
     same = whole.export(tmp_path / "same", dtype=None)
     assert same.dtype == "fp32"
-    assert (same.folder / "model.safetensors").read_bytes() == (whole.paths.model / "model.safetensors").read_bytes()
+    assert (same.folder / "model.safetensors").read_bytes() == (
+        whole.paths.model / "model.safetensors"
+    ).read_bytes()
 
 
 def test_adapters_are_written_merged_or_alone(runs: tuple[Run, Run], tmp_path: Path) -> None:
     run = runs[1]
     alone = run.export(tmp_path / "alone", merged=False)
     assert alone.base.endswith("/base")
-    assert {value.dtype for value in load_file(alone.folder / "adapter_model.safetensors").values()} == {torch.bfloat16}
+    assert {
+        value.dtype for value in load_file(alone.folder / "adapter_model.safetensors").values()
+    } == {torch.bfloat16}
     assert "config.json" not in alone.files
-    assert alone.start_lines["vLLM"] == f"vllm serve {alone.base} --enable-lora --lora-modules adapters={alone.folder}"
+    assert (
+        alone.start_lines["vLLM"]
+        == f"vllm serve {alone.base} --enable-lora --lora-modules adapters={alone.folder}"
+    )
     merged = run.export(tmp_path / "merged", dtype="fp32")
     assert not merged.base
-    assert json.loads((merged.folder / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
-    weights, base = (load_file(folder / "model.safetensors") for folder in (merged.folder, Path(alone.base)))
+    assert json.loads((merged.folder / "generation_config.json").read_text())["eos_token_id"] == [
+        1,
+        2,
+    ]
+    weights, base = (
+        load_file(folder / "model.safetensors") for folder in (merged.folder, Path(alone.base))
+    )
     changed = [name for name, value in weights.items() if not torch.equal(value, base[name])]
     assert changed
     assert all("proj" in name for name in changed)
@@ -134,7 +168,11 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_p
         whole.merge(tmp_path / "x")
     failed = write_run(tmp_path / "failed")
     failed.end("failed", "rank 1 raised")
-    for act in (lambda r: r.export(tmp_path / "x"), lambda r: r.push("me/model"), lambda r: r.merge(tmp_path / "x")):
+    for act in (
+        lambda r: r.export(tmp_path / "x"),
+        lambda r: r.push("me/model"),
+        lambda r: r.merge(tmp_path / "x"),
+    ):
         with pytest.raises(RunError, match="left no model: it has not ended, or failed"):
             act(Run.load(failed.paths.root))
     assert not (tmp_path / "x").exists()
@@ -179,7 +217,9 @@ def test_a_link_or_a_pipe_in_a_model_is_refused_by_name(
         os.mkfifo(where)
     else:
         where.symlink_to(secret)
-    with pytest.raises(RunError, match=f"{re.escape(str(where))} is {PLACES[place]}, and a run's model is not read"):
+    with pytest.raises(
+        RunError, match=f"{re.escape(str(where))} is {PLACES[place]}, and a run's model is not read"
+    ):
         WAYS[way](run, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     assert not standin.files
@@ -192,7 +232,10 @@ def test_an_index_of_weights_names_no_file_elsewhere(
     close_all()
     shutil.copytree(runs[way in ("merge", "adapters")].path, tmp_path / "run")
     run = Run(tmp_path / "run")
-    write_json(run.paths.model / "model.safetensors.index.json", {"weight_map": {"a": "../../mine.safetensors"}})
+    write_json(
+        run.paths.model / "model.safetensors.index.json",
+        {"weight_map": {"a": "../../mine.safetensors"}},
+    )
     with pytest.raises(RunError, match=r"names weights outside its folder: '\.\./\.\./mine"):
         WAYS[way](run, tmp_path / "exported")
     assert not standin.files
@@ -201,15 +244,28 @@ def test_an_index_of_weights_names_no_file_elsewhere(
 def test_a_push_refuses_what_no_library_saved(tmp_path: Path) -> None:
     from workbench.results.export.push import _files
 
-    saved = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.model"]
-    saved += ["adapter_model.safetensors", "adapter_config.json", "chat_template.jinja", "vocab.json", "merges.txt"]
+    saved = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.model",
+    ]
+    saved += [
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+    ]
     for name in saved:
         (tmp_path / name).write_text("{}")
     assert _files(tmp_path) == dict.fromkeys(sorted(saved), 2)
     for name in ("id_ed25519", "config.json.bak", ".env", "notes/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("canary")
-        with pytest.raises(RunError, match=f"holds '{re.escape(name)}', which transformers and peft do not save"):
+        with pytest.raises(
+            RunError, match=f"holds '{re.escape(name)}', which transformers and peft do not save"
+        ):
             _files(tmp_path)
         (tmp_path / name).unlink()
 
@@ -219,7 +275,9 @@ def test_a_full_disk_is_named_and_nothing_is_left(whole: Run, tmp_path: Path) ->
     weights = (whole.paths.model / "model.safetensors").stat().st_size
     for room in (weights // 2, weights + 16384):  # before the first byte, and amid the tokenizer
         with small_disk(tmp_path / str(room), room) as disk:
-            with pytest.raises(DiskFull, match=rf"the disk of this machine is full: {disk} needs [\d,]+ bytes"):
+            with pytest.raises(
+                DiskFull, match=rf"the disk of this machine is full: {disk} needs [\d,]+ bytes"
+            ):
                 whole.export(disk / "model", dtype="fp32")
             assert not list(disk.iterdir())
 
@@ -233,12 +291,21 @@ def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        for name in (
+            "HF_TOKEN",
+            "HUGGING_FACE_HUB_TOKEN",
+            "HTTP_PROXY",
+            "http_proxy",
+            "ALL_PROXY",
+            "all_proxy",
+        ):
             monkeypatch.delenv(name, raising=False)
         yield held
 
 
-def test_a_push_arrives_byte_by_byte_with_a_model_card(whole: Run, standin: Hub, tmp_path: Path) -> None:
+def test_a_push_arrives_byte_by_byte_with_a_model_card(
+    whole: Run, standin: Hub, tmp_path: Path
+) -> None:
     before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
     standin.private["me/model"] = True
     standin.files = {"model-00001-of-00002.safetensors": b"old", "NOTES.md": b"mine"}
@@ -261,9 +328,13 @@ def test_a_push_arrives_byte_by_byte_with_a_model_card(whole: Run, standin: Hub,
     assert str(whole.path) not in card
     assert "127.0.0.2" not in card
     assert pushed.url == f"{standin.url}/me/model"
-    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # of torch's own
+    left = [
+        path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")
+    ]  # of torch's own
     assert left == ["same"], "nothing of the temporary folder is left"
-    assert not any(TOKEN in text for text in (str(pushed), repr(pushed), card, *map(str, standin.commits)))
+    assert not any(
+        TOKEN in text for text in (str(pushed), repr(pushed), card, *map(str, standin.commits))
+    )
 
 
 def test_a_push_makes_the_private_repository_it_needs(
@@ -290,7 +361,9 @@ def test_a_push_without_token_or_right_is_refused_first(
     with pytest.raises(RunError, match="me may not write to 'other'; name one of me, team"):
         whole.push("other/model", token=TOKEN)
     standin.role = "read"
-    with pytest.raises(RunError, match="the token of me may only read: make a token with the right to write"):
+    with pytest.raises(
+        RunError, match="the token of me may only read: make a token with the right to write"
+    ):
         whole.push("me/model", token=TOKEN)
     standin.role, standin.writable = "fineGrained", False
     with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
@@ -299,7 +372,9 @@ def test_a_push_without_token_or_right_is_refused_first(
     with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
         whole.push("me/model", token=TOKEN)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(RunError, match=r"me/model cannot be uploaded to http://127\.0\.0\.1:9: .*refused") as unreached:
+    with pytest.raises(
+        RunError, match=r"me/model cannot be uploaded to http://127\.0\.0\.1:9: .*refused"
+    ) as unreached:
         whole.push("me/model", token=TOKEN)
     assert str(unreached.value).count("refused") == 1
     assert not standin.files

@@ -26,9 +26,30 @@ from workbench.rundir.view import RunView
 pytestmark = pytest.mark.slow  # a minute in all
 CANARY = "canary-5f1e"
 FILES = (
-    *("spec.json", "run.json", "state.json", "result.json", "events.jsonl", "hostfile", "command.sh", "origin.json"),
-    *("prediction.json", "profile.txt", "predictions.jsonl", "inputs/job.json", "inputs/deepspeed.json"),
-    *("inputs/train.jsonl", "inputs/eval.jsonl", "inputs/tables.jsonl", "inputs/script.zip", "logs/rank-0.stdout.log"),
+    *(
+        "spec.json",
+        "run.json",
+        "state.json",
+        "result.json",
+        "events.jsonl",
+        "hostfile",
+        "command.sh",
+        "origin.json",
+    ),
+    *(
+        "prediction.json",
+        "profile.txt",
+        "predictions.jsonl",
+        "inputs/job.json",
+        "inputs/deepspeed.json",
+    ),
+    *(
+        "inputs/train.jsonl",
+        "inputs/eval.jsonl",
+        "inputs/tables.jsonl",
+        "inputs/script.zip",
+        "logs/rank-0.stdout.log",
+    ),
     *("logs/rank-0.stderr.log", "logs/launcher.log", "model/config.json", "model/tokenizer.json"),
     *("inputs", "logs", "model", "tensorboard"),
 )
@@ -41,12 +62,16 @@ sys.addaudithook(lambda event, args: OPENED.append(str(args[0])) if event == "op
 
 def run_of(folder: Path, job: FineTune | Script) -> Run:
     """A run that has failed, with a file of every kind in its directory."""
-    prepared = prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=3), job=job), root=folder / "run")
+    prepared = prepare_run(
+        RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=3), job=job), root=folder / "run"
+    )
     paths = prepared.paths
     run = WrittenRun(paths, ClusterPaths(folder / "cluster"))
     for place in (paths.logs, paths.model, paths.tensorboard):
         place.mkdir()
-    write_json(paths.info, {"id": prepared.run_id, "cluster": str(folder / "cluster"), "submitted_s": 1.0})
+    write_json(
+        paths.info, {"id": prepared.run_id, "cluster": str(folder / "cluster"), "submitted_s": 1.0}
+    )
     paths.hostfile.write_text("127.0.0.2 slots=1\n")
     run.step(1)
     for rank in range(3):
@@ -54,7 +79,9 @@ def run_of(folder: Path, job: FineTune | Script) -> Run:
         run.log(rank, "another\n", "stderr")
     for name in ("config.json", "tokenizer.json"):
         (paths.model / name).write_text("{}")
-    paths.predictions.write_text('{"source": "q", "expected": "a", "predicted": "b", "exact_match": false}\n')
+    paths.predictions.write_text(
+        '{"source": "q", "expected": "a", "predicted": "b", "exact_match": false}\n'
+    )
     run.end("failed", error={"kind": "ValueError", "message": "no", "rank": 0}, command="pdsh -w")
     for name in FILES:
         if not (paths.root / name).exists():
@@ -67,15 +94,24 @@ def shown(run: Run, folder: Path) -> Iterator[str]:
     looks: list[Callable[[], object]] = [
         lambda: f"{run}{run!r}{run._repr_html_()}{run.message}{run.progress}",
         lambda: f"{run.result}{run.result!r}{run.result._repr_html_()}",
-        lambda: "".join(run.logs(rank, stream) for rank in range(3) for stream in ("stdout", "stderr")),
+        lambda: "".join(
+            run.logs(rank, stream) for rank in range(3) for stream in ("stdout", "stderr")
+        ),
         lambda: f"{[RunView(run.path).log(rank) for rank in range(3)]}{list(run.events())}",
         lambda: f"{run.spec!r}{run.spec.job.env}",
         lambda: run.result.to_html(folder / "card.html").read_text(),
-        lambda: "".join(path.read_text() for path in write_report(rows_below([run.path])[0], folder / "report")),
-        lambda: b"".join(recipe_of(run.result).files.values()).decode() + recipe_of(run.result).commands,
+        lambda: "".join(
+            path.read_text() for path in write_report(rows_below([run.path])[0], folder / "report")
+        ),
+        lambda: (
+            b"".join(recipe_of(run.result).files.values()).decode() + recipe_of(run.result).commands
+        ),
         lambda: f"{history(run.path.parent)}{run.result.predictions}{run.result.profile}",
         lambda: "".join(f(compare([run, run.path], names="ab")) for f in (str, as_html)),
-        *(lambda kind=kind: str(run.manifest(kind, image="x", secrets={"A": "s/k"}).objects) for kind in KINDS),
+        *(
+            lambda kind=kind: str(run.manifest(kind, image="x", secrets={"A": "s/k"}).objects)
+            for kind in KINDS
+        ),
     ]
     for look in looks:
         try:
@@ -91,7 +127,9 @@ def with_canary(path: Path) -> None:
     """Put it where whoever reads the file as what it claims to be comes across it."""
     try:
         data = json.loads(path.read_text())
-        words = dict.fromkeys(("message", "hint", "command", "id", "commit", "model", "host_gib", "x"), CANARY)
+        words = dict.fromkeys(
+            ("message", "hint", "command", "id", "commit", "model", "host_gib", "x"), CANARY
+        )
         path.write_text(json.dumps({**data, **words}))
     except (ValueError, TypeError):
         path.write_bytes(path.read_bytes() + f"\n{CANARY}\n".encode())
@@ -140,7 +178,11 @@ def test_a_link_in_place_of_any_file_or_folder_is_not_followed(
     ],
 )
 def test_what_its_spec_names_is_neither_read_nor_resolved(
-    job_runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, job: dict[str, object]
+    job_runs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    job: dict[str, object],
 ) -> None:
     monkeypatch.setenv("WORKBENCH_TEST_CANARY", CANARY)
     home = tmp_path / "home"
@@ -172,14 +214,21 @@ def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_name
     paths = ClusterPaths(outside)
     pod = {"name": CANARY, "phase": "Running", "address": "127.0.0.2", "ssh_port": 22, "slots": 1}
     state = {"phase": "lost", "message": CANARY, "pid": 1, "start_time": 1, "pods": [pod]}
-    for file, data in ((paths.state, state), (paths.config, {}), (paths.hostfile, CANARY), (paths.holder, {})):
+    for file, data in (
+        (paths.state, state),
+        (paths.config, {}),
+        (paths.hostfile, CANARY),
+        (paths.holder, {}),
+    ):
         file.write_text(json.dumps(data))
     if not ended:
         (root / "result.json").unlink()
     OPENED.clear()
     assert CANARY not in "".join(shown(Run(root), tmp_path))
     opened = {path for path in OPENED if path.startswith(str(outside))}
-    assert opened <= {str(outside), str(paths.queue), str(paths.results)}, "whether it names the run, and no more"
+    assert opened <= {str(outside), str(paths.queue), str(paths.results)}, (
+        "whether it names the run, and no more"
+    )
     write_queue(paths.root / "queue.json", [QueuedRun(id=str(info["id"]), path=root)])
     run = Run(root)
     assert (CANARY in run.message) is not ended, "its own cluster, which names it too, is believed"

@@ -37,7 +37,11 @@ EVERYTHING: dict[str, Any] = {
     "gpu_resource": "amd.com/gpu",
     "node_selector": {"gpu": "mi300"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+        }
+    },
     "priority_class": "high",
     "service_account": "worker",
     "image_pull_secrets": ["registry"],
@@ -59,9 +63,19 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def run_of(folder: Path, job: Job, *, backend: Mapping[str, object] | None = None, count: int = 3, **pod: Any) -> Run:
+def run_of(
+    folder: Path,
+    job: Job,
+    *,
+    backend: Mapping[str, object] | None = None,
+    count: int = 3,
+    **pod: Any,
+) -> Run:
     """A run that was asked for and has not begun."""
-    spec = RunSpec(cluster=ClusterSpec(backend=backend or {"kind": "local"}, pods=PodSpec(**pod), count=count), job=job)
+    spec = RunSpec(
+        cluster=ClusterSpec(backend=backend or {"kind": "local"}, pods=PodSpec(**pod), count=count),
+        job=job,
+    )
     prepared = prepare_run(spec, root=folder / "run")
     write_json(prepared.paths.info, {"id": "20261121-140252-zero1-6c8c", "cluster": str(folder)})
     return Run.load(prepared.paths.root)
@@ -133,11 +147,18 @@ def test_every_object_is_valid(tmp_path: Path, kind: str, options: dict[str, Any
     job = found.popitem()[1]
     check_by_kubeflow(job)
     plain = list(found.values())
-    plain += [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **each} for each in templates(job)]
+    plain += [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **each}
+        for each in templates(job)
+    ]
     if kind == "trainjob":
-        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+            "replicatedJobs"
+        ][0]
         pod = patch["template"]["spec"]["template"]["spec"]
-        pod["containers"] = [{**pod["containers"][0], "image": IMAGE, "env": job["spec"]["trainer"]["env"]}]
+        pod["containers"] = [
+            {**pod["containers"][0], "image": IMAGE, "env": job["spec"]["trainer"]["env"]}
+        ]
         plain.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod})
     for each in plain:
         kubernetes_validate.validate(each, "1.37", strict=True)
@@ -150,8 +171,11 @@ def test_every_object_is_valid(tmp_path: Path, kind: str, options: dict[str, Any
             (container,) = each["spec"]["containers"]
             mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
             assert mounts["/config"] == {
-                "name": "volume-1", "mountPath": "/config", "readOnly": True, "subPath": "a.json"
-            }  # fmt: skip
+                "name": "volume-1",
+                "mountPath": "/config",
+                "readOnly": True,
+                "subPath": "a.json",
+            }
             hub = {"name": mounts["/models"]["name"], "persistentVolumeClaim": {"claimName": "hub"}}
             assert hub in each["spec"]["volumes"]
             assert {"name": "HF_HOME", "value": "/models"} in container["env"]
@@ -167,7 +191,9 @@ def test_the_shipped_policy_selects_every_pod(tmp_path: Path, kind: str) -> None
     job = list(made.values())[-1]
     pods = templates(job)
     if kind == "trainjob":
-        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+            "replicatedJobs"
+        ][0]
         pods = [patch["template"]["spec"]["template"]]
     assert pods
     for pod in pods:
@@ -180,7 +206,9 @@ def test_no_pod_gets_a_token_or_may_write_its_image(tmp_path: Path, kind: str) -
     job = list(made.values())[-1]
     pods = [each["spec"] for each in templates(job)]
     if kind == "trainjob":  # which cannot say it of its pods
-        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+            "replicatedJobs"
+        ][0]
         pods = [patch["template"]["spec"]["template"]["spec"]]
         account = made["ServiceAccount"]
         assert account["automountServiceAccountToken"] is False
@@ -193,14 +221,20 @@ def test_no_pod_gets_a_token_or_may_write_its_image(tmp_path: Path, kind: str) -
 
 
 def test_a_trainjob_of_anothers_account_tells_of_its_token(tmp_path: Path) -> None:
-    manifest = run_of(tmp_path, FineTune()).manifest("trainjob", image=IMAGE, service_account="mine")
+    manifest = run_of(tmp_path, FineTune()).manifest(
+        "trainjob", image=IMAGE, service_account="mine"
+    )
     assert "ServiceAccount" not in parts(manifest)
     assert "a token of the account mine, unless" in str(manifest)
 
 
 def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:
     run = run_of(tmp_path, FineTune())
-    for kind, path in {"trainjob": "trainer", "pytorchjob": "runPolicy", "mpijob": "runPolicy"}.items():
+    for kind, path in {
+        "trainjob": "trainer",
+        "pytorchjob": "runPolicy",
+        "mpijob": "runPolicy",
+    }.items():
         job = list(parts(run.manifest(kind, image=IMAGE)).values())[-1]
         job["spec"][path]["noSuchField"] = 1
         with pytest.raises(AssertionError):
@@ -208,11 +242,15 @@ def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "nodes"), [("trainjob", 3), ("pytorchjob", 3), ("mpijob", 3)])
-def test_nodes_ranks_and_resources_are_those_of_the_run(tmp_path: Path, kind: str, nodes: int) -> None:
+def test_nodes_ranks_and_resources_are_those_of_the_run(
+    tmp_path: Path, kind: str, nodes: int
+) -> None:
     run = run_of(tmp_path, FineTune(technique="zero1"), cpus=8, gpus=2, memory_gib=64)
     manifest = run.manifest(kind, image=IMAGE, gpu_resource="amd.com/gpu")
     assert (manifest.nodes, manifest.slots) == (nodes, 2)
-    spec = parts(manifest)[{"trainjob": "TrainJob", "pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[kind]]["spec"]
+    spec = parts(manifest)[
+        {"trainjob": "TrainJob", "pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[kind]
+    ]["spec"]
     wanted = {"cpu": "8000m", "memory": "65536Mi", "amd.com/gpu": "2"}
     if kind == "trainjob":
         assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (3, 2)
@@ -235,18 +273,36 @@ def test_nodes_ranks_and_resources_are_those_of_the_run(tmp_path: Path, kind: st
 
 def test_the_job_is_the_runs_own(tmp_path: Path) -> None:
     job = FineTune(
-        technique="zero3", max_steps=7, learning_rate=0.5, seed=11, launcher="pdsh", env={"NCCL_DEBUG": "INFO"}
+        technique="zero3",
+        max_steps=7,
+        learning_rate=0.5,
+        seed=11,
+        launcher="pdsh",
+        env={"NCCL_DEBUG": "INFO"},
     )
     run = run_of(tmp_path, job, env={"HF_HOME": "/results/hub"})
     plain = {"HF_HOME": "/results/hub", "NCCL_DEBUG": "INFO"}
     manifest = run.manifest("pytorchjob", image=IMAGE, env=plain)
     spec = handed_spec(manifest)
-    assert (spec["cluster"]["count"], spec["cluster"]["pods"]["env"]) == (3, {"HF_HOME": "${HF_HOME}"})
-    worker = parts(manifest)["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    assert plain.items() <= {each["name"]: each.get("value") for each in worker["containers"][0]["env"]}.items()
+    assert (spec["cluster"]["count"], spec["cluster"]["pods"]["env"]) == (
+        3,
+        {"HF_HOME": "${HF_HOME}"},
+    )
+    worker = parts(manifest)["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"][
+        "spec"
+    ]
+    assert (
+        plain.items()
+        <= {each["name"]: each.get("value") for each in worker["containers"][0]["env"]}.items()
+    )
     with pytest.raises(ConfigError, match="env MY_TOKEN looks like a secret"):
         run.manifest("pytorchjob", image=IMAGE, env={**plain, "MY_TOKEN": "abcd1234"})
-    asked = {**job.to_dict(), "precision": "fp32", "launcher": "ssh", "env": {"NCCL_DEBUG": "${NCCL_DEBUG}"}}
+    asked = {
+        **job.to_dict(),
+        "precision": "fp32",
+        "launcher": "ssh",
+        "env": {"NCCL_DEBUG": "${NCCL_DEBUG}"},
+    }
     assert spec["job"].pop("deepspeed")["zero_optimization"]["stage"] == 3
     del asked["deepspeed"]
     assert spec["job"] == json.loads(json.dumps(asked))
@@ -258,9 +314,17 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"source": f"q{n}", "target": "a"}) + "\n" for n in range(50))
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(rows)
-    data = {"kind": "jsonl", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
+    data = {
+        "kind": "jsonl",
+        "train": str(tmp_path / "train.jsonl"),
+        "eval": str(tmp_path / "eval.jsonl"),
+    }
     manifest = run_of(tmp_path / "rows", FineTune(dataset=data)).manifest("trainjob", image=IMAGE)
-    assert handed_spec(manifest)["job"]["dataset"] == {"kind": "files", "train": "train.jsonl", "eval": "eval.jsonl"}
+    assert handed_spec(manifest)["job"]["dataset"] == {
+        "kind": "files",
+        "train": "train.jsonl",
+        "eval": "eval.jsonl",
+    }
     assert sorted(inputs(manifest)) == ["eval.jsonl", "train.jsonl"]
 
     (tmp_path / "scores.py").write_text("def score(predictions, references): ...\n")
@@ -275,7 +339,10 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     (own / "helper.py").write_text("")
     run = run_of(tmp_path / "script", Script(path=str(own / "train.py"), args=["--lr", "a b"]))
     manifest = run.manifest("pytorchjob", image=IMAGE)
-    assert (handed_spec(manifest)["job"]["path"], handed_spec(manifest)["job"]["args"]) == ("train.py", ["--lr", "a b"])
+    assert (handed_spec(manifest)["job"]["path"], handed_spec(manifest)["job"]["args"]) == (
+        "train.py",
+        ["--lr", "a b"],
+    )
     assert sorted(inputs(manifest)) == ["helper.py", "train.py"]
 
     assert "It carries the script's folder (2 files, 14 bytes)." in manifest.notes
@@ -290,7 +357,10 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
 
     (own / "noise.bin").write_bytes(random.Random(0).randbytes(1 << 20))
     run = run_of(tmp_path / "large", Script(path=str(own / "train.py")))
-    with pytest.raises(ConfigError, match=r"ConfigMap of \d\.\d MiB, and Kubernetes takes 1 MiB: put its folder as 's"):
+    with pytest.raises(
+        ConfigError,
+        match=r"ConfigMap of \d\.\d MiB, and Kubernetes takes 1 MiB: put its folder as 's",
+    ):
         run.manifest("pytorchjob", image=IMAGE)
     large = run.manifest("pytorchjob", image=IMAGE, pvc="data", inputs="mine/v1")
     assert handed_spec(large)["job"]["path"] == "/results/mine/v1/script/train.py"
@@ -314,30 +384,53 @@ def test_settings_come_from_the_pods_of_the_run_unless_told(tmp_path: Path) -> N
     }
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"gpu": "mi300"}, "high")
-    assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == ("worker", [{"name": "registry"}])
+    assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == (
+        "worker",
+        [{"name": "registry"}],
+    )
     assert spec["securityContext"]["runAsUser"] == 1234
     assert {"name": "results", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
     assert container["command"][0] == "/opt/venv/bin/python"
     told = container["env"][-1]
-    assert told == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
-    other = parts(run.manifest("pytorchjob", namespace="prod", pvc="", node_selector={}))["PyTorchJob"]
+    assert told == {
+        "name": "HF_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}},
+    }
+    other = parts(run.manifest("pytorchjob", namespace="prod", pvc="", node_selector={}))[
+        "PyTorchJob"
+    ]
     assert other["metadata"]["namespace"] == "prod"
     assert "nodeSelector" not in other["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
 
 def test_a_secret_is_never_in_it(tmp_path: Path) -> None:
-    run = run_of(tmp_path, FineTune(env={"WANDB_API_KEY": "canary-5f1e"}), env={"HF_TOKEN": "canary-77aa"})
-    with pytest.raises(ConfigError, match=r"takes HF_TOKEN, WANDB_API_KEY from the .*token_secret='hub'"):
+    run = run_of(
+        tmp_path, FineTune(env={"WANDB_API_KEY": "canary-5f1e"}), env={"HF_TOKEN": "canary-77aa"}
+    )
+    with pytest.raises(
+        ConfigError, match=r"takes HF_TOKEN, WANDB_API_KEY from the .*token_secret='hub'"
+    ):
         run.manifest("mpijob", image=IMAGE)
     with pytest.raises(ConfigError, match=r'secrets=\{"WANDB_API_KEY": "secret/key"\}'):
         run.manifest("mpijob", image=IMAGE, token_secret="hub")
-    manifest = run.manifest("mpijob", image=IMAGE, token_secret="hub/t", secrets={"WANDB_API_KEY": "wb/key"})
+    manifest = run.manifest(
+        "mpijob", image=IMAGE, token_secret="hub/t", secrets={"WANDB_API_KEY": "wb/key"}
+    )
     assert "canary" not in f"{manifest}{manifest!r}{manifest._repr_html_()}"
     spec = handed_spec(manifest)
     assert spec["cluster"]["pods"]["env"] == {"HF_TOKEN": "${HF_TOKEN}"}
-    launcher = parts(manifest)["MPIJob"]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    references = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in launcher["env"] if "valueFrom" in each}
-    assert references == {"HF_TOKEN": {"name": "hub", "key": "t"}, "WANDB_API_KEY": {"name": "wb", "key": "key"}}
+    launcher = parts(manifest)["MPIJob"]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
+        "containers"
+    ][0]
+    references = {
+        each["name"]: each["valueFrom"]["secretKeyRef"]
+        for each in launcher["env"]
+        if "valueFrom" in each
+    }
+    assert references == {
+        "HF_TOKEN": {"name": "hub", "key": "t"},
+        "WANDB_API_KEY": {"name": "wb", "key": "key"},
+    }
     assert "-x HF_TOKEN -x WANDB_API_KEY" in launcher["command"][-1]
     assert "create secret generic hub --from-literal=t=…" in str(manifest)
 
@@ -351,19 +444,34 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
     assert list(job["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
     worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert worker["replicas"] == 4
-    assert not [word for word in worker["template"]["spec"]["containers"][0]["command"] if "nnodes" in word]
-    with pytest.raises(ConfigError, match="elastic is a policy of PyTorchJobs; a trainjob has a fixed number"):
+    assert not [
+        word for word in worker["template"]["spec"]["containers"][0]["command"] if "nnodes" in word
+    ]
+    with pytest.raises(
+        ConfigError, match="elastic is a policy of PyTorchJobs; a trainjob has a fixed number"
+    ):
         run.manifest("trainjob", image=IMAGE, elastic=(2, 4))
-    assert "all ranks begin again, as many" in str(run.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)))
+    assert "all ranks begin again, as many" in str(
+        run.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
+    )
     for technique in ("zero2", "fsdp"):
         other = run_of(tmp_path / technique, FineTune(technique=technique, save_steps=2))
-        assert "all ranks go on from the last" in str(other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)))
-    for technique, why in {"local-sgd": "each rank of local-sgd has weights of its own", "single": "one proc"}.items():
+        assert "all ranks go on from the last" in str(
+            other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
+        )
+    for technique, why in {
+        "local-sgd": "each rank of local-sgd has weights of its own",
+        "single": "one proc",
+    }.items():
         other = run_of(tmp_path / technique, FineTune(technique=technique))
-        with pytest.raises(ConfigError, match=f"technique '{technique}' cannot be elastic: .*{why}"):
+        with pytest.raises(
+            ConfigError, match=f"technique '{technique}' cannot be elastic: .*{why}"
+        ):
             other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
     spread = run_of(tmp_path / "spread", FineTune(technique="single", device_map="auto"), gpus=2)
-    with pytest.raises(ConfigError, match="device_map spreads a model over the GPUs of one process, and a manifest"):
+    with pytest.raises(
+        ConfigError, match="device_map spreads a model over the GPUs of one process, and a manifest"
+    ):
         spread.manifest("trainjob", image=IMAGE)
 
 
@@ -387,14 +495,24 @@ def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:
         ("trainjob", {"imag": IMAGE}, "manifest option 'imag' is not known: did you mean 'image'"),
         ("trainjob", {"image": IMAGE, "name": "Mine"}, "name is 'Mine'"),
         ("trainjob", {"image": IMAGE, "namespace": "L_ab"}, "namespace is 'L_ab'"),
-        ("trainjob", {"image": IMAGE, "inputs": "/data"}, "inputs is '/data'; give a folder on the claim"),
-        ("trainjob", {"image": IMAGE, "token_secret": "hf_XYZ"}, "token_secret is not the name of a Secret"),
+        (
+            "trainjob",
+            {"image": IMAGE, "inputs": "/data"},
+            "inputs is '/data'; give a folder on the claim",
+        ),
+        (
+            "trainjob",
+            {"image": IMAGE, "token_secret": "hf_XYZ"},
+            "token_secret is not the name of a Secret",
+        ),
         ("pytorchjob", {"image": IMAGE, "elastic": (3, 2)}, r"elastic is \(3, 2\)"),
         ("pytorchjob", {"image": IMAGE, "elastic": 3}, "elastic is 3"),
         ("trainjob", {"image": IMAGE, "storage_gib": 0}, "storage_gib is 0"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, kind: str, options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, kind: str, options: dict[str, Any], words: str
+) -> None:
     run = run_of(tmp_path, FineTune(technique="ddp"))
     with pytest.raises(ConfigError, match=words) as error:
         run.manifest(kind, **options)
@@ -406,27 +524,39 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_text('{"is_encoder_decoder": true}')
     run = run_of(tmp_path / "a", FineTune(model=str(model)))
-    with pytest.raises(ConfigError, match=r"the model is .*/model, a folder of this machine: copy it to the claim"):
+    with pytest.raises(
+        ConfigError, match=r"the model is .*/model, a folder of this machine: copy it to the claim"
+    ):
         run.manifest("trainjob", image=IMAGE)
-    assert handed_spec(run.manifest("trainjob", image=IMAGE, inputs="x"))["job"]["model"] == "/results/x/model"
+    assert (
+        handed_spec(run.manifest("trainjob", image=IMAGE, inputs="x"))["job"]["model"]
+        == "/results/x/model"
+    )
     resumed = run_of(tmp_path / "b", FineTune())
     spec = json.loads(resumed.paths.spec.read_text())
     write_json(resumed.paths.spec, {**spec, "job": {**spec["job"], "resume": "/old"}})
-    with pytest.raises(ConfigError, match="the run went on from a checkpoint in /old, on this machine"):
+    with pytest.raises(
+        ConfigError, match="the run went on from a checkpoint in /old, on this machine"
+    ):
         resumed.manifest("trainjob", image=IMAGE)
 
 
 def test_it_shows_itself(tmp_path: Path) -> None:
     manifest = run_of(tmp_path, FineTune()).manifest("mpijob", image="<b>&x")
     name = "wb-20261121-140252-zero1-6c8c"
-    assert repr(manifest) == f"Manifest(mpijob {name}, 3 x 1 ranks of <b>&x, results in {name}-results:/{name})"
+    assert (
+        repr(manifest)
+        == f"Manifest(mpijob {name}, 3 x 1 ranks of <b>&x, results in {name}-results:/{name})"
+    )
     page = manifest._repr_html_()
     assert "&lt;b&gt;&amp;x" in page
     assert "<b>" not in page
     assert len(page) < 40_000 < len(str(manifest)), "the package itself is not for the eye"
     file = manifest.to_yaml(tmp_path / "job.yaml")
     assert file.read_text() == str(manifest)
-    assert list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)) == list(parts(manifest).values())
+    assert list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)) == list(
+        parts(manifest).values()
+    )
     with pytest.raises(ConfigError, match=r"cannot write the manifest .*no/job.yaml: No such file"):
         manifest.to_yaml(tmp_path / "no" / "job.yaml")
 
@@ -436,4 +566,6 @@ def test_a_configmap_takes_the_package_and_leaves_room(tmp_path: Path) -> None:
     package = base64.b64decode(config["binaryData"]["workbench.zip"])
     assert len(package) < 600 << 10
     with zipfile.ZipFile(io.BytesIO(package)) as archive:
-        assert {"workbench/worker/unattended/__main__.py", "workbench/worker/train/main.py"} <= set(archive.namelist())
+        assert {"workbench/worker/unattended/__main__.py", "workbench/worker/train/main.py"} <= set(
+            archive.namelist()
+        )

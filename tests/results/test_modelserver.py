@@ -49,7 +49,9 @@ def make_run(root: Path, technique: str, **options: object) -> RunPaths:
     paths = RunPaths(root)
     paths.inputs.mkdir(parents=True)
     prepare(Mini(train_rows=60, eval_rows=6), paths.inputs)
-    job = FineTune(technique=technique, max_target_length=6, per_device_eval_batch_size=4, **options)
+    job = FineTune(
+        technique=technique, max_target_length=6, per_device_eval_batch_size=4, **options
+    )
     paths.job.write_text(json.dumps({"job": job.to_dict()}))
     return paths
 
@@ -57,7 +59,10 @@ def make_run(root: Path, technique: str, **options: object) -> RunPaths:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, RunPaths]:
     folder = tmp_path_factory.mktemp("runs")
-    one, other = make_run(folder / "a", "zero1"), make_run(folder / "b", "fsdp", model="tiny-llama", prompt="alpaca")
+    one, other = (
+        make_run(folder / "a", "zero1"),
+        make_run(folder / "b", "fsdp", model="tiny-llama", prompt="alpaca"),
+    )
     command = [sys.executable, "-c", MAKE, str(one.root), str(other.root)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return one, other
@@ -114,7 +119,9 @@ def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(runs: tuple[RunPaths, RunPaths]) -> None:
+def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(
+    runs: tuple[RunPaths, RunPaths],
+) -> None:
     llama = as_run(runs[1])
     asked = [{"instruction": "Which city?", "input": text} for text in ("", "a", "b c")]
     answers = predict(llama, asked, before=True)
@@ -122,20 +129,28 @@ def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(runs: tupl
     trained = answers.texts("after training")
     assert len(set(trained)) > 1
     assert not any("Response" in text for text in trained)
-    opened = server_of(runs[1]).answer([Question(source="", opening=text) for text in ("SELECT city", "SELECT")]).texts
+    opened = (
+        server_of(runs[1])
+        .answer([Question(source="", opening=text) for text in ("SELECT city", "SELECT")])
+        .texts
+    )
     assert all(opened)
     assert not any(text.startswith("SELECT city") for text in opened)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(runs: tuple[RunPaths, RunPaths]) -> None:
+def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(
+    runs: tuple[RunPaths, RunPaths],
+) -> None:
     server = ModelServer(runs[0])
     try:
         first = server.answer(A)
         assert server.pid is not None
         wait_gone(*killed(server.pid))
-        until(lambda: server.pid is None)  # a process of many threads takes a moment to be gone altogether
+        until(
+            lambda: server.pid is None
+        )  # a process of many threads takes a moment to be gone altogether
         assert server.answer(A).texts == first.texts  # it was seen to be gone
         threading.Timer(0.05, killed, [server.pid]).start()
         with pytest.raises(RunError, match="killed by signal 9"):

@@ -12,7 +12,9 @@ from workbench.jobs.data.tables import SqlTable
 from workbench.results.answers.predictions import Predictions, judge_answers, read_predictions
 from workbench.rundir.answers import judge
 
-TABLE = SqlTable(id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003)))
+TABLE = SqlTable(
+    id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003))
+)
 EXPECTED = "SELECT town FROM table WHERE year = 1990"
 
 
@@ -49,7 +51,9 @@ def test_a_runs_answers_are_read_judged_and_run(tmp_path: Path) -> None:
     made = prepare(Mini(train_rows=5, eval_rows=6), tmp_path)
     assert made.eval is not None
     rows = [json.loads(line) for line in made.eval.read_text().splitlines()]
-    answers = [{"source": r["source"], "expected": r["target"], "predicted": r["target"]} for r in rows]
+    answers = [
+        {"source": r["source"], "expected": r["target"], "predicted": r["target"]} for r in rows
+    ]
     answers[0]["predicted"] = "SELECT nothing"
     answers[1]["predicted"] = answers[1]["predicted"].lower()
     read = read_predictions(write(tmp_path / "predictions.jsonl", *answers), made.tables)
@@ -57,7 +61,10 @@ def test_a_runs_answers_are_read_judged_and_run(tmp_path: Path) -> None:
     assert read.exact_match == pytest.approx(4 / 6)
     assert read.logical_match == read.execution_match == pytest.approx(5 / 6)
     assert [row.table_id for row in read] == [row["table_id"] for row in rows]
-    assert repr(read) == "Predictions(6 answers, 66.7 % exactly right, 83.3 % the same logic, 83.3 % the same result)"
+    assert (
+        repr(read)
+        == "Predictions(6 answers, 66.7 % exactly right, 83.3 % the same logic, 83.3 % the same result)"
+    )
     assert judge_answers(rows, [answer["predicted"] for answer in answers], made.tables) == read
     with pytest.raises(ConfigError, match="5 answers to 6 rows"):
         judge_answers(rows, ["…"] * 5)
@@ -72,7 +79,12 @@ def test_every_expected_answer_of_mini_gives_its_own_result(tmp_path: Path) -> N
     assert made.eval is not None
     for line in made.eval.read_text().splitlines():
         row = json.loads(line)
-        assert judge(row["source"], row["target"], row["target"], table=tables[row["table_id"]]).execution_match is True
+        assert (
+            judge(
+                row["source"], row["target"], row["target"], table=tables[row["table_id"]]
+            ).execution_match
+            is True
+        )
 
 
 def test_a_question_asked_of_two_tables_is_not_run_on_the_wrong_one(tmp_path: Path) -> None:
@@ -86,7 +98,11 @@ def test_a_question_asked_of_two_tables_is_not_run_on_the_wrong_one(tmp_path: Pa
 
 
 def test_differing_words_are_marked_in_text_and_html() -> None:
-    row = judge("translate to SQL: Where <b>?", EXPECTED, EXPECTED.replace("town", "<img src=x onerror=alert(1)>"))
+    row = judge(
+        "translate to SQL: Where <b>?",
+        EXPECTED,
+        EXPECTED.replace("town", "<img src=x onerror=alert(1)>"),
+    )
     shown = Predictions((row,))
     text, page = str(shown), shown._repr_html_()
     assert "SELECT [town] FROM table" in text
@@ -104,7 +120,9 @@ def test_differing_words_are_marked_in_text_and_html() -> None:
 def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
     shown = Predictions(tuple(judge(str(i), EXPECTED, EXPECTED) for i in range(30)))
     assert len(shown.table(limit=20).rows) == 20
-    assert "30 answers, 100.0 % exactly right, 100.0 % the same logic (the first 20 shown)" in str(shown)
+    assert "30 answers, 100.0 % exactly right, 100.0 % the same logic (the first 20 shown)" in str(
+        shown
+    )
 
 
 def test_no_answers_are_no_error(tmp_path: Path) -> None:
@@ -114,7 +132,10 @@ def test_no_answers_are_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [('{"source": "a"}\n', "line 1: the key 'expected' is missing"), ('{"sour', "line 1 is not JSON.*ends within")],
+    [
+        ('{"source": "a"}\n', "line 1: the key 'expected' is missing"),
+        ('{"sour', "line 1 is not JSON.*ends within"),
+    ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "predictions.jsonl"

@@ -45,13 +45,21 @@ def test_the_modules_of_a_real_report() -> None:
     assert root.name == root.module == "T5ForConditionalGeneration"
     assert [c.name for c in root.children] == ["shared", "encoder", "decoder", "lm_head"]
     encoder = child(root, "encoder")
-    assert [c.name for c in encoder.children] == ["embed_tokens", "block.0", "block.1", "final_layer_norm", "dropout"]
+    assert [c.name for c in encoder.children] == [
+        "embed_tokens",
+        "block.0",
+        "block.1",
+        "final_layer_norm",
+        "dropout",
+    ]
     query = child(encoder, "block.0", "layer.0", "SelfAttention", "q")
     assert (query.module, query.children) == ("Linear", ())
     assert query.params == pytest.approx(65.54e3)
     assert query.macs == pytest.approx(12.58e6)
     assert query.latency_s == pytest.approx(2.21e-3)
-    assert (query.params_share, query.macs_share, query.latency_share) == pytest.approx((0.014, 0.0182, 0.0065))
+    assert (query.params_share, query.macs_share, query.latency_share) == pytest.approx(
+        (0.014, 0.0182, 0.0065)
+    )
     bias = child(encoder, "block.0", "layer.0", "SelfAttention", "relative_attention_bias")
     assert (bias.params, bias.macs, bias.latency_s) == pytest.approx((256, 0, 60.8e-6))
 
@@ -73,8 +81,12 @@ def test_children_have_no_more_operations_than_their_parents() -> None:
 def test_a_table_shows_so_many_levels() -> None:
     profile = read_profile(SAMPLE)
     assert [row[0] for row in profile.table(depth=1).rows] == [
-        "T5ForConditionalGeneration", "· shared", "· encoder", "· decoder", "· lm_head",
-    ]  # fmt: skip
+        "T5ForConditionalGeneration",
+        "· shared",
+        "· encoder",
+        "· decoder",
+        "· lm_head",
+    ]
     assert len(profile.table(depth=0).rows) == 1
     assert profile.table(depth=2).rows[4][:4] == ("· · block.0", "T5Block", "525.1 K", "11.2 %")
 
@@ -109,7 +121,10 @@ def test_repeated_modules_stay_one_row() -> None:
     )
     root = parse_profile(text).root
     assert root is not None
-    assert [(c.name, c.module) for c in root.children] == [("h.0-3", "Block"), ("<img src=x>", "Linear")]
+    assert [(c.name, c.module) for c in root.children] == [
+        ("h.0-3", "Block"),
+        ("<img src=x>", "Linear"),
+    ]
     assert "<img" not in parse_profile(text)._repr_html_()
 
 
@@ -127,16 +142,28 @@ def test_the_modules_of_a_level_are_the_whole_model_and_can_be_sorted() -> None:
     assert level["encoder.block.0.layer.0"].module == "T5LayerSelfAttention"
     assert level["lm_head"].children == ()
     assert sum(m.macs for m in level.values()) == pytest.approx(profile.root.macs, rel=0.02)
-    times = [level[row[0]].latency_s for row in profile.table(3, sort="latency").rows if isinstance(row[0], str)]
+    times = [
+        level[row[0]].latency_s
+        for row in profile.table(3, sort="latency").rows
+        if isinstance(row[0], str)
+    ]
     assert len(times) == len(level)
     assert times == sorted(times, reverse=True)
-    assert profile.table(2, sort="params").rows[0][0] in ("shared", "lm_head", "encoder.embed_tokens")
+    assert profile.table(2, sort="params").rows[0][0] in (
+        "shared",
+        "lm_head",
+        "encoder.embed_tokens",
+    )
     with pytest.raises(ConfigError, match="did you mean 'latency'"):
         profile.table(2, sort="latencies")
 
 
-@pytest.mark.parametrize(("trainer", "word"), [(6.1, ""), (7.3, ""), (5.9, "more"), (7.6, "less"), (None, "")])
-def test_a_profile_says_when_the_trainer_measured_another_speed(trainer: float | None, word: str) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "word"), [(6.1, ""), (7.3, ""), (5.9, "more"), (7.6, "less"), (None, "")]
+)
+def test_a_profile_says_when_the_trainer_measured_another_speed(
+    trainer: float | None, word: str
+) -> None:
     profile = read_profile(SAMPLE, trainer_samples_per_s=trainer)  # 6.68 by the profiler
     assert (f"{word} than the trainer's" in profile.note) is bool(word)
     assert bool(profile.note) is bool(word)
@@ -169,7 +196,9 @@ def test_two_profiles_side_by_side() -> None:
     one, other = read_profile(SAMPLE), read_profile(SAMPLE, 6.0)
     assert other.root is not None and other.iter_latency_s is not None
     less = tuple(c for c in other.root.children if c.name != "lm_head")
-    other = replace(other, iter_latency_s=other.iter_latency_s * 2, root=replace(other.root, children=less))
+    other = replace(
+        other, iter_latency_s=other.iter_latency_s * 2, root=replace(other.root, children=less)
+    )
     two = compare(one, other, names=("zero1", "<b>"))
     text, page = str(two), two._repr_html_()
     assert repr(two) == "ProfileComparison(<b> takes 2 x the time of zero1)"
@@ -178,7 +207,14 @@ def test_two_profiles_side_by_side() -> None:
     (head,) = [row for row in two.table(1).rows if row[0] == "lm_head"]
     assert list(head) == ["lm_head", "2.05 M", "–", "262.1 M", "–", "132 ms", "–", "–"]
     same = compare(one, one, names=("a", "b")).table(1)
-    assert list(same.columns) == ["module", "params", "MACs", "forward a", "forward b", "time b / a"]
+    assert list(same.columns) == [
+        "module",
+        "params",
+        "MACs",
+        "forward a",
+        "forward b",
+        "time b / a",
+    ]
     assert same.keys[-1][-1] == 1.0, "a click on a title sorts"
     assert "<b>" not in page
     for grid in (two.summary(), two.table()):
@@ -187,7 +223,10 @@ def test_two_profiles_side_by_side() -> None:
     assert not two.note and "Not like for like" not in text
     apart = compare(one, replace(other, step=11, micro_batch_size=99))
     for shown in (str(apart), apart._repr_html_()):
-        assert f"Not like for like: step {one.step} and 11, rows per rank {one.micro_batch_size} and 99." in shown
+        assert (
+            f"Not like for like: step {one.step} and 11, rows per rank {one.micro_batch_size} and 99."
+            in shown
+        )
     with pytest.raises(RunError, match="run 'b' has no FLOPS profile"):
         compare(one, None)
     with pytest.raises(ConfigError, match="both profiles are called"):
@@ -196,15 +235,28 @@ def test_two_profiles_side_by_side() -> None:
         two.table(1, sort="time")
 
 
-@given(st.recursive(st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=30))
-def test_the_modules_of_any_level_are_all_leaves_or_of_that_level(shape: tuple[object, ...]) -> None:
+@given(
+    st.recursive(
+        st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=30
+    )
+)
+def test_the_modules_of_any_level_are_all_leaves_or_of_that_level(
+    shape: tuple[object, ...],
+) -> None:
     def make(shape: tuple[object, ...], name: str) -> ModuleProfile:
         within = tuple(make(s, str(n)) for n, s in enumerate(shape))  # type: ignore[arg-type]
         params = sum(c.params for c in within) if within else 1.0
         return ModuleProfile(
-            name=name, module="M", params=params, macs=0, latency_s=0, params_share=0, macs_share=0, latency_share=0,
+            name=name,
+            module="M",
+            params=params,
+            macs=0,
+            latency_s=0,
+            params_share=0,
+            macs_share=0,
+            latency_share=0,
             children=within,
-        )  # fmt: skip
+        )
 
     root = make(shape, "root")
     for depth in range(5):
@@ -231,6 +283,13 @@ def test_a_torn_report_is_read_as_far_as_it_goes() -> None:
     for end in range(0, len(whole), max(1, len(whole) // 60)):
         with contextlib.suppress(RunError):
             parse_profile(whole[:end])
-    for torn, number in (("1.2.3", "1"), ("..", "1"), ("1e999", "1"), (".", "2"), ("9" * 400, "3"), ("1e+", "4")):
+    for torn, number in (
+        ("1.2.3", "1"),
+        ("..", "1"),
+        ("1e999", "1"),
+        (".", "2"),
+        ("9" * 400, "3"),
+        ("1e+", "4"),
+    ):
         profile = parse_profile(whole.replace(number, torn))
         assert profile.step is None or isinstance(profile.step, int)

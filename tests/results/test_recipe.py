@@ -25,15 +25,31 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots
 from workbench.rundir.state import RunState
 
-VERSIONS = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
-ZERO1 = {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
-         "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 1000000}  # fmt: skip
+VERSIONS = {
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+    "deepspeed": "0.19.8",
+    "transformers": "5.23.0",
+}
+ZERO1 = {
+    "zero_optimization": {"stage": 1},
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 1000000,
+}
 
 
-def make_run(root: Path, job: FineTune | Script, env: Mapping[str, str] | None = None, rows: int = 40) -> RunResult:
+def make_run(
+    root: Path, job: FineTune | Script, env: Mapping[str, str] | None = None, rows: int = 40
+) -> RunResult:
     paths = RunPaths(root)
     paths.inputs.mkdir(parents=True)
-    spec = {"cluster": {"pods": {"env": {"NCCL_DEBUG": "a b"}}}, "job": {**job.to_dict(), "env": dict(env or {})}}
+    spec = {
+        "cluster": {"pods": {"env": {"NCCL_DEBUG": "a b"}}},
+        "job": {**job.to_dict(), "env": dict(env or {})},
+    }
     paths.spec.write_text(json.dumps(spec))
     paths.hostfile.write_text("10.0.0.1 slots=1\n10.0.0.2 slots=1\n")
     hosts = (HostSlots(address="10.0.0.1", slots=1), HostSlots(address="10.0.0.2", slots=1))
@@ -49,7 +65,9 @@ def make_run(root: Path, job: FineTune | Script, env: Mapping[str, str] | None =
         }
         paths.job.write_text(json.dumps(told))
         paths.deepspeed.write_text(json.dumps(deepspeed))
-    return RunResult(path=root, state=RunState.SUCCEEDED, hosts=hosts, world_size=2, versions=VERSIONS)
+    return RunResult(
+        path=root, state=RunState.SUCCEEDED, hosts=hosts, world_size=2, versions=VERSIONS
+    )
 
 
 def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
@@ -58,10 +76,20 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     recipe = recipe_of(result)
     assert set(recipe.files) == {
-        "train.py", "order.py", "job.json", "deepspeed.json", "hostfile", "requirements.txt", "train.jsonl",
-        "eval.jsonl", "tokenizer/tokenizer.json",
-    }  # fmt: skip
-    assert recipe.files["requirements.txt"] == b"torch==2.13.0\ndeepspeed==0.19.8\ntransformers==5.23.0\n"
+        "train.py",
+        "order.py",
+        "job.json",
+        "deepspeed.json",
+        "hostfile",
+        "requirements.txt",
+        "train.jsonl",
+        "eval.jsonl",
+        "tokenizer/tokenizer.json",
+    }
+    assert (
+        recipe.files["requirements.txt"]
+        == b"torch==2.13.0\ndeepspeed==0.19.8\ntransformers==5.23.0\n"
+    )
     assert b"import workbench" not in recipe.files["train.py"]
     assert b"from workbench" not in recipe.files["train.py"]
     with zipfile.ZipFile(io.BytesIO(recipe.archive)) as archive:
@@ -83,9 +111,13 @@ def test_the_commands_are_shell_and_hold_no_value(tmp_path: Path) -> None:
     assert ': "${HF_TOKEN:?' in recipe.commands
     assert "rm -rf" not in recipe.commands
     subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
-    exports = "\n".join(line for line in recipe.commands.splitlines() if line.startswith(("export", ":")))
+    exports = "\n".join(
+        line for line in recipe.commands.splitlines() if line.startswith(("export", ":"))
+    )
     given = {**os.environ, "HF_TOKEN": "t", "A": "$(a)", "NCCL_DEBUG": "n"}
-    run = subprocess.run(["sh", "-ec", f'{exports}\nprintf "%s|%s" "$A" "$HEADER"'], env=given, stdout=-1, check=True)
+    run = subprocess.run(
+        ["sh", "-ec", f'{exports}\nprintf "%s|%s" "$A" "$HEADER"'], env=given, stdout=-1, check=True
+    )
     assert run.stdout == b"$(a)|Bearer t"
     del given["HF_TOKEN"]
     assert subprocess.run(["sh", "-ec", exports], env=given, stderr=-1).returncode != 0
@@ -119,7 +151,9 @@ def test_a_run_of_somebody_else_puts_nothing_into_the_commands(
         "NCCL_DEBUG": "1",
     }  # no program of the recipe is found
     touch = 'touch() { : > "$1"; }\n'
-    subprocess.run(["/bin/sh", "-c", touch + recipe.commands], cwd=tmp_path / "here", env=harmless, stderr=-1)
+    subprocess.run(
+        ["/bin/sh", "-c", touch + recipe.commands], cwd=tmp_path / "here", env=harmless, stderr=-1
+    )
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -131,7 +165,9 @@ def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
     assert any("from a hub" in line for line in recipe_of(result).differs)
     folder = tmp_path / "a model"
     result = make_run(tmp_path / "folder", FineTune(model=str(folder)))
-    assert any(f"the model {folder} is loaded from a folder" in line for line in recipe_of(result).differs)
+    assert any(
+        f"the model {folder} is loaded from a folder" in line for line in recipe_of(result).differs
+    )
     local = replace(result, hosts=(HostSlots(address="127.0.0.2", slots=2),))
     assert any("are gone" in line for line in recipe_of(local).differs)
 
@@ -145,8 +181,12 @@ def test_many_rows_are_fetched_and_checked(tmp_path: Path) -> None:
     assert len(recipe.archive) < 1 << 20
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "rows.sha256").write_bytes(recipe.files["rows.sha256"])
-    fetch = [line for line in recipe.commands.splitlines() if line.startswith(("cp ", "sha256sum "))]
-    subprocess.run(["sh", "-ec", "\n".join(fetch)], cwd=tmp_path / "here", check=True, capture_output=True)
+    fetch = [
+        line for line in recipe.commands.splitlines() if line.startswith(("cp ", "sha256sum "))
+    ]
+    subprocess.run(
+        ["sh", "-ec", "\n".join(fetch)], cwd=tmp_path / "here", check=True, capture_output=True
+    )
 
 
 def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
@@ -154,7 +194,9 @@ def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
     assert recipe_of(result).commands.endswith("# the one rank\n.venv/bin/python train.py")
 
 
-def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(tmp_path: Path) -> None:
+def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "own" / "ring.py"
     (script.parent / "lib").mkdir(parents=True)
     script.write_text("print('ring')\n")
@@ -194,8 +236,14 @@ def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:
         (FineTune(technique="fsdp"), "technique 'fsdp'"),
         (FineTune(technique="local-sgd"), "technique 'local-sgd'"),
         (FineTune(peft="lora"), "peft 'lora'"),
-        (FineTune(technique="single", device_map="auto", max_memory={0: "2GiB"}), "layers spread by device_map"),
-        (FineTune(model="tiny-llama", technique="ddp", peft="qlora"), "a causal model and peft 'qlora'"),
+        (
+            FineTune(technique="single", device_map="auto", max_memory={0: "2GiB"}),
+            "layers spread by device_map",
+        ),
+        (
+            FineTune(model="tiny-llama", technique="ddp", peft="qlora"),
+            "a causal model and peft 'qlora'",
+        ),
         (FineTune(optimizer="adamw-8bit"), "optimizer 'adamw-8bit'"),
         (FineTune(eval_steps=2, load_best_model_at_end=True), "the best model"),
         (FineTune(eval_steps=2, early_stopping_patience=1), "an early stop"),
@@ -208,7 +256,10 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     recipe = recipe_of(result)
     assert f"does not know {said}: this recipe needs the project" in recipe.differs[0]
     assert "train.py" not in recipe.files
-    assert '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated' in recipe.commands.splitlines()
+    assert (
+        '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated'
+        in recipe.commands.splitlines()
+    )
     subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
     spec = json.loads(recipe.files["spec.json"])
     again = job_from_dict(spec["job"])
@@ -217,16 +268,27 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     for name in ("train.jsonl", "eval.jsonl"):
         (tmp_path / "here" / name).write_bytes(recipe.files[name])
     assert again.dataset == {"kind": "files", "train": "train.jsonl", "eval": "eval.jsonl"}
-    files = {"train": str(tmp_path / "here" / "train.jsonl"), "eval": str(tmp_path / "here" / "eval.jsonl")}
+    files = {
+        "train": str(tmp_path / "here" / "train.jsonl"),
+        "eval": str(tmp_path / "here" / "eval.jsonl"),
+    }
     prepared = prepare(dataset_from({"kind": "jsonl", **files}), tmp_path / "here" / "inputs")
     assert prepared.train is not None
-    assert prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
+    assert (
+        prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
+    )
 
 
 def test_a_metric_of_ones_own_lies_beside_the_spec(tmp_path: Path) -> None:
-    result = make_run(tmp_path / "run", FineTune(peft="lora", metrics=["rouge", "/home/me/scores.py:score"]))
+    result = make_run(
+        tmp_path / "run", FineTune(peft="lora", metrics=["rouge", "/home/me/scores.py:score"])
+    )
     file = RunPaths(result.path).job
-    sent = {"metrics": [{"path": "/home/me/scores.py", "function": "score", "source": "def score(p, r): ..."}]}
+    sent = {
+        "metrics": [
+            {"path": "/home/me/scores.py", "function": "score", "source": "def score(p, r): ..."}
+        ]
+    }
     file.write_text(json.dumps({**json.loads(file.read_text()), "metric_inputs": sent}))
     recipe = recipe_of(result)
     assert recipe.files["metric-1.py"] == b"def score(p, r): ..."
@@ -234,9 +296,14 @@ def test_a_metric_of_ones_own_lies_beside_the_spec(tmp_path: Path) -> None:
 
 
 CONFIGURED = {
-    **ZERO1, "gradient_clipping": 0.5, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1}},
-}  # fmt: skip
+    **ZERO1,
+    "gradient_clipping": 0.5,
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1},
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -251,10 +318,16 @@ CONFIGURED = {
     ],
 )
 def test_the_recipe_trains_with_the_options_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, object], deepspeed: object
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Mapping[str, object],
+    deepspeed: object,
 ) -> None:
     settings = pytest.importorskip("workbench.worker.train.settings")
-    accelerate, transformers = pytest.importorskip("accelerate"), pytest.importorskip("transformers")
+    accelerate, transformers = (
+        pytest.importorskip("accelerate"),
+        pytest.importorskip("transformers"),
+    )
     known = transformers.Seq2SeqTrainingArguments.__dataclass_fields__
     defaults = {name: field.default for name, field in known.items()}
 
@@ -272,7 +345,14 @@ def test_the_recipe_trains_with_the_options_of_the_run(
     for name, content in recipe_of(result).files.items():
         (tmp_path / "recipe" / name).write_bytes(content)
     monkeypatch.setenv("WORKBENCH_RUN_DIR", str(paths.job.parent))
-    for name in ("TOKENIZERS_PARALLELISM", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "TOKENIZERS_PARALLELISM",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         monkeypatch.setenv(name, "0")  # what the script itself sets, put back afterwards
     monkeypatch.setattr(accelerate, "PartialState", lambda *_args, **_options: None)
     monkeypatch.setattr(transformers, "Seq2SeqTrainingArguments", Taken)
@@ -283,13 +363,20 @@ def test_the_recipe_trains_with_the_options_of_the_run(
     with pytest.raises(Taken) as repeated:
         runpy.run_path(str(tmp_path / "recipe" / "train.py"), run_name="__main__")
     own = {"output_dir", "run_name", "report_to"}  # where it writes, and to whom it reports
-    differing = {name for name in defaults if run.value.options[name] != repeated.value.options[name]}
+    differing = {
+        name for name in defaults if run.value.options[name] != repeated.value.options[name]
+    }
     assert differing <= own
     assert run.value.options["warmup_steps"] == (7 if deepspeed is CONFIGURED else 0.1)
 
 
 # Technique, ranks and steps; 30 are enough that another warm-up makes another curve.
-RUNS = {"zero1": ("zero1", 2, 4), "ddp": ("ddp", 2, 4), "alone": ("ddp", 1, 4), "single": ("single", 1, 30)}
+RUNS = {
+    "zero1": ("zero1", 2, 4),
+    "ddp": ("ddp", 2, 4),
+    "alone": ("ddp", 1, 4),
+    "single": ("single", 1, 30),
+}
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +387,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
     plan = Plan(root)
     for name, (technique, ranks, steps) in RUNS.items():
         job = FineTune(
-            technique=technique, max_steps=steps, eval_steps=2, per_device_train_batch_size=4, profile_step=0
+            technique=technique,
+            max_steps=steps,
+            eval_steps=2,
+            per_device_train_batch_size=4,
+            profile_step=0,
         )
         result = replace(make_run(root / name, job), world_size=ranks)
         paths = RunPaths(result.path)
@@ -313,14 +404,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
         assert set(run.exit_codes.values()) == {0}, run.stderr()
         losses = {e["step"]: float(str(e["eval_loss"])) for e in run.data("eval")}
         (run.folder / "out" / "model").rename(RunPaths(run.folder).model)
-        results[name] = replace(results[name], first_eval_loss=losses[0], eval_loss=losses[RUNS[name][2]])
+        results[name] = replace(
+            results[name], first_eval_loss=losses[0], eval_loss=losses[RUNS[name][2]]
+        )
     return results
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
-def test_the_recipe_repeats_the_run_to_the_last_digit(ran: Mapping[str, RunResult], tmp_path: Path, name: str) -> None:
+def test_the_recipe_repeats_the_run_to_the_last_digit(
+    ran: Mapping[str, RunResult], tmp_path: Path, name: str
+) -> None:
     result = ran[name]
     folder = tmp_path / "repeated"
     with zipfile.ZipFile(io.BytesIO(recipe_of(result).archive)) as archive:
@@ -333,4 +428,6 @@ def test_the_recipe_repeats_the_run_to_the_last_digit(ran: Mapping[str, RunResul
     losses = [result.first_eval_loss, result.eval_loss]
     assert f"{{'eval_loss here': {losses}, 'in the run': {losses}}}" in run.stdout
     weights = "model.safetensors"
-    assert (folder / "model" / weights).read_bytes() == (RunPaths(result.path).model / weights).read_bytes()
+    assert (folder / "model" / weights).read_bytes() == (
+        RunPaths(result.path).model / weights
+    ).read_bytes()

@@ -27,7 +27,9 @@ from workbench.results.speed import mfu, peak_tflops, tflops_per_device
         ("", "fp32", None),
     ],
 )
-def test_a_peak_is_known_for_whole_gpus_of_the_table_alone(device: str, precision: str, peak: float | None) -> None:
+def test_a_peak_is_known_for_whole_gpus_of_the_table_alone(
+    device: str, precision: str, peak: float | None
+) -> None:
     assert peak_tflops(device, precision) == peak
     assert mfu(None, device, precision) is None
     assert mfu(10.0, device, precision) == (None if peak is None else 10.0 / peak)
@@ -45,5 +47,11 @@ def test_a_model_of_n_parameters_needs_six_operations_a_parameter_and_token() ->
 
 @pytest.mark.parametrize("missing", ["forward_flops", "profiled_tokens", "padded_tokens_per_s"])
 def test_without_a_profile_or_a_count_of_tokens_nothing_is_said(missing: str) -> None:
-    told = {"forward_flops": 1e9, "profiled_tokens": 10, "padded_tokens_per_s": 5.0, "devices": 1, "adapters": False}
+    told = {
+        "forward_flops": 1e9,
+        "profiled_tokens": 10,
+        "padded_tokens_per_s": 5.0,
+        "devices": 1,
+        "adapters": False,
+    }
     assert tflops_per_device(**{**told, missing: None}) is None  # type: ignore[arg-type]

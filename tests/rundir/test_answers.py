@@ -18,7 +18,9 @@ from workbench.rundir.answers import Answer, judge, share, write_answers
         ("SELECT a FROM table", "", False),
     ],
 )
-def test_an_answer_counts_when_only_white_space_differs(expected: str, predicted: str, same: bool) -> None:
+def test_an_answer_counts_when_only_white_space_differs(
+    expected: str, predicted: str, same: bool
+) -> None:
     assert judge("q", expected, predicted).exact_match is same
 
 
@@ -29,9 +31,17 @@ def test_the_share_of_exact_answers() -> None:
 
 
 def test_predictions_are_one_object_a_line(tmp_path: Path) -> None:
-    answers = [Answer(source="Wo?\n", expected="é", predicted="東", exact_match=False, table_id="t-1")] * 2
+    answers = [
+        Answer(source="Wo?\n", expected="é", predicted="東", exact_match=False, table_id="t-1")
+    ] * 2
     write_answers(tmp_path / "predictions.jsonl", answers)
     lines = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"source": "Wo?\n", "expected": "é", "predicted": "東", "exact_match": False, "table_id": "t-1"}
+        {
+            "source": "Wo?\n",
+            "expected": "é",
+            "predicted": "東",
+            "exact_match": False,
+            "table_id": "t-1",
+        }
     ] * 2

@@ -39,13 +39,22 @@ def base_specs(folder: Path) -> list[dict[str, Any]]:
     script.write_text("print(1)\n")
     jobs = (
         FineTune(dataset={"kind": "wikisql-mini", "train_rows": 8, "eval_rows": 4}, env={"A": "b"}),
-        FineTune(technique="fsdp", peft="lora", lora={"r": 4}, fsdp={"shard": "full"}, model="tiny-llama", max_steps=3),
+        FineTune(
+            technique="fsdp",
+            peft="lora",
+            lora={"r": 4},
+            fsdp={"shard": "full"},
+            model="tiny-llama",
+            max_steps=3,
+        ),
         FineTune(deepspeed={"zero_optimization": {"stage": 1}}, resume=None, report_to=["wandb"]),
         Script(path=str(script), args=["--a", "b"], env={"A": "b"}),
     )
     specs = []
     for job, backend in zip(jobs, BACKENDS, strict=True):
-        cluster = ClusterSpec.from_dict({"backend": backend, "count": 2, "pods": {"cpus": 2, "env": {"B": "c"}}})
+        cluster = ClusterSpec.from_dict(
+            {"backend": backend, "count": 2, "pods": {"cpus": 2, "env": {"B": "c"}}}
+        )
         made = RunSpec(cluster=cluster, job=job).to_dict()
         made["cluster"] = {**made["cluster"], "backend": {**spelled_out(backend), **backend}}  # type: ignore[dict-item]
         specs.append(json.loads(json.dumps(made)))
@@ -84,7 +93,9 @@ def mutated(spec: Any, how: str, where: int, wrong: object) -> Any:
             return replaced(spec, at, deep)
         case "drop" | "rename" if at and isinstance(parent, dict):
             kept = {key: value for key, value in parent.items() if key != at[-1]}
-            return replaced(spec, at[:-1], kept if how == "drop" else {**kept, f"{at[-1]}x": parent[at[-1]]})
+            return replaced(
+                spec, at[:-1], kept if how == "drop" else {**kept, f"{at[-1]}x": parent[at[-1]]}
+            )
         case "add" if isinstance(inner(spec, at), dict):
             return replaced(spec, at, {**inner(spec, at), "added": wrong})
     return spec
@@ -105,7 +116,9 @@ def refusal(file: Path, out: Path) -> str:
 def tried(
     folder: Path, examples: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, int]:
-    monkeypatch.setenv("A", "b")  # a spec that is written down holds names of variables, and no value
+    monkeypatch.setenv(
+        "A", "b"
+    )  # a spec that is written down holds names of variables, and no value
     monkeypatch.setenv("B", "c")
     specs, counts = base_specs(folder), [0, 0]
     file, out = folder / "spec.json", folder / "out"
@@ -115,7 +128,11 @@ def tried(
         shutil.rmtree(out)
 
     @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(st.sampled_from(specs), MUTATIONS)
     def each(spec: Any, mutations: list[tuple[str, int, object]]) -> None:
@@ -146,7 +163,9 @@ def test_a_bad_spec_ends_in_words_and_leaves_nothing(
     assert refused > specs // 2
 
 
-def test_the_corrected_spec_of_a_refused_one_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_corrected_spec_of_a_refused_one_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = tmp_path / "spec.json", tmp_path / "out"
     job = {"dataset": {"kind": "wikisql-mini", "train_rows": 8, "eval_rows": 4}}
     file.write_text(json.dumps({"cluster": {"backend": {"kind": "nope"}}, "job": job}))

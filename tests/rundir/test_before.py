@@ -43,13 +43,28 @@ def run(cluster: ClusterPaths) -> Run:
 
 def test_it_opens_and_shows(run: Run, tmp_path: Path) -> None:
     result = run.result
-    assert (run.state, result.steps, result.technique, result.hosts[0].pod) == ("succeeded", 4, "zero1", "pod-0")
-    assert (round(result.eval_loss or 0, 3), result.predicted_memory_gib) == (6.866, pytest.approx(0.517, abs=0.001))
-    assert result.predictions is not None and len(result.predictions) == 4 and result.profile is not None
+    assert (run.state, result.steps, result.technique, result.hosts[0].pod) == (
+        "succeeded",
+        4,
+        "zero1",
+        "pod-0",
+    )
+    assert (round(result.eval_loss or 0, 3), result.predicted_memory_gib) == (
+        6.866,
+        pytest.approx(0.517, abs=0.001),
+    )
+    assert (
+        result.predictions is not None
+        and len(result.predictions) == 4
+        and result.profile is not None
+    )
     for shown in (result, result.predictions, result.profile):
         assert len(str(shown)) > 100 and "<t" in shown._repr_html_()
     assert "6.866" in str(result) and "6.866" in result._repr_html_()
-    assert "pod-0" in run._repr_html_() and "6.866" in result.to_html(tmp_path / "card.html").read_text()
+    assert (
+        "pod-0" in run._repr_html_()
+        and "6.866" in result.to_html(tmp_path / "card.html").read_text()
+    )
 
 
 def test_its_curves_memory_and_phases_are_read(run: Run) -> None:
@@ -57,13 +72,23 @@ def test_its_curves_memory_and_phases_are_read(run: Run) -> None:
     assert view.state is RunState.SUCCEEDED and view.cluster_phase == "closed"
     assert [len(view.curves[name]) for name in ("loss", "eval_loss")] == [4, 3]
     assert view.memory["127.0.0.2"].gib.highest == pytest.approx(0.4091)
-    assert (view.progress.step, view.progress.max_steps, view.totals.phases[0]) == (4, 4, "predicting")
+    assert (view.progress.step, view.progress.max_steps, view.totals.phases[0]) == (
+        4,
+        4,
+        "predicting",
+    )
     assert view.batch.endswith(" = 2")
 
 
 def test_history_and_index_list_it(run: Run, cluster: ClusterPaths) -> None:
     (record,) = history(cluster.root).records
-    assert (record.id, record.state, record.model, record.pods, record.steps) == (ID, "succeeded", "tiny-t5", 1, 4)
+    assert (record.id, record.state, record.model, record.pods, record.steps) == (
+        ID,
+        "succeeded",
+        "tiny-t5",
+        1,
+        4,
+    )
     assert ID[-4:] in str(history(cluster.root)) and run.path == history(cluster.root)[0].path
     with RunIndex(cluster.root) as index:
         index.refresh()
@@ -80,7 +105,10 @@ def test_a_report_takes_it(run: Run, tmp_path: Path) -> None:
 def test_its_spec_starts_the_same_run_again(tmp_path: Path) -> None:
     spec = RunSpec.load(BEFORE / "SPEC.json")
     prepared = prepare_run(spec, root=tmp_path / "again")
-    now, then = json.loads(prepared.paths.job.read_text()), read_json(BEFORE / "run" / "inputs" / "job.json")
+    now, then = (
+        json.loads(prepared.paths.job.read_text()),
+        read_json(BEFORE / "run" / "inputs" / "job.json"),
+    )
     assert {name: now["job"][name] for name in then["job"]} == then["job"]  # type: ignore[attr-defined]
     assert now["deepspeed"] == then["deepspeed"]
     assert now["order"] == ROW_ORDER
@@ -103,10 +131,14 @@ def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
     part.mkdir(parents=True)
     (part / "state.json").write_text("{}")
     write_manifest(part, step=4, rank=0, world_size=1)
-    with pytest.raises(ConfigError, match="train_sampling_strategy is 'group_by_length' and was 'random'"):
+    with pytest.raises(
+        ConfigError, match="train_sampling_strategy is 'group_by_length' and was 'random'"
+    ):
         prepare_run(other, root=tmp_path / "other")
     prepared = prepare_run(spec, root=tmp_path / "next")
     chosen = read_json(prepared.paths.job)["resume"]
     note = "max_steps is 8 and was 4: the learning rate follows the schedule of the new length"
     assert chosen == {"step": 4, "parts": {"0": str(part)}, "pods": {}, "notes": [note]}
-    assert read_json(prepared.paths.job)["order"] == 1, "rows come in the order of the run that is gone on with"
+    assert read_json(prepared.paths.job)["order"] == 1, (
+        "rows come in the order of the run that is gone on with"
+    )

@@ -26,11 +26,17 @@ def test_logs_are_exact_and_events_come_out(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     collector = Collector(paths, [0])
-    raw = b"\xff\x00 bar 10%\r bar 20%\r\n" + format_event("step", rank=0, loss=1.5).encode() + b"\ntail"
+    raw = (
+        b"\xff\x00 bar 10%\r bar 20%\r\n"
+        + format_event("step", rank=0, loss=1.5).encode()
+        + b"\ntail"
+    )
     events, at = [], 0
     for size in (3, 11, 30, len(raw)):
         piece = raw[at : at + size]
-        events += collector.take({"rank-0/stdout.log": {"offset": at, "data": piece.decode("latin-1")}})
+        events += collector.take(
+            {"rank-0/stdout.log": {"offset": at, "data": piece.decode("latin-1")}}
+        )
         at += len(piece)
     assert paths.rank_log(0, "stdout").read_bytes() == raw
     assert [(e.kind, e.data["loss"]) for e in events] == [("step", 1.5)]
@@ -68,7 +74,9 @@ class Pod:
     def poll(self, most: int = 1 << 20) -> list[Event]:
         at = self.collector.offsets[NAME]
         piece = self.data[at : at + most]
-        return self.collector.take({NAME: {"offset": at, "data": piece.decode("latin-1")}} if piece else {})
+        return self.collector.take(
+            {NAME: {"offset": at, "data": piece.decode("latin-1")}} if piece else {}
+        )
 
 
 def collecting(tmp_path: Path) -> tuple[Pod, Path, list[float]]:
@@ -100,7 +108,9 @@ def test_a_full_disk_cuts_the_log_and_not_the_events_until_there_is_room(
     assert pod.collector.cut == {}
 
 
-def test_a_log_that_no_descriptor_is_left_for_names_that_cause_and_is_whole_later(tmp_path: Path) -> None:
+def test_a_log_that_no_descriptor_is_left_for_names_that_cause_and_is_whole_later(
+    tmp_path: Path,
+) -> None:
     pod, log, now = collecting(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     pod.data = b"rank 0 line 0\n"
@@ -143,7 +153,11 @@ def test_secrets_are_masked_however_they_arrive_and_offsets_stay(tmp_path: Path,
         collector.take({name: {"offset": offset, "data": piece}})
     log = paths.rank_log(0, "stderr").read_bytes().decode()
     assert len(log) == len(text)
-    assert [line for line in log.splitlines() if "*" not in line and "END" not in line] == ["step 1", "", " 20%"]
+    assert [line for line in log.splitlines() if "*" not in line and "END" not in line] == [
+        "step 1",
+        "",
+        " 20%",
+    ]
     for secret in ("opensesame", "MIIE", "hf_abc", "abc123"):
         assert secret not in log
     assert log.count("\n") == text.count("\n")

@@ -41,19 +41,58 @@ Damage = tuple[str, str, int, object]
 CANARY = "canary-of-the-reader"
 PROFILE = Path(__file__).parents[1] / "samples" / "flops_profile.txt"
 FILES = (
-    *("run.json", "spec.json", "state.json", "result.json", "events.jsonl", "hostfile", "prediction.json"),
-    *("origin.json", "profile.txt", "predictions.jsonl", "held.json", "command.sh", "inputs/job.json"),
-    *("inputs/eval.jsonl", "inputs/tables.jsonl", "inputs/deepspeed.json", "logs/rank-0.stderr.log"),
-    *("logs/rank-1.stdout.log", "logs/launcher.log", "../../state.json", "../../queue.json", "../../cluster.json"),
+    *(
+        "run.json",
+        "spec.json",
+        "state.json",
+        "result.json",
+        "events.jsonl",
+        "hostfile",
+        "prediction.json",
+    ),
+    *(
+        "origin.json",
+        "profile.txt",
+        "predictions.jsonl",
+        "held.json",
+        "command.sh",
+        "inputs/job.json",
+    ),
+    *(
+        "inputs/eval.jsonl",
+        "inputs/tables.jsonl",
+        "inputs/deepspeed.json",
+        "logs/rank-0.stderr.log",
+    ),
+    *(
+        "logs/rank-1.stdout.log",
+        "logs/launcher.log",
+        "../../state.json",
+        "../../queue.json",
+        "../../cluster.json",
+    ),
 )
 
 
 def whole_run(folder: Path) -> RunPaths:
     run = write_run(folder)
     run.event("phase", name="training")
-    run.event("start", model="tiny-t5", family="encoder-decoder", world_size=3, global_batch_size=24, parameters=10**6)
+    run.event(
+        "start",
+        model="tiny-t5",
+        family="encoder-decoder",
+        world_size=3,
+        global_batch_size=24,
+        parameters=10**6,
+    )
     run.event("device", name="cpu")
-    run.event("sample", rank=None, host="127.0.0.2", rss_gib=1.0, gpus=[{"index": 0, "percent": 5, "used_gib": 1.0}])
+    run.event(
+        "sample",
+        rank=None,
+        host="127.0.0.2",
+        rss_gib=1.0,
+        gpus=[{"index": 0, "percent": 5, "used_gib": 1.0}],
+    )
     for step in range(1, 4):
         run.step(step)
     run.event("eval", step=3, eval_loss=2.5)
@@ -65,9 +104,16 @@ def whole_run(folder: Path) -> RunPaths:
     (paths.logs / "launcher.log").write_text("pdsh: pod-0: hello\n")
     paths.inputs.mkdir()
     job = json.loads(paths.spec.read_text())["job"]
-    paths.job.write_text(json.dumps({"job": job, "train": "train.jsonl", "eval": "eval.jsonl", "deepspeed": {}}))
+    paths.job.write_text(
+        json.dumps({"job": job, "train": "train.jsonl", "eval": "eval.jsonl", "deepspeed": {}})
+    )
     paths.deepspeed.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
-    row = {"source": "How many?", "expected": "SELECT a FROM table", "predicted": "SELECT a", "table_id": "1-2"}
+    row = {
+        "source": "How many?",
+        "expected": "SELECT a FROM table",
+        "predicted": "SELECT a",
+        "table_id": "1-2",
+    }
     paths.predictions.write_text(json.dumps({**row, "exact_match": False}) + "\n")
     (paths.inputs / "eval.jsonl").write_text(
         json.dumps({"source": "How many?", "target": "SELECT a FROM table"}) + "\n"
@@ -79,12 +125,29 @@ def whole_run(folder: Path) -> RunPaths:
     paths.held.write_text(json.dumps({"parts": {"3": {"0": ["pod-0", "/x/step-3/rank-0"]}}}))
     paths.command.write_text("deepspeed --hostfile hostfile train.py\n")
     head, _, detail = PROFILE.read_text().partition("T5ForConditionalGeneration(\n")
-    paths.profile.write_text(f"{head}T5ForConditionalGeneration(\n" + "".join(detail.splitlines(True)[:2]) + ")\n")
-    error = {"host": "127.0.0.2", "pod": "pod-0", "rank": 0, "kind": "ValueError", "message": "no", "traceback": "T\n"}
+    paths.profile.write_text(
+        f"{head}T5ForConditionalGeneration(\n" + "".join(detail.splitlines(True)[:2]) + ")\n"
+    )
+    error = {
+        "host": "127.0.0.2",
+        "pod": "pod-0",
+        "rank": 0,
+        "kind": "ValueError",
+        "message": "no",
+        "traceback": "T\n",
+    }
     run.end(
-        "failed", "rank 0 failed", error=error, started_s=T0, ended_s=T0 + 25, peak_memory_gib={"127.0.0.2": 1.0},
-        steps=3, eval_loss=2.5, train_samples_per_s=100.0, versions={"torch": "2.13.0", "python": "3.11.2"},
-    )  # fmt: skip
+        "failed",
+        "rank 0 failed",
+        error=error,
+        started_s=T0,
+        ended_s=T0 + 25,
+        peak_memory_gib={"127.0.0.2": 1.0},
+        steps=3,
+        eval_loss=2.5,
+        train_samples_per_s=100.0,
+        versions={"torch": "2.13.0", "python": "3.11.2"},
+    )
     return paths
 
 
@@ -115,7 +178,7 @@ def pipes_in(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if stat.S_ISFIFO(Path(folder, name).lstat().st_mode)]
 
 
-def damage(root: Path, secret: Path, what: Damage) -> None:
+def damage(root: Path, secret: Path, what: Damage) -> None:  # noqa: C901, PLR0912
     name, how, where, wrong = what
     path = root / name
     if not path.parent.is_dir() or path.parent.is_symlink():
@@ -128,9 +191,17 @@ def damage(root: Path, secret: Path, what: Damage) -> None:
         case "missing":
             put(path, lambda: None)
         case "noise":
-            put(path, lambda: path.write_bytes(bytes((where * 31 + i * i) % 256 for i in range(3000))))
+            put(
+                path,
+                lambda: path.write_bytes(bytes((where * 31 + i * i) % 256 for i in range(3000))),
+            )
         case "deep":
-            put(path, lambda: path.write_text(("[" if where % 2 else '{"a":') * (50 + where * 97 % 100_000)))
+            put(
+                path,
+                lambda: path.write_text(
+                    ("[" if where % 2 else '{"a":') * (50 + where * 97 % 100_000)
+                ),
+            )
         case "deep but whole":
             depth = 50 + where % 5000
             put(path, lambda: path.write_text("[" * depth + "]" * depth + "\n"))
@@ -160,11 +231,26 @@ def damage(root: Path, secret: Path, what: Damage) -> None:
 
 HOW = (
     *("retype",) * 10,
-    *("cut", "cut", "missing", "noise", "deep", "deep but whole", "huge", "long", "link", "device", "loop", "fifo"),
+    *(
+        "cut",
+        "cut",
+        "missing",
+        "noise",
+        "deep",
+        "deep but whole",
+        "huge",
+        "long",
+        "link",
+        "device",
+        "loop",
+        "fifo",
+    ),
     *("folder", "folder is a link"),
 )
 DAMAGES = st.lists(
-    st.tuples(st.sampled_from(FILES), st.sampled_from(HOW), st.integers(0, 10**6), st.sampled_from(WRONG)),
+    st.tuples(
+        st.sampled_from(FILES), st.sampled_from(HOW), st.integers(0, 10**6), st.sampled_from(WRONG)
+    ),
     min_size=1,
     max_size=3,
 )
@@ -257,20 +343,27 @@ def damaged(place: Place, what: list[Damage], how: str) -> Iterator[None]:
             run.result.unlink()
             run.state.write_text('{"state": "running", "message": "training", "hint": ""}')
         if how == "left":  # by a keeper that died
-            cluster.state.write_text(json.dumps({**json.loads(cluster.state.read_text()), "start_time": 1}))
+            cluster.state.write_text(
+                json.dumps({**json.loads(cluster.state.read_text()), "start_time": 1})
+            )
         for each in what:
             damage(run.root, place.secret, each)
         yield
     finally:
         for name in ("result.json", "state.json", "../../state.json", *(name for name, *_ in what)):
             place.put_back(name)
-        for path in (*place.secret.parent.glob("outside-*"), *place.secret.parent.glob("index.sqlite*")):
+        for path in (
+            *place.secret.parent.glob("outside-*"),
+            *place.secret.parent.glob("index.sqlite*"),
+        ):
             put(path, lambda: None)
         (place.folder / "card.html").unlink(missing_ok=True)
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +373,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     run, cluster = whole_run(root), ClusterPaths(made.whole)
     write_json(run.info, {**read_json(run.info), "cluster": str(made.folder)})
     write_json(cluster.state, {**read_json(cluster.state), "host": socket.gethostname(), "lock": 1})
-    write_json(cluster.config, ClusterSpec(backend={"kind": "local"}, pods=PodSpec(), count=3).to_dict())
+    write_json(
+        cluster.config, ClusterSpec(backend={"kind": "local"}, pods=PodSpec(), count=3).to_dict()
+    )
     write_queue(cluster.root / "queue.json", [QueuedRun(id=run.root.name, path=run.root)])
     shutil.copytree(made.whole, made.folder)
     made.secret.write_text(CANARY + "\n")
@@ -291,14 +386,27 @@ def tried(place: Place, examples: int) -> int:
     counted = []
 
     @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
     @example([("../../queue.json", "retype", 3, "a\0b")], "left", False)
     @example([("../../queue.json", "fifo", 0, None)], "left", False)
     @example(
-        [("logs/rank-0.stderr.log", "fifo", 0, None), ("logs/launcher.log", "folder is a link", 0, None)], "left", False
+        [
+            ("logs/rank-0.stderr.log", "fifo", 0, None),
+            ("logs/launcher.log", "folder is a link", 0, None),
+        ],
+        "left",
+        False,
     )
-    @given(DAMAGES, st.sampled_from(("ended", "ended", "live", "left")), st.sampled_from((*(False,) * 99, True)))
+    @given(
+        DAMAGES,
+        st.sampled_from(("ended", "ended", "live", "left")),
+        st.sampled_from((*(False,) * 99, True)),
+    )
     def each(what: list[Damage], how: str, drawn: bool) -> None:  # a card and a page take a second
         counted.append(what)
         look_at(place, what, how=how, drawn=drawn)

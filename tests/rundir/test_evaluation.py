@@ -26,7 +26,9 @@ ROWS = {"kind": "wikisql-mini", "train_rows": 8, "eval_rows": 4}
 
 def prepared(tmp_path: Path, **job: object) -> dict[str, object]:
     options = {"dataset": ROWS, **job}
-    run = prepare_run(RunSpec(job=FineTune(**options), cluster=ClusterSpec()), root=tmp_path / "run")  # type: ignore[arg-type]
+    run = prepare_run(
+        RunSpec(job=FineTune(**options), cluster=ClusterSpec()), root=tmp_path / "run"
+    )  # type: ignore[arg-type]
     return dict(json.loads(run.paths.job.read_text()))
 
 
@@ -34,7 +36,10 @@ def prepared(tmp_path: Path, **job: object) -> dict[str, object]:
     ("metric", "words"),
     [
         ("absent.py:score", "cannot be read: No such file or directory; paths count from"),
-        ("good.py:scor", "the function 'scor' is not known: did you mean 'score'? Allowed: loaded, score, one, three"),
+        (
+            "good.py:scor",
+            "the function 'scor' is not known: did you mean 'score'? Allowed: loaded, score, one, three",
+        ),
         ("good.py:one", "one in {} must take two lists, predictions and references"),
         ("good.py:three", "three in {} must take two lists, predictions and references"),
         ("broken.py:score", "line 1 is not Python"),

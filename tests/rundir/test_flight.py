@@ -34,18 +34,29 @@ def entry(
 
 def test_who_has_not_come_is_told_apart_from_who_waits() -> None:
     done = [entry(number, done=True) for number in (1, 2)]
-    dumps = {0: {"entries": [*done, entry(3)]}, 1: {"entries": done}, 2: {"entries": [*done, entry(3)]}}
+    dumps = {
+        0: {"entries": [*done, entry(3)]},
+        1: {"entries": done},
+        2: {"entries": [*done, entry(3)]},
+    }
     assert flight_words(dumps) == [
         "collective 3 (nccl:all_reduce of [5]): ranks 0, 2 wait in it, rank 1 has not come to it"
     ]
 
 
 def test_ranks_that_call_different_collectives_are_told() -> None:
-    (words,) = flight_words({0: {"entries": [entry(4)]}, 1: {"entries": [entry(4, name="nccl:broadcast", size=7)]}})
-    assert words == "collective 4 is not the same: rank 0 nccl:all_reduce of [5], rank 1 nccl:broadcast of [7]"
+    (words,) = flight_words(
+        {0: {"entries": [entry(4)]}, 1: {"entries": [entry(4, name="nccl:broadcast", size=7)]}}
+    )
+    assert (
+        words
+        == "collective 4 is not the same: rank 0 nccl:all_reduce of [5], rank 1 nccl:broadcast of [7]"
+    )
 
 
-@pytest.mark.parametrize("dump", [{}, {"entries": None}, {"entries": [{"collective_seq_id": "x"}, 3]}, {"entries": []}])
+@pytest.mark.parametrize(
+    "dump", [{}, {"entries": None}, {"entries": [{"collective_seq_id": "x"}, 3]}, {"entries": []}]
+)
 def test_a_dump_that_says_nothing_says_nothing(dump: dict[str, Any]) -> None:
     assert flight_words({0: dump}) == []
     assert flight_words({0: {"entries": [entry(1, done=True)]}}) == []

@@ -35,7 +35,12 @@ def helper(value: int) -> int:
 
 
 def train(rows: int, *, rate: float) -> dict[str, object]:
-    return {"rank": int(os.environ["RANK"]), "rows": helper(rows), "rate": rate, "weights": numpy.arange(3.0)}
+    return {
+        "rank": int(os.environ["RANK"]),
+        "rows": helper(rows),
+        "rate": rate,
+        "weights": numpy.arange(3.0),
+    }
 
 
 def uses_a_lock() -> None:
@@ -64,9 +69,13 @@ def on_rank(job: Function, folder: Path, rank: int = 0) -> subprocess.CompletedP
     archive.write_bytes(zip_script(script))
     shutil.unpack_archive(archive, outputs)
     # Neither this package nor the test's own module is there.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"RANK": str(rank)}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "RANK": str(rank)
+    }
     command = [sys.executable, "-u", script.name]
-    return subprocess.run(command, cwd=outputs, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=outputs, env=env, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_a_function_travels_with_what_it_uses_and_its_values_come_back(tmp_path: Path) -> None:
@@ -99,7 +108,9 @@ def test_the_lines_of_the_function_alone_travel(tmp_path: Path) -> None:
     (lines,) = (source.splitlines() for source in sources.values())
     whole = Path(__file__).read_text().splitlines()
     kept = [line for line in lines if line]
-    assert all(line in ("", whole[number]) for number, line in enumerate(lines)), "numbered as in the file"
+    assert all(line in ("", whole[number]) for number, line in enumerate(lines)), (
+        "numbered as in the file"
+    )
     assert kept[0] == "def helper(value: int) -> int:"
     assert kept[2].startswith("def train(rows: int")
     assert len(kept) == 4
@@ -120,7 +131,9 @@ def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
     """
     command = [sys.executable, "-c", textwrap.dedent(cells)]
     env = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
-    path = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1]
+    path = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=True
+    ).stdout.split()[-1]
     ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert ended.stderr.splitlines() == [
@@ -139,15 +152,23 @@ def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
     ("job", "named"),
     [
         (Function(uses_a_lock), "the variable 'LOCK' in uses_a_lock, of type lock, cannot travel"),
-        (Function(through_another), "the variable 'LOCK' in uses_a_lock, of type lock, cannot travel"),
-        (Function(uses_a_file), "the variable 'OPENED' in uses_a_file, of type TextIOWrapper, cannot travel"),
+        (
+            Function(through_another),
+            "the variable 'LOCK' in uses_a_lock, of type lock, cannot travel",
+        ),
+        (
+            Function(uses_a_file),
+            "the variable 'OPENED' in uses_a_file, of type TextIOWrapper, cannot travel",
+        ),
         (Function(train, [(x for x in "ab")]), "argument 1, of type generator, cannot travel"),
         (Function(train, (1,), {"rate": LOCK}), "argument 'rate', of type lock, cannot travel"),
         (Function(helper, (bytes(151 << 20),)), "are 151 MiB as a pickle, at most 150 travel"),
         (Function(7), "7 is not a function"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_pickled_is_refused_by_name(job: Function, named: str, tmp_path: Path) -> None:
+def test_what_cannot_be_pickled_is_refused_by_name(
+    job: Function, named: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as refused:
         as_script(job, tmp_path)
     assert named in str(refused.value)
@@ -157,7 +178,10 @@ def test_what_cannot_be_pickled_is_refused_by_name(job: Function, named: str, tm
 def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -> None:
     ended = on_rank(Function(Path, ("a",)), tmp_path)
     assert ended.returncode == 1
-    assert "Path returned what cannot come back: the value is of type pathlib.PosixPath; return numbers" in ended.stderr
+    assert (
+        "Path returned what cannot come back: the value is of type pathlib.PosixPath; return numbers"
+        in ended.stderr
+    )
     with pytest.raises(RunError, match=r"rank 0 of .* returned nothing"):
         returned(RunPaths(tmp_path), 1)
 
@@ -178,7 +202,9 @@ def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path:
         as_script(FineTune(metrics=["rouge", agreed]), tmp_path, [other])
 
 
-def test_a_metric_is_a_file_that_holds_its_function_and_cannot_shadow_a_module(tmp_path: Path) -> None:
+def test_a_metric_is_a_file_that_holds_its_function_and_cannot_shadow_a_module(
+    tmp_path: Path,
+) -> None:
     def random(predictions: list[str], references: list[str]) -> int:
         return helper(len(predictions) + len(references))
 
@@ -199,7 +225,9 @@ def test_a_metric_is_a_file_that_holds_its_function_and_cannot_shadow_a_module(t
         assert "site-packages" not in sys.modules["cloudpickle"].__file__
     """
     subprocess.run([sys.executable, "-I", "-c", textwrap.dedent(code)], timeout=120, check=True)
-    with pytest.raises(ConfigError, match="the variable 'LOCK' in locked, of type lock, cannot travel"):
+    with pytest.raises(
+        ConfigError, match="the variable 'LOCK' in locked, of type lock, cannot travel"
+    ):
         with_metric_files(FineTune(metrics=[locked]), tmp_path)
 
 
@@ -217,7 +245,9 @@ def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> 
     facts = Path(script.path).with_name("function.json")
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "python": "3.9"}))
     facts.with_name("function.pickle").write_bytes(b"not read")
-    ended = subprocess.run([sys.executable, script.path], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, script.path], capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 1
     assert "helper was pickled by Python 3.9, and" in ended.stderr
     assert "choose pods with the notebook's Python" in ended.stderr
@@ -243,7 +273,12 @@ def test_tensors_come_back_as_arrays(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     (tmp_path / "outputs").mkdir()
     weights = torch.linspace(0, 1, 6).reshape(2, 3)
-    value = {"t": weights.T, "half": weights.bfloat16().requires_grad_(), "loss": weights.sum(), "n": numpy.float32(2)}
+    value = {
+        "t": weights.T,
+        "half": weights.bfloat16().requires_grad_(),
+        "loss": weights.sum(),
+        "n": numpy.float32(2),
+    }
     leave(value, tmp_path / "outputs" / "returned", 0)
     (got,) = returned(RunPaths(tmp_path), 1)
     assert isinstance(got, dict)
@@ -253,7 +288,16 @@ def test_tensors_come_back_as_arrays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"array": "7"}', '{"array": "../x"}', '{"list": 3}', '{"dict": [[1]]}', "{}", "[", '{"dict":[[{},1]]}']
+    "text",
+    [
+        '{"array": "7"}',
+        '{"array": "../x"}',
+        '{"list": 3}',
+        '{"dict": [[1]]}',
+        "{}",
+        "[",
+        '{"dict":[[{},1]]}',
+    ],
 )
 def test_what_no_rank_writes_is_refused(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "returned"

@@ -13,15 +13,29 @@ def test_samples_replace_what_ranks_told_and_gpus_replace_both() -> None:
     book = MemoryBook(lambda _rank: ("127.0.0.2", 1))
     book.take(Event(time_s=1.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 0.75}))
     assert list(book.hosts["127.0.0.2"].gib) == [(1.0, 0.5)]
-    book.take(Event(time_s=2.0, rank=None, kind="sample", data={"host": "127.0.0.2", "rss_gib": 0.6}))
+    book.take(
+        Event(time_s=2.0, rank=None, kind="sample", data={"host": "127.0.0.2", "rss_gib": 0.6})
+    )
     book.take(Event(time_s=3.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 1.0}))
     assert list(book.hosts["127.0.0.2"].gib) == [(2.0, 0.6)]
     assert (book.hosts["127.0.0.2"].peak_gib, book.kind) == (1.0, "resident")
 
-    book.take(Event(time_s=4.0, rank=0, kind="memory", data={"rss_gib": 9.0, "cuda_reserved_gib": 20.0}))
+    book.take(
+        Event(time_s=4.0, rank=0, kind="memory", data={"rss_gib": 9.0, "cuda_reserved_gib": 20.0})
+    )
     assert list(book.hosts["127.0.0.2"].gib) == [(4.0, 20.0)]
-    gpus = [{"index": 0, "percent": 80.0, "used_gib": 21.0}, {"index": 1, "percent": 60.0, "used_gib": 22.0}]
-    book.take(Event(time_s=5.0, rank=None, kind="sample", data={"host": "127.0.0.2", "rss_gib": 9.0, "gpus": gpus}))
+    gpus = [
+        {"index": 0, "percent": 80.0, "used_gib": 21.0},
+        {"index": 1, "percent": 60.0, "used_gib": 22.0},
+    ]
+    book.take(
+        Event(
+            time_s=5.0,
+            rank=None,
+            kind="sample",
+            data={"host": "127.0.0.2", "rss_gib": 9.0, "gpus": gpus},
+        )
+    )
     book.take(Event(time_s=6.0, rank=0, kind="memory", data={"cuda_reserved_gib": 20.0}))
     assert list(book.hosts["127.0.0.2"].gib) == [(5.0, 43.0)]
     assert (book.hosts["127.0.0.2"].gpu_percent, book.kind) == (70.0, "cuda")
@@ -31,7 +45,10 @@ def test_a_sample_that_is_broken_or_of_a_slice_tells_what_it_can() -> None:
     book = MemoryBook(lambda rank: (f"rank {rank}", 1))
     book.take(
         Event(
-            time_s=1.0, rank=None, kind="sample", data={"host": "a", "rss_gib": None, "gpus": [{"used_gib": 3.0}, "x"]}
+            time_s=1.0,
+            rank=None,
+            kind="sample",
+            data={"host": "a", "rss_gib": None, "gpus": [{"used_gib": 3.0}, "x"]},
         )
     )
     assert list(book.hosts["a"].gib) == [(1.0, 3.0)]
@@ -52,14 +69,21 @@ def test_a_pod_is_sampled_every_few_seconds_while_its_ranks_run() -> None:
     report = PodReport(pod=POD, ranks=ranks, gpus=[{"index": 0, "percent": 50.0}])
     event = sampler.see(report)
     assert event is not None
-    assert (event.kind, event.rank, event.data["rss_gib"], event.data["host"]) == ("sample", None, 2.0, "127.0.0.2")
+    assert (event.kind, event.rank, event.data["rss_gib"], event.data["host"]) == (
+        "sample",
+        None,
+        2.0,
+        "127.0.0.2",
+    )
     assert event.data["gpus"] == [{"index": 0, "percent": 50.0}]
     assert sampler.see(report) is None
     other = PodReport(pod=Pod(name="pod-1", address="127.0.0.3"), ranks=ranks)
     assert sampler.see(other) is not None
     clock.now += 5
     assert sampler.see(PodReport(pod=POD, answered=False)) is None
-    assert sampler.see(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")])) is None
+    assert (
+        sampler.see(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")])) is None
+    )
     assert sampler.see(report) is not None
     clock.now += 4000  # a long run is sampled less often
     assert sampler.see(report) is not None

@@ -31,8 +31,15 @@ def write_run(folder: Path, number: int, **facts: object) -> Path:
     path = folder / f"run-{number:05}"
     path.mkdir(parents=True)
     info = {"id": path.name, "cluster": str(folder / "gone"), "submitted_s": 1e9 + number}
-    (path / "run.json").write_text(json.dumps({**info, "benchmark": {"key": f"k{number % 7}", "repeat": 0}}))
-    result = {"state": "succeeded", "model": "tiny-t5", "technique": ("zero1", "ddp")[number % 2], "steps": number}
+    (path / "run.json").write_text(
+        json.dumps({**info, "benchmark": {"key": f"k{number % 7}", "repeat": 0}})
+    )
+    result = {
+        "state": "succeeded",
+        "model": "tiny-t5",
+        "technique": ("zero1", "ddp")[number % 2],
+        "steps": number,
+    }
     (path / "result.json").write_text(json.dumps({**result, **facts}))
     return path
 
@@ -45,7 +52,9 @@ def test_it_says_what_the_run_directories_say_and_follows_them(tmp_path: Path) -
         assert index.query() == list(history(tmp_path).records)
         assert (index.refresh().read, len(index)) == (0, 20)
 
-        (paths[3] / "result.json").write_text(json.dumps({"state": "failed", "model": "other", "technique": "fsdp"}))
+        (paths[3] / "result.json").write_text(
+            json.dumps({"state": "failed", "model": "other", "technique": "fsdp"})
+        )
         for name in ("run.json", "result.json"):
             (paths[4] / name).unlink()
         paths[4].rmdir()
@@ -62,7 +71,9 @@ def test_questions(tmp_path: Path) -> None:
         index.refresh()
         assert [r.steps for r in index.query(technique="ddp", limit=3)] == [19, 17, 15]
         assert [r.steps for r in index.query(key="k3")] == [17, 10, 3]
-        assert [r.steps for r in index.query(since_s=1e9 + 17, state=[RunState.SUCCEEDED, "failed"])] == [19, 18, 17]
+        assert [
+            r.steps for r in index.query(since_s=1e9 + 17, state=[RunState.SUCCEEDED, "failed"])
+        ] == [19, 18, 17]
         assert index.query(state="failed") == []
         with pytest.raises(ConfigError, match="did you mean 'technique'"):
             index.query(tecnique="ddp")
@@ -82,7 +93,9 @@ def test_thousands_of_runs_are_answered_by_an_index_and_not_by_a_look(tmp_path: 
         newest = index.query(technique="zero1", state="succeeded", limit=100)
         of_key = index.query(key="k5")
         took_s = time.thread_time() - began
-        plan = index._db.execute("EXPLAIN QUERY PLAN SELECT * FROM runs WHERE key = 'k5'").fetchall()
+        plan = index._db.execute(
+            "EXPLAIN QUERY PLAN SELECT * FROM runs WHERE key = 'k5'"
+        ).fetchall()
     assert (len(newest), len(of_key)) == (100, MANY // 7)
     assert took_s / 2 < 0.2
     assert "by_key" in str(plan)
@@ -92,7 +105,10 @@ def test_two_notebooks_may_write_it_at_once(tmp_path: Path) -> None:
     for n in range(100):
         write_run(tmp_path, n)
     command = [sys.executable, "-c", REFRESH, str(tmp_path), "5"]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     said = [process.communicate(timeout=180) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     with RunIndex(tmp_path) as index:
@@ -100,7 +116,9 @@ def test_two_notebooks_may_write_it_at_once(tmp_path: Path) -> None:
         assert index.query() == list(history(tmp_path).records)
 
 
-@pytest.mark.parametrize("content", [b"", b"this is no database, but text that is longer than a header of one is" * 20])
+@pytest.mark.parametrize(
+    "content", [b"", b"this is no database, but text that is longer than a header of one is" * 20]
+)
 def test_a_broken_index_is_made_again(tmp_path: Path, content: bytes) -> None:
     write_run(tmp_path, 1)
     with RunIndex(tmp_path) as index:

@@ -41,7 +41,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def untouched(home: Path) -> bool:
-    return (home / ".bashrc").read_text() == "mine\n" and [each.name for each in home.iterdir()] == [".bashrc"]
+    return (home / ".bashrc").read_text() == "mine\n" and [
+        each.name for each in home.iterdir()
+    ] == [".bashrc"]
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -81,12 +83,16 @@ def test_a_log_that_is_a_link_is_not_masked(paths: RunPaths, home: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["model", "outputs", "checkpoints", "logs", "tensorboard"])
-def test_no_folder_of_a_run_is_made_or_used_through_a_link(paths: RunPaths, home: Path, name: str) -> None:
+def test_no_folder_of_a_run_is_made_or_used_through_a_link(
+    paths: RunPaths, home: Path, name: str
+) -> None:
     where = paths.root / name
     if where.exists():
         where.rename(paths.root / "away")
     where.symlink_to(home)
-    with pytest.raises(RunError, match="is a link, and nothing that a pod left is written through one"):
+    with pytest.raises(
+        RunError, match="is a link, and nothing that a pod left is written through one"
+    ):
         make_folders(where / "deep", paths.root)
     if name in ("logs", "tensorboard"):
         with pytest.raises(RunError, match="is a link"):

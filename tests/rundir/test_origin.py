@@ -21,7 +21,9 @@ ROWS = {"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 5}
 def git(folder: Path, *words: str) -> str:
     nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    done = subprocess.run(["git", *who, *words], cwd=folder, env={**os.environ, **nobody}, check=True, stdout=-1)
+    done = subprocess.run(
+        ["git", *who, *words], cwd=folder, env={**os.environ, **nobody}, check=True, stdout=-1
+    )
     return done.stdout.decode().strip()
 
 
@@ -57,7 +59,9 @@ def prepared(root: Path, **dataset: object) -> dict[str, object]:
 
 
 def test_equal_rows_have_equal_fingerprints_and_others_do_not(tmp_path: Path) -> None:
-    one, same, other = (prepared(tmp_path / str(n), seed=seed)["data"] for n, seed in enumerate((0, 0, 1)))
+    one, same, other = (
+        prepared(tmp_path / str(n), seed=seed)["data"] for n, seed in enumerate((0, 0, 1))
+    )
     assert one == same != other
     assert len(str(one)) == 16
 

@@ -4,7 +4,13 @@ import pytest
 
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
-from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, only_echoes, rank_statuses
+from workbench.rundir.outcome import (
+    MemoryPeaks,
+    RankStatus,
+    first_cause,
+    only_echoes,
+    rank_statuses,
+)
 from workbench.rundir.totals import RunTotals
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
@@ -17,7 +23,10 @@ def status(rank: int, pod: Pod, **more: Any) -> RankStatus:
 def test_perplexity_is_a_causal_model_s_also_of_a_run_that_was_cut_short() -> None:
     def facts(family: str, loss: float) -> dict[str, object]:
         start = Event(time_s=0.0, rank=0, kind="start", data={"family": family})
-        events = [start, Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss})]
+        events = [
+            start,
+            Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss}),
+        ]
         return RunTotals.of(events).facts(0.0)
 
     assert facts("causal", 2.0)["perplexity"] == pytest.approx(7.389, abs=1e-3)
@@ -26,16 +35,39 @@ def test_perplexity_is_a_causal_model_s_also_of_a_run_that_was_cut_short() -> No
 
 
 def test_the_earliest_record_is_the_cause_and_echoes_are_folded() -> None:
-    echo = {"kind": "RuntimeError", "message": "Connection closed by peer", "time_s": 9.0, "echo": True}
-    root = {"kind": "ValueError", "message": "bad row", "time_s": 10.0, "traceback": "Traceback…", "echo": False}
-    fault = first_cause([status(0, A, error=echo), status(1, B, error=root), status(2, B, error=echo)])
+    echo = {
+        "kind": "RuntimeError",
+        "message": "Connection closed by peer",
+        "time_s": 9.0,
+        "echo": True,
+    }
+    root = {
+        "kind": "ValueError",
+        "message": "bad row",
+        "time_s": 10.0,
+        "traceback": "Traceback…",
+        "echo": False,
+    }
+    fault = first_cause(
+        [status(0, A, error=echo), status(1, B, error=root), status(2, B, error=echo)]
+    )
     assert fault is not None
-    assert (fault.rank, fault.pod, fault.kind, fault.message) == (1, "pod-1", "ValueError", "bad row")
+    assert (fault.rank, fault.pod, fault.kind, fault.message) == (
+        1,
+        "pod-1",
+        "ValueError",
+        "bad row",
+    )
     assert fault.others == "2 ranks lost their peer (ranks 0, 2)"
 
 
 def test_a_rank_that_left_with_0_before_the_others_lost_it_is_the_cause() -> None:
-    echo = {"kind": "RuntimeError", "message": "Connection closed by peer", "time_s": 9.0, "echo": True}
+    echo = {
+        "kind": "RuntimeError",
+        "message": "Connection closed by peer",
+        "time_s": 9.0,
+        "echo": True,
+    }
     left = status(1, B, done=True, exit_code=0, ended_s=9.5)
     fault = first_cause([status(0, A, error=echo), left])
     assert fault is not None
@@ -54,7 +86,12 @@ def test_only_echoes_means_that_the_cause_is_elsewhere() -> None:
 
 
 def test_ranks_that_were_stopped_or_done_are_no_cause() -> None:
-    assert first_cause([status(0, A, done=True, exit_code=0), status(1, B, stopped=True, exit_code=-15)]) is None
+    assert (
+        first_cause(
+            [status(0, A, done=True, exit_code=0), status(1, B, stopped=True, exit_code=-15)]
+        )
+        is None
+    )
 
 
 def test_a_signal_without_a_record_is_a_cause() -> None:
@@ -64,7 +101,13 @@ def test_a_signal_without_a_record_is_a_cause() -> None:
 
 
 def test_times_of_a_pod_are_put_on_this_machines_clock() -> None:
-    raw = {"rank": 1, "phase": "exited", "exit_code": 1, "ended_s": 105.0, "error": {"time_s": 104.0}}
+    raw = {
+        "rank": 1,
+        "phase": "exited",
+        "exit_code": 1,
+        "ended_s": 105.0,
+        "error": {"time_s": 104.0},
+    }
     (found,) = rank_statuses(B, {"ranks": [raw]}, clock_offset_s=4.0)
     assert found.ended_s == 101.0
     assert found.error is not None and found.error.time_s == 100.0
@@ -75,7 +118,9 @@ def test_peaks_are_sums_over_a_host_and_cuda_wins() -> None:
     peaks.see([status(0, A, rss_bytes=gib), status(1, A, rss_bytes=gib)])
     peaks.see([status(0, A, rss_bytes=gib)])
     assert (peaks.kind, peaks.gib) == ("resident", {"127.0.0.2": 2.0})
-    peaks.see_event(Event(time_s=0, rank=0, kind="memory", data={"cuda_reserved_gib": 5.0}), "127.0.0.2")
+    peaks.see_event(
+        Event(time_s=0, rank=0, kind="memory", data={"cuda_reserved_gib": 5.0}), "127.0.0.2"
+    )
     assert (peaks.kind, peaks.gib) == ("cuda", {"127.0.0.2": 5.0})
 
 
@@ -96,7 +141,12 @@ def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
     }, "of the trained model there is no evaluation to state"
     events.insert(-1, Event(time_s=12.8, rank=0, kind="eval", data={"step": 5, "eval_loss": 4.0}))
     facts = RunTotals.of(events).facts(10)
-    assert [facts[name] for name in ("first_eval_loss", "eval_loss", "eval_step", "steps")] == [5.0, 4.0, 5, 7]
+    assert [facts[name] for name in ("first_eval_loss", "eval_loss", "eval_step", "steps")] == [
+        5.0,
+        4.0,
+        5,
+        7,
+    ]
 
 
 def traffic(rank: int, **told: object) -> list[Event]:
@@ -107,7 +157,11 @@ def traffic(rank: int, **told: object) -> list[Event]:
 
 def test_bytes_sent_are_a_mean_over_pods_and_steps() -> None:
     facts = RunTotals.of([*traffic(0), *traffic(1, sent_bytes=1200)]).facts(0.0)
-    assert (facts["sent_bytes_per_step"], facts["device"], facts["devices"]) == (300.0, "AMD EPYC", 2)
+    assert (facts["sent_bytes_per_step"], facts["device"], facts["devices"]) == (
+        300.0,
+        "AMD EPYC",
+        2,
+    )
     of_one_pod = [*traffic(0, ranks_on_pod=2), *traffic(1, ranks_on_pod=2)]
     assert RunTotals.of(of_one_pod).facts(0.0)["sent_bytes_per_step"] == 400.0
 
@@ -124,5 +178,11 @@ def test_bytes_of_a_rank_that_has_not_told_are_not_taken_for_none() -> None:
 def test_resident_memory_is_kept_where_gpus_are_used_too() -> None:
     peaks = MemoryPeaks()
     peaks.see([status(0, A, rss_bytes=3 << 29), status(1, A, rss_bytes=1 << 30)])
-    peaks.see_event(Event(time_s=1.0, rank=0, kind="memory", data={"cuda_reserved_gib": 7.0}), A.address)
-    assert (peaks.kind, peaks.gib, peaks.resident_gib) == ("cuda", {A.address: 7.0}, {A.address: 2.5})
+    peaks.see_event(
+        Event(time_s=1.0, rank=0, kind="memory", data={"cuda_reserved_gib": 7.0}), A.address
+    )
+    assert (peaks.kind, peaks.gib, peaks.resident_gib) == (
+        "cuda",
+        {A.address: 7.0},
+        {A.address: 2.5},
+    )

@@ -24,22 +24,67 @@ from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 
 CONTROL = ("phase", "first_step", "checkpoint", "checkpoint_failed", "stopped", "resumed")
-EVENT = {"time_s": 1.5, "rank": 0, "kind": "step", "step": 1, "max_steps": 3, "loss": 2.5, "epoch": 0.5}
+EVENT = {
+    "time_s": 1.5,
+    "rank": 0,
+    "kind": "step",
+    "step": 1,
+    "max_steps": 3,
+    "loss": 2.5,
+    "epoch": 0.5,
+}
 LINES = [
-    *("5", "null", "true", "[]", "1.5", "{}", "", "{", "NaN", '{"kind": "step"}', "[" * 100_000, '{"a":' * 9000),
-    *(json.dumps({**EVENT, "step": step}) for step in (2**63, 10**30, 10**400, "three", None, [1], True, float("nan"))),
-    *(json.dumps({**EVENT, "kind": kind, "step": "three"}) for kind in ("checkpoint", "stopped", "resumed")),
-    *(json.dumps({**EVENT, "time_s": time}) for time in (10**400, None, "now", float("inf"), 1e308, True)),
+    *(
+        "5",
+        "null",
+        "true",
+        "[]",
+        "1.5",
+        "{}",
+        "",
+        "{",
+        "NaN",
+        '{"kind": "step"}',
+        "[" * 100_000,
+        '{"a":' * 9000,
+    ),
+    *(
+        json.dumps({**EVENT, "step": step})
+        for step in (2**63, 10**30, 10**400, "three", None, [1], True, float("nan"))
+    ),
+    *(
+        json.dumps({**EVENT, "kind": kind, "step": "three"})
+        for kind in ("checkpoint", "stopped", "resumed")
+    ),
+    *(
+        json.dumps({**EVENT, "time_s": time})
+        for time in (10**400, None, "now", float("inf"), 1e308, True)
+    ),
     *(json.dumps({**EVENT, "rank": rank}) for rank in (10**400, "0", -1, 1.5, 10**9)),
-    *(json.dumps({**EVENT, "loss": loss}) for loss in (10**400, "x", [], {"a": 1}, float("nan"), "\ud800")),
+    *(
+        json.dumps({**EVENT, "loss": loss})
+        for loss in (10**400, "x", [], {"a": 1}, float("nan"), "\ud800")
+    ),
     *(json.dumps({**EVENT, "kind": kind}) for kind in (None, 5, "", "\x1b[31m", ["step"])),
     json.dumps({**EVENT, "kind": "end", "versions": 5, "eval_loss": [1], "steps": "x"}),
-    json.dumps({**EVENT, "kind": "start", "world_size": 10**30, "family": 5, "parameters": {}, "versions": ["x"]}),
-    json.dumps({**EVENT, "kind": "sample", "host": 5, "gpus": [5, {"used_gib": "x"}, {"percent": 10**400}]}),
+    json.dumps(
+        {
+            **EVENT,
+            "kind": "start",
+            "world_size": 10**30,
+            "family": 5,
+            "parameters": {},
+            "versions": ["x"],
+        }
+    ),
+    json.dumps(
+        {**EVENT, "kind": "sample", "host": 5, "gpus": [5, {"used_gib": "x"}, {"percent": 10**400}]}
+    ),
     json.dumps({**EVENT, "kind": "traffic", "sent_bytes": 10**30, "steps": 0, "ranks_on_pod": -1}),
     *(json.dumps({**EVENT, "kind": kind, "name": "evaluating"}) for kind in CONTROL),
-    "\udcff\udcfe", '{"time_s": 1, "rank": 0, "kind": "phase", "name": {"a": ' + '{"b": ' * 90 + "1" + "}" * 92,
-]  # fmt: skip
+    "\udcff\udcfe",
+    '{"time_s": 1, "rank": 0, "kind": "phase", "name": {"a": ' + '{"b": ' * 90 + "1" + "}" * 92,
+]
 
 
 def passed_on(folder: Path, lines: list[str]) -> list[Event]:
@@ -75,10 +120,24 @@ def test_lines_made_by_hand_are_events_or_text(tmp_path: Path) -> None:
 
 def every_kind(kind: str) -> dict[str, Any]:
     return {
-        **EVENT, "kind": kind, "name": "x", "model": "m", "world_size": 3, "versions": {"torch": "2"}, "bytes": 5,
-        "eval_loss": 2.0, "rss_gib": 1.0, "host": "h", "gpus": [{"index": 0, "percent": 3, "used_gib": 1.0}],
-        "sent_bytes": 100, "steps": 3, "ranks_on_pod": 1, "message": "no", "took_s": 0.1, "family": "causal",
-    }  # fmt: skip
+        **EVENT,
+        "kind": kind,
+        "name": "x",
+        "model": "m",
+        "world_size": 3,
+        "versions": {"torch": "2"},
+        "bytes": 5,
+        "eval_loss": 2.0,
+        "rss_gib": 1.0,
+        "host": "h",
+        "gpus": [{"index": 0, "percent": 3, "used_gib": 1.0}],
+        "sent_bytes": 100,
+        "steps": 3,
+        "ranks_on_pod": 1,
+        "message": "no",
+        "took_s": 0.1,
+        "family": "causal",
+    }
 
 
 def fuzzed(folder: Path, examples: int) -> int:
@@ -87,7 +146,9 @@ def fuzzed(folder: Path, examples: int) -> int:
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(
         st.lists(
-            st.tuples(st.sampled_from(list(EventKind)), st.integers(0, 10**6), st.sampled_from(WRONG)),
+            st.tuples(
+                st.sampled_from(list(EventKind)), st.integers(0, 10**6), st.sampled_from(WRONG)
+            ),
             min_size=1,
             max_size=20,
         )
@@ -115,7 +176,12 @@ def test_thousands_of_them_are(tmp_path: Path) -> None:
 
 
 def test_a_deep_or_endless_line_is_no_event() -> None:
-    assert parse_event(MARK + '{"time_s": 1, "rank": 0, "kind": "x", "a": ' + "[" * 5000 + "]" * 5000 + "}") is None
+    assert (
+        parse_event(
+            MARK + '{"time_s": 1, "rank": 0, "kind": "x", "a": ' + "[" * 5000 + "]" * 5000 + "}"
+        )
+        is None
+    )
     assert parse_event(f"{MARK}{json.dumps(EVENT)}") is not None
 
 
@@ -129,7 +195,9 @@ def test_a_run_that_prints_them_all_succeeds(tmp_path: Path) -> None:
         f"    os.write(1, ({MARK!r} + line + chr(10)).encode('utf-8', 'surrogatepass'))\n"
         "print('the end')\n"
     )
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster", warm=False) as cluster:
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster", warm=False
+    ) as cluster:
         result = cluster.submit(Script(path=str(script))).wait(120, progress=False)
     assert result.raise_for_status().message == "every rank is done"
     kinds = {event.kind for event in Run.load(result.path).events()}

@@ -45,7 +45,9 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_of(**options: Any) -> FineTune:
     rows = {"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4}
-    return FineTune(**{"dataset": rows, "technique": "ddp", "max_steps": 40, "save_steps": 4, **options})
+    return FineTune(
+        **{"dataset": rows, "technique": "ddp", "max_steps": 40, "save_steps": 4, **options}
+    )
 
 
 def resumed_notes(before: Path, root: Path, **options: Any) -> list[str]:
@@ -62,7 +64,10 @@ def resumed_notes(before: Path, root: Path, **options: Any) -> list[str]:
         ({"attn_implementation": "eager"}, "attn_implementation is 'eager' and was None"),
         ({"torch_compile": True}, "torch_compile is True and was False"),
         ({"adam_beta2": 0.95}, "adam_beta2 is 0.95 and was 0.999"),
-        ({"training": {"neftune_noise_alpha": 5}}, "training is {'neftune_noise_alpha': 5} and was {}"),
+        (
+            {"training": {"neftune_noise_alpha": 5}},
+            "training is {'neftune_noise_alpha': 5} and was {}",
+        ),
     ],
 )
 def test_an_option_that_changes_the_steps_is_refused(
@@ -75,12 +80,21 @@ def test_an_option_that_changes_the_steps_is_refused(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_checkpointing": True, "eval_steps": 2, "logging_steps": 5}, {"communication": "fp32"}],
+    [
+        {},
+        {"gradient_checkpointing": True, "eval_steps": 2, "logging_steps": 5},
+        {"communication": "fp32"},
+    ],
 )
-def test_an_option_that_changes_nothing_is_accepted(before: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_an_option_that_changes_nothing_is_accepted(
+    before: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     assert resumed_notes(before, tmp_path / "run", **options) == []
 
 
 def test_another_length_is_accepted_with_a_note(before: Path, tmp_path: Path) -> None:
     (note,) = resumed_notes(before, tmp_path / "longer", max_steps=400)
-    assert note == "max_steps is 400 and was 40: the learning rate follows the schedule of the new length"
+    assert (
+        note
+        == "max_steps is 400 and was 40: the learning rate follows the schedule of the new length"
+    )

@@ -15,13 +15,39 @@ from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
 from workbench.keeper.run import stage
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.make.script import IGNORE_FILE, check_script, files_of, left_out, script_files, zip_script
+from workbench.rundir.make.script import (
+    IGNORE_FILE,
+    check_script,
+    files_of,
+    left_out,
+    script_files,
+    zip_script,
+)
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 EVERYTHING = (
-    *("train.py", "lib/model.py", "data/rows.bin", "data/keep.txt", "notes/data/deep.bin", "report.log", "kept.log"),
-    *(".git/config", "lib/__pycache__/model.cpython-311.pyc", "old.pyc", ".venv/bin/python", "node_modules/a/b.js"),
-    *("runs/one/result.json", ".ipynb_checkpoints/x.ipynb", "a.ipynb_checkpoints/x", "lib/runs/two.txt"),
+    *(
+        "train.py",
+        "lib/model.py",
+        "data/rows.bin",
+        "data/keep.txt",
+        "notes/data/deep.bin",
+        "report.log",
+        "kept.log",
+    ),
+    *(
+        ".git/config",
+        "lib/__pycache__/model.cpython-311.pyc",
+        "old.pyc",
+        ".venv/bin/python",
+        "node_modules/a/b.js",
+    ),
+    *(
+        "runs/one/result.json",
+        ".ipynb_checkpoints/x.ipynb",
+        "a.ipynb_checkpoints/x",
+        "lib/runs/two.txt",
+    ),
 )
 
 
@@ -53,7 +79,11 @@ PLAIN = set(EVERYTHING[:7])
         (("data/",), {"data/rows.bin", "data/keep.txt", "notes/data/deep.bin"}, set()),
         (("data/*", "!data/keep.txt"), {"data/rows.bin"}, set()),
         (("**/*.bin",), {"data/rows.bin", "notes/data/deep.bin"}, set()),
-        (("data/", "!data/keep.txt"), {"data/rows.bin", "data/keep.txt", "notes/data/deep.bin"}, set()),
+        (
+            ("data/", "!data/keep.txt"),
+            {"data/rows.bin", "data/keep.txt", "notes/data/deep.bin"},
+            set(),
+        ),
         (("!runs/",), set(), {"runs/one/result.json", "lib/runs/two.txt"}),
         (("!/runs/",), set(), {"runs/one/result.json"}),
     ],
@@ -77,13 +107,17 @@ def test_a_folder_that_is_left_out_is_not_even_looked_into(folder: Path) -> None
     assert travels(folder) == PLAIN, "links to folders and to nothing do not travel"
 
 
-def test_a_cluster_s_directory_stays_wherever_it_lies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_s_directory_stays_wherever_it_lies(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("cluster.json", "keeper.log", "identity/key", "pods/store/a.zip.part"):
         (folder / "c" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "c" / name).touch()
     (folder / "lib" / "cluster.json").touch()  # one of the user's own
     assert travels(folder) == {*PLAIN, "lib/cluster.json"}
-    monkeypatch.setattr("workbench.rundir.make.script._with", lambda script: [script, folder / "vanished"])
+    monkeypatch.setattr(
+        "workbench.rundir.make.script._with", lambda script: [script, folder / "vanished"]
+    )
     with pytest.raises(ConfigError, match="vanished was in the script's folder and has gone"):
         zip_script(folder / "train.py")
 
@@ -99,14 +133,22 @@ def test_the_same_files_give_the_same_zip(folder: Path) -> None:
 
 
 def test_too_large_a_folder_names_its_largest_files_and_the_ignore_file(folder: Path) -> None:
-    for name, mib in (("big.bin", 150), ("data/second.bin", 60), (".venv/huge.so", 900), ("third.bin", 3)):
+    for name, mib in (
+        ("big.bin", 150),
+        ("data/second.bin", 60),
+        (".venv/huge.so", 900),
+        ("third.bin", 3),
+    ):
         with (folder / name).open("wb") as file:
             file.truncate(mib << 20)  # a hole, which takes no room
     with pytest.raises(ConfigError) as refused:
         check_script(folder / "train.py")
     said = str(refused.value)
     assert "holds 213 MiB" in said
-    assert "The largest: big.bin (150.0 MiB), data/second.bin (60.0 MiB), third.bin (3.0 MiB), " in said
+    assert (
+        "The largest: big.bin (150.0 MiB), data/second.bin (60.0 MiB), third.bin (3.0 MiB), "
+        in said
+    )
     assert str(folder / IGNORE_FILE) in said
     assert "huge.so" not in said
     (folder / IGNORE_FILE).write_text("big.bin\n")
@@ -117,7 +159,10 @@ def test_too_large_a_folder_names_its_largest_files_and_the_ignore_file(folder: 
     ("lines", "said"),
     [
         (b"*.log\n!\n", r"\.workbenchignore, line 2: '!' is not a pattern of a \.gitignore"),
-        (b"*.py\n", r"\.workbenchignore leaves out train\.py, the script itself; add a line !train\.py"),
+        (
+            b"*.py\n",
+            r"\.workbenchignore leaves out train\.py, the script itself; add a line !train\.py",
+        ),
         (b"\xff\xfe\n", r"cannot read .*\.workbenchignore: "),
     ],
 )
@@ -132,8 +177,26 @@ def test_an_ignore_file_that_cannot_be_meant_is_refused_before_anything_starts(
 
 
 KEYS = (
-    *(".env", ".env.local", ".envrc", ".aws/credentials", ".ssh/id_rsa", "id_rsa", "id_ed25519", "key.pem", ".netrc"),
-    *(".npmrc", ".pypirc", ".kube/config", "kubeconfig", ".docker/config.json", "credentials.json", "secrets.json"),
+    *(
+        ".env",
+        ".env.local",
+        ".envrc",
+        ".aws/credentials",
+        ".ssh/id_rsa",
+        "id_rsa",
+        "id_ed25519",
+        "key.pem",
+        ".netrc",
+    ),
+    *(
+        ".npmrc",
+        ".pypirc",
+        ".kube/config",
+        "kubeconfig",
+        ".docker/config.json",
+        "credentials.json",
+        "secrets.json",
+    ),
     *(
         "service-account.json",
         ".huggingface/token",
@@ -184,12 +247,18 @@ def test_what_version_control_leaves_out_stays_but_for_the_script(
     (folder / "lib" / ".env").write_text("canary")
     (folder / where / ".gitignore").write_text(lines)
     with zipfile.ZipFile(io.BytesIO(zip_script(folder / "train.py"))) as archive:
-        assert {name for name in archive.namelist() if not name.endswith(".gitignore")} == PLAIN - stays
+        assert {
+            name for name in archive.namelist() if not name.endswith(".gitignore")
+        } == PLAIN - stays
     (folder / IGNORE_FILE).write_text("!*.log\n")
-    assert {"report.log", "kept.log"} <= {path.name for path in script_files(folder)}, "our own file has the last word"
+    assert {"report.log", "kept.log"} <= {path.name for path in script_files(folder)}, (
+        "our own file has the last word"
+    )
 
 
-def test_links_that_lead_elsewhere_or_to_what_stays_do_not_travel(folder: Path, tmp_path: Path) -> None:
+def test_links_that_lead_elsewhere_or_to_what_stays_do_not_travel(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "outside").write_text("canary")
     (folder / ".env").write_text("canary")
     (folder / "out.txt").symlink_to(tmp_path / "outside")
@@ -231,16 +300,24 @@ def test_an_argument_that_is_a_secret_is_refused_and_leaves_nothing(
         "google-t5/t5-small",
         "--seed=12345678",
     ]
-    prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job.replace(args=plain)), root=tmp_path / "run")
+    prepare_run(
+        RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job.replace(args=plain)),
+        root=tmp_path / "run",
+    )
 
 
 def test_the_run_says_how_much_travels_and_what_stays(folder: Path, tmp_path: Path) -> None:
     (folder / ".env").write_text("canary")
     (folder / "out.txt").symlink_to("/etc/passwd")
     job = Script(path=str(folder / "train.py"))
-    prepared = prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run")
+    prepared = prepare_run(
+        RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run"
+    )
     (folder / "train.py").unlink()
-    assert stage.travels(prepared.paths) == "the script's folder (7 files, 83 bytes), without .env, out.txt,"
+    assert (
+        stage.travels(prepared.paths)
+        == "the script's folder (7 files, 83 bytes), without .env, out.txt,"
+    )
     with zipfile.ZipFile(prepared.paths.script) as archive:
         assert archive.read("train.py") == b"train.py", "as it was when it was submitted"
 
@@ -256,7 +333,11 @@ def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -
     assert job.program({})[0] == "train.py"
     argv = [sys.executable, "-u", *job.program({"TOKEN": ""})]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    expected = (["train.py", "--token=a $b\n", "not given"], "__main__", ["--token=${TOKEN}", "${OTHER}"])
+    expected = (
+        ["train.py", "--token=a $b\n", "not given"],
+        "__main__",
+        ["--token=${TOKEN}", "${OTHER}"],
+    )
     assert done.stdout == " ".join(map(str, expected)) + "\n"
 
 
@@ -265,7 +346,9 @@ def test_a_file_whose_name_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> No
     script.parent.mkdir()
     script.write_text("print(1)\n")
     (script.parent / os.fsdecode(b"m\xfcll.txt")).write_text("x")
-    with pytest.raises(ConfigError, match=r"'m\\udcfcll.txt' .* is not UTF-8, and cannot travel so; rename it"):
+    with pytest.raises(
+        ConfigError, match=r"'m\\udcfcll.txt' .* is not UTF-8, and cannot travel so; rename it"
+    ):
         check_script(script)
     (script.parent / IGNORE_FILE).write_text("m*.txt\n")
     check_script(script)

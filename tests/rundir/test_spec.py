@@ -8,7 +8,10 @@ from workbench.jobs.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec, RunSpec, expand_env, hide_values
 
-SPEC = {"cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}, "job": {"technique": "zero3"}}
+SPEC = {
+    "cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3},
+    "job": {"technique": "zero3"},
+}
 
 
 def write(folder: Path, spec: object) -> Path:
@@ -55,21 +58,29 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     job = {"dataset": {"kind": "jsonl", "train": "train.jsonl", "eval": "missing.jsonl"}}
     spec = RunSpec.load(write(tmp_path, {"job": job}))
     assert isinstance(spec.job, FineTune)
-    assert spec.job.dataset == {"kind": "jsonl", "train": str(tmp_path / "train.jsonl"), "eval": "missing.jsonl"}
+    assert spec.job.dataset == {
+        "kind": "jsonl",
+        "train": str(tmp_path / "train.jsonl"),
+        "eval": "missing.jsonl",
+    }
 
 
 def test_no_value_is_written_and_whoever_submits_it_again_is_asked_for_all_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pods = PodSpec(env={"POD_LOGIN": "me:canary"})
-    spec = RunSpec(cluster=ClusterSpec(pods=pods), job=FineTune(env={"HF_TOKEN": "canary", "MODE": "INFO"}))
+    spec = RunSpec(
+        cluster=ClusterSpec(pods=pods), job=FineTune(env={"HF_TOKEN": "canary", "MODE": "INFO"})
+    )
     text = json.dumps(spec.to_dict())
     assert "canary" not in text
     assert "INFO" not in text
     again = RunSpec.load(write(tmp_path, text))
     for name in ("HF_TOKEN", "MODE", "POD_LOGIN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"values of HF_TOKEN, MODE from this environment, where they are not set"):
+    with pytest.raises(
+        ConfigError, match=r"values of HF_TOKEN, MODE from this environment, where they are not set"
+    ):
         expand_env(again.job.env)
     with pytest.raises(ConfigError, match="POD_LOGIN"):
         again.resolved()

@@ -36,7 +36,9 @@ HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcnt
 def locked(path: Path) -> Iterator[None]:
     """Have another process hold a lock."""
     words = [sys.executable, "-c", HOLD, str(path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         yield
@@ -101,7 +103,11 @@ def test_a_process_without_a_free_descriptor_says_that_it_cannot_tell(run: Writt
     with subprocess.Popen(["sleep", "600"]) as keeper:
         facts = process_facts(keeper.pid)
         with without_descriptors():
-            told = (state_of(run.paths), cluster_status(run.cluster.root), state_or_problem(run.paths)[1])
+            told = (
+                state_of(run.paths),
+                cluster_status(run.cluster.root),
+                state_or_problem(run.paths)[1],
+            )
             alive = is_alive(keeper.pid, process_start_time(os.getpid()))
         keeper.kill()
     state, status, problem = told
@@ -161,7 +167,12 @@ def test_a_file_that_nobody_holds_is_not_locked(tmp_path: Path) -> None:
 
 def test_a_keeper_that_does_not_write_for_a_while_is_named(run: WrittenRun) -> None:
     with subprocess.Popen(["sleep", "600"]) as keeper:
-        state = {"phase": "ready", "message": "3 pods are ready", **process_facts(keeper.pid), "beats": True}
+        state = {
+            "phase": "ready",
+            "message": "3 pods are ready",
+            **process_facts(keeper.pid),
+            "beats": True,
+        }
         write_json(run.cluster.state, state)
         assert silence_of(run.cluster.root, cluster_status(run.cluster.root)) == ""
         long_ago = time.time() - 60

@@ -16,12 +16,20 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 
 RESULT = {
-    "state": "succeeded", "model": "tiny-t5", "technique": "zero1", "steps": 1200, "eval_loss": 0.25,
-    "exact_match": 0.5, "train_samples_per_s": 123.4, "hosts": [{"address": "a", "slots": 1}] * 3,
-}  # fmt: skip
+    "state": "succeeded",
+    "model": "tiny-t5",
+    "technique": "zero1",
+    "steps": 1200,
+    "eval_loss": 0.25,
+    "exact_match": 0.5,
+    "train_samples_per_s": 123.4,
+    "hosts": [{"address": "a", "slots": 1}] * 3,
+}
 
 
-def make_run(root: Path, *, submitted: float = 0.0, result: object = None, cluster: Path | None = None) -> RunPaths:
+def make_run(
+    root: Path, *, submitted: float = 0.0, result: object = None, cluster: Path | None = None
+) -> RunPaths:
     paths = RunPaths(root)
     root.mkdir(parents=True)
     info = {"id": root.name, "cluster": str(cluster or root.parent), "submitted_s": submitted}
@@ -34,19 +42,29 @@ def make_run(root: Path, *, submitted: float = 0.0, result: object = None, clust
 def make_cluster(root: Path, pid: int) -> Path:
     root.mkdir(parents=True)
     (root / "cluster.json").write_text("{}")
-    (root / "state.json").write_text(json.dumps({"pid": pid, "start_time": process_start_time(pid)}))
+    (root / "state.json").write_text(
+        json.dumps({"pid": pid, "start_time": process_start_time(pid)})
+    )
     return root
 
 
 def test_runs_are_listed_newest_first_with_their_figures(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "c" / "runs" / "old", submitted=10.0, result=RESULT)
-    make_run(tmp_path / "elsewhere" / "new", submitted=20.0, result={**RESULT, "state": "failed", "eval_loss": None})
+    make_run(
+        tmp_path / "elsewhere" / "new",
+        submitted=20.0,
+        result={**RESULT, "state": "failed", "eval_loss": None},
+    )
     found = history(tmp_path)
     assert [record.id for record in found] == ["new", "old"]
     old = found.records[1]
     assert (old.state, old.model, old.technique, old.pods, old.steps) == (
-        RunState.SUCCEEDED, "tiny-t5", "zero1", 3, 1200,
-    )  # fmt: skip
+        RunState.SUCCEEDED,
+        "tiny-t5",
+        "zero1",
+        3,
+        1200,
+    )
     assert (old.eval_loss, old.exact_match, old.train_samples_per_s) == (0.25, 0.5, 123.4)
     assert found.records[0].eval_loss is None
     assert repr(found) == f"History(2 runs below {tmp_path}, 0 live)"
@@ -74,7 +92,9 @@ def test_a_live_run_tells_its_last_step_and_is_marked(tmp_path: Path) -> None:
     paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n")
     at = {"time_s": 1.0, "rank": 0}
     steps = [{**at, "kind": "step", "step": n, "samples_per_s": 1.5 * n} for n in range(5000)]
-    evals = [{**at, "kind": "eval", "step": n, "eval_loss": loss} for n, loss in ((0, 9), (4999, 0.75))]
+    evals = [
+        {**at, "kind": "eval", "step": n, "eval_loss": loss} for n, loss in ((0, 9), (4999, 0.75))
+    ]
     events = [*steps[:100], evals[0], *steps[100:], evals[1]]
     paths.events.write_text("".join(json.dumps(e) + "\n" for e in events) + '{"kind": "step", "st')
     (record,) = history(tmp_path)
@@ -91,7 +111,9 @@ def test_a_run_whose_keeper_died_is_lost(tmp_path: Path) -> None:
     assert [record.state for record in history(tmp_path)] == [RunState.LOST]
 
 
-@pytest.mark.parametrize("broken", ["", "[]", "{", '{"id": 5, "submitted_s": "x", "cluster": 7}', "\x00"])
+@pytest.mark.parametrize(
+    "broken", ["", "[]", "{", '{"id": 5, "submitted_s": "x", "cluster": 7}', "\x00"]
+)
 def test_a_broken_run_breaks_no_list(tmp_path: Path, broken: str) -> None:
     paths = make_run(tmp_path / "bad", submitted=1.0)
     for path in (paths.info, paths.state, paths.spec, paths.hostfile, paths.events):
@@ -129,7 +151,9 @@ def test_a_thousand_runs_take_no_longer_than_a_person_waits(tmp_path: Path) -> N
     cluster = make_cluster(tmp_path / "c", os.getpid())
     for n in range(1000):
         root = tmp_path / "c" / "runs" / f"run-{n:04}"
-        paths = make_run(root, submitted=float(n), result=RESULT if n % 10 else None, cluster=cluster)
+        paths = make_run(
+            root, submitted=float(n), result=RESULT if n % 10 else None, cluster=cluster
+        )
         for inner in ("logs", "inputs", "model", "tensorboard"):
             (root / inner).mkdir()
         paths.spec.write_text('{"job": {"model": "m", "technique": "zero1"}}')
@@ -146,7 +170,9 @@ def test_a_thousand_runs_take_no_longer_than_a_person_waits(tmp_path: Path) -> N
 
 
 def test_text_and_html_state_the_same_and_nothing_is_obeyed(tmp_path: Path) -> None:
-    make_run(tmp_path / "<b>x", submitted=5.0, result={**RESULT, "model": "<img src=x onerror=alert(1)>"})
+    make_run(
+        tmp_path / "<b>x", submitted=5.0, result={**RESULT, "model": "<img src=x onerror=alert(1)>"}
+    )
     found = history(tmp_path)
     text, page = str(found), found._repr_html_()
     assert "<img" not in page

@@ -38,7 +38,9 @@ def test_events_across_blocks(tmp_path: Path) -> None:
 
 def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.stdout.log"
-    path.write_bytes(b'one\n\n@workbench {"kind": "step"}\ntwo\r\n 10%|#   \r 20%|##  \n30%|\r 40%|###')
+    path.write_bytes(
+        b'one\n\n@workbench {"kind": "step"}\ntwo\r\n 10%|#   \r 20%|##  \n30%|\r 40%|###'
+    )
     tail = LogTail(path)
     assert tail.refresh()
     assert tail.lines == ["one", "two", " 20%|##", " 40%|###"]
@@ -88,7 +90,9 @@ def test_the_end_of_a_huge_log_is_read_without_the_rest(tmp_path: Path) -> None:
 def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     event = '\n@workbench {"time_s": 1.0, "rank": 0, "kind": "step", "step": 1}\n'
-    path.write_text("".join(f"said {n}\n" for n in range(30)) + event * 6000)  # some 400 KiB of events
+    path.write_text(
+        "".join(f"said {n}\n" for n in range(30)) + event * 6000
+    )  # some 400 KiB of events
     tail = LogTail(path)
     tail.refresh()
     assert tail.lines[-1] == "said 29"
@@ -97,10 +101,29 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
 def test_both_streams_stand_in_the_order_of_their_turns_whole_lines_alone(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
-    paths.rank_log(0, "stdout").write_text("a\nb\n@workbench {}\n\nc begins, ends later\nunfinished")
+    paths.rank_log(0, "stdout").write_text(
+        "a\nb\n@workbench {}\n\nc begins, ends later\nunfinished"
+    )
     paths.rank_log(0, "stderr").write_text("A\nB\nC\n")
-    assert last_of_both(paths, 0, None) == ["a", "b", "c begins, ends later", "unfinished", "A", "B", "C"], "older runs"
-    turns = ["stdout 2", "stderr 2", "stdout 25", "stderr 4", "junk", "stdout -1", "stderr 99999999999999999999999", ""]
+    assert last_of_both(paths, 0, None) == [
+        "a",
+        "b",
+        "c begins, ends later",
+        "unfinished",
+        "A",
+        "B",
+        "C",
+    ], "older runs"
+    turns = [
+        "stdout 2",
+        "stderr 2",
+        "stdout 25",
+        "stderr 4",
+        "junk",
+        "stdout -1",
+        "stderr 99999999999999999999999",
+        "",
+    ]
     paths.rank_log(0, "order").write_text("\n".join(turns))
     merged = ["a", "A", "b", "B", "c begins, ends later", "unfinished", "C"]
     assert last_of_both(paths, 0, None) == merged

@@ -31,13 +31,19 @@ def test_no_run_directory(tmp_path: Path) -> None:
 def test_a_run_is_seen_from_its_submission_to_its_end(written: WrittenRun) -> None:
     view = RunView(written.paths.root)
     assert (view.state, view.progress.step, view.cluster_phase) == (RunState.QUEUED, None, "ready")
-    assert [(h.pod, h.address) for h in view.hosts] == [(f"pod-{n}", f"127.0.0.{n + 2}") for n in range(3)]
+    assert [(h.pod, h.address) for h in view.hosts] == [
+        (f"pod-{n}", f"127.0.0.{n + 2}") for n in range(3)
+    ]
     assert not view.refresh()
 
     written.state("starting", "loading model")
     written.event("phase", rank=1, name="loading model")
     assert view.refresh()
-    assert (view.state, view.message, view.totals.phases) == (RunState.STARTING, "loading model", {1: "loading model"})
+    assert (view.state, view.message, view.totals.phases) == (
+        RunState.STARTING,
+        "loading model",
+        {1: "loading model"},
+    )
 
     written.state("running", "training", hint="no step for 31 s")
     written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, max_steps=100)
@@ -80,9 +86,14 @@ def test_why_no_memory_is_predicted_is_shown(written: WrittenRun) -> None:
     written.state("running", "training")
     view = RunView(written.paths.root)
     assert "predicted memory" not in dict(RunFacts(view).head)
-    written.paths.prediction.write_text(json.dumps({"why": "the model cannot be traced: no such kernel"}))
+    written.paths.prediction.write_text(
+        json.dumps({"why": "the model cannot be traced: no such kernel"})
+    )
     assert view.refresh()
-    assert dict(RunFacts(view).head)["predicted memory"] == "not known: the model cannot be traced: no such kernel"
+    assert (
+        dict(RunFacts(view).head)["predicted memory"]
+        == "not known: the model cannot be traced: no such kernel"
+    )
 
 
 def test_it_agrees_with_the_run(written: WrittenRun) -> None:
@@ -96,7 +107,9 @@ def test_it_agrees_with_the_run(written: WrittenRun) -> None:
     assert view.progress == Run.load(written.paths.root).progress
 
 
-def test_progress_reads_only_what_is_new(written: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_reads_only_what_is_new(
+    written: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int | None] = []
     take = RunTotals.take
 
@@ -134,7 +147,9 @@ def test_memory_is_summed_over_the_ranks_of_a_pod_once_all_have_told(written: Wr
     for rank, gib in ((0, 1.0), (2, 3.0), (1, 1.5), (0, 2.0)):
         written.event("memory", T0 + gib, rank=rank, step=1, rss_gib=gib, peak_rss_gib=gib + 1)
     view = RunView(written.paths.root)
-    assert {a: list(m.gib) for a, m in view.memory.items()} == {"127.0.0.2": [(T0 + 1.5, 2.5), (T0 + 2.0, 3.5)]}
+    assert {a: list(m.gib) for a, m in view.memory.items()} == {
+        "127.0.0.2": [(T0 + 1.5, 2.5), (T0 + 2.0, 3.5)]
+    }
     assert view.memory["127.0.0.2"].peak_gib == 5.5
     written.event("memory", T0 + 9, rank=3, step=1, rss_gib=1.0, cuda_reserved_gib=10.0)
     view.refresh()
@@ -151,7 +166,9 @@ def test_one_rank_of_a_pod_with_several_slots(write: Callable[..., WrittenRun]) 
     assert view.batch == "8 x 1 x 1 = 8"
 
 
-def test_a_batch_that_the_deepspeed_file_changed_is_not_spelled_out_wrongly(written: WrittenRun) -> None:
+def test_a_batch_that_the_deepspeed_file_changed_is_not_spelled_out_wrongly(
+    written: WrittenRun,
+) -> None:
     written.event("start", world_size=3, global_batch_size=96)
     assert RunView(written.paths.root).batch == ""
 
@@ -191,12 +208,22 @@ def test_a_spec_of_another_version_does_not_hide_the_run(written: WrittenRun) ->
     assert view.progress.step == 1
 
 
-def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_nothing(written: WrittenRun) -> None:
+def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_nothing(
+    written: WrittenRun,
+) -> None:
     with written.paths.events.open("a") as out:
         for step in range(1, 100_001):
-            data = {"step": step, "max_steps": 100_000, "epoch": step / 1000, "loss": 8.65 / step, "grad_norm": 4.05}
+            data = {
+                "step": step,
+                "max_steps": 100_000,
+                "epoch": step / 1000,
+                "loss": 8.65 / step,
+                "grad_norm": 4.05,
+            }
             figures = {**data, "learning_rate": 1e-3, "samples_per_s": 19.23}
-            out.write(json.dumps({"time_s": T0 + step, "rank": 0, "kind": "step", **figures}) + "\n")
+            out.write(
+                json.dumps({"time_s": T0 + step, "rank": 0, "kind": "step", **figures}) + "\n"
+            )
     began = time.thread_time()
     view = RunView(written.paths.root)
     took_s = time.thread_time() - began
@@ -205,7 +232,10 @@ def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_not
     for _ in range(100):
         view.refresh()
     idle_s = (time.thread_time() - began) / 100
-    print(f"100,000 events: {took_s:.2f} s of CPU; a look at no news: {1000 * idle_s:.2f} ms", file=sys.stderr)
+    print(
+        f"100,000 events: {took_s:.2f} s of CPU; a look at no news: {1000 * idle_s:.2f} ms",
+        file=sys.stderr,
+    )
     assert took_s < 5  # a fifth of that on an idle machine
     assert idle_s < 0.01
 
@@ -216,9 +246,16 @@ def test_throughput_is_one_figure_whoever_shows_it(written: WrittenRun) -> None:
         figures = dict(RunFacts(view).figures)
         record = record_of(written.paths)
         assert view.progress.samples_per_s is not None and record.train_samples_per_s is not None
-        line = re.search(r"([\d.]+) samples/s", progress_text(Run.load(written.paths.root).progress))
+        line = re.search(
+            r"([\d.]+) samples/s", progress_text(Run.load(written.paths.root).progress)
+        )
         assert line is not None
-        return [figures["samples/s"], line[1], f"{view.progress.samples_per_s:g}", f"{record.train_samples_per_s:g}"]
+        return [
+            figures["samples/s"],
+            line[1],
+            f"{view.progress.samples_per_s:g}",
+            f"{record.train_samples_per_s:g}",
+        ]
 
     written.state("running", "training")
     written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, max_steps=100)

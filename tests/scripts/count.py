@@ -9,8 +9,12 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("--lines", type=int, default=100)
 parser.add_argument("--pause-s", type=float, default=0.02)
-parser.add_argument("--gate", type=Path, help="print 50 lines for each byte of this file, as they come")
-parser.add_argument("--until", type=Path, help="go on after the lines, in silence, until this file exists")
+parser.add_argument(
+    "--gate", type=Path, help="print 50 lines for each byte of this file, as they come"
+)
+parser.add_argument(
+    "--until", type=Path, help="go on after the lines, in silence, until this file exists"
+)
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])

@@ -19,7 +19,10 @@ for value in [*given, *own, *sys.argv[1:]]:
 print(dict(os.environ), json.dumps({"args": sys.argv}), flush=True)
 sys.stderr.write("\n")
 for value in [*given, *own, *sys.argv[1:]]:
-    print(f'@workbench {{"time_s": 1.5, "rank": 0, "kind": "mine", "text": {json.dumps(value)}}}', flush=True)
+    print(
+        f'@workbench {{"time_s": 1.5, "rank": 0, "kind": "mine", "text": {json.dumps(value)}}}',
+        flush=True,
+    )
 # Both ranks have printed all before one fails: that ends the other.
 rank_folder = Path(os.environ["WORKBENCH_RANK_DIR"])
 meeting = rank_folder.parents[3] / f"printed-{rank_folder.parent.name}"

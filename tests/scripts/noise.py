@@ -13,7 +13,16 @@ def noise(rank: int) -> bytes:
     long = b"x" * 1_000_000 + b"\n"
     raw = rng.randbytes(200_000) + b"\n\x1b[31mred\x1b[0m\n<img src=x onerror=alert(1)>\n"
     return (
-        event % 0 + lines + event % 1 + bars + event % 2 + long + event % 3 + raw + event % 4 + b"no newline at the end"
+        event % 0
+        + lines
+        + event % 1
+        + bars
+        + event % 2
+        + long
+        + event % 3
+        + raw
+        + event % 4
+        + b"no newline at the end"
     )
 
 

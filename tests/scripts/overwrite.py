@@ -6,8 +6,25 @@ import os
 from pathlib import Path
 
 OWN = (
-    *("spec.json", "run.json", "state.json", "result.json", "events.jsonl", "hostfile", "command.sh", "origin.json"),
-    *("prediction.json", "held.json", "manifest.json", "inputs/job.json", "inputs/script.zip", "card.html", "model"),
+    *(
+        "spec.json",
+        "run.json",
+        "state.json",
+        "result.json",
+        "events.jsonl",
+        "hostfile",
+        "command.sh",
+        "origin.json",
+    ),
+    *(
+        "prediction.json",
+        "held.json",
+        "manifest.json",
+        "inputs/job.json",
+        "inputs/script.zip",
+        "card.html",
+        "model",
+    ),
     *("logs/rank-0.stdout.log", "checkpoints/step-1/pod-0/rank-0/a", "files.txt", "profile.txt/a"),
 )
 

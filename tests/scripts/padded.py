@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 WIDTH = 96
 ROWS = 32
@@ -21,7 +27,11 @@ ROWS = 32
 def padded(tokenizer: Any, rows: list[dict[str, str]]) -> list[dict[str, torch.Tensor]]:
     source, target = (
         tokenizer(
-            [row[key] for row in rows], padding="max_length", truncation=True, max_length=WIDTH, return_tensors="pt"
+            [row[key] for row in rows],
+            padding="max_length",
+            truncation=True,
+            max_length=WIDTH,
+            return_tensors="pt",
         )
         for key in ("source", "target")
     )
@@ -49,27 +59,48 @@ def batch(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 def cut(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Cut a batch to its longest source and target: only what is masked goes."""
     made = batch(rows)
-    source, target = (int(mask.sum(1).max()) for mask in (made["attention_mask"], made["labels"] != -100))
-    return {name: each[:, : target if name == "labels" else source].contiguous() for name, each in made.items()}
+    source, target = (
+        int(mask.sum(1).max()) for mask in (made["attention_mask"], made["labels"] != -100)
+    )
+    return {
+        name: each[:, : target if name == "labels" else source].contiguous()
+        for name, each in made.items()
+    }
 
 
-def trained(model: Any, data: list[dict[str, torch.Tensor]], steps: int, collate: Any) -> list[float]:
+def trained(
+    model: Any, data: list[dict[str, torch.Tensor]], steps: int, collate: Any
+) -> list[float]:
     arguments = TrainingArguments(
-        output_dir="trainer", per_device_train_batch_size=ROWS, max_steps=steps, learning_rate=1e-3, warmup_steps=0.1,
-        save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, seed=0,
-    )  # fmt: skip
+        output_dir="trainer",
+        per_device_train_batch_size=ROWS,
+        max_steps=steps,
+        learning_rate=1e-3,
+        warmup_steps=0.1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=0,
+    )
     ends = Ends()
-    Trainer(model=model, args=arguments, train_dataset=data, data_collator=collate, callbacks=[ends]).train()
+    Trainer(
+        model=model, args=arguments, train_dataset=data, data_collator=collate, callbacks=[ends]
+    ).train()
     return ends.times
 
 
-def train(model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], steps: int) -> dict[str, float]:
+def train(
+    model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], steps: int
+) -> dict[str, float]:
     """Return the speed of all steps but the first, which are of one shape whatever their rows."""
     times = trained(model, padded(tokenizer, rows["train"][: steps * ROWS]), steps, batch)
     return {"samples_per_s": (steps - 1) * ROWS / (times[-1] - times[0])}
 
 
-def learn(model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], steps: int) -> dict[str, float]:
+def learn(
+    model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], steps: int
+) -> dict[str, float]:
     """Return the evaluation loss after so many steps, and the share of tokens that padded rows use."""
     data = padded(tokenizer, rows["train"])
     trained(model, data, steps, cut)
@@ -91,13 +122,18 @@ def masked_loss(model: Any, rows: list[dict[str, torch.Tensor]]) -> float:
     return total / tokens
 
 
-def ask(model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], count: int) -> dict[str, float]:
+def ask(
+    model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], count: int
+) -> dict[str, float]:
     began = time.monotonic()
     model.eval()
     for row in rows["eval"][:: len(rows["eval"]) // count]:
         ids = tokenizer(row["source"], truncation=True, max_length=WIDTH, return_tensors="pt")
         with torch.no_grad():
-            tokenizer.decode(model.generate(**ids, max_new_tokens=WIDTH, do_sample=False)[0], skip_special_tokens=True)
+            tokenizer.decode(
+                model.generate(**ids, max_new_tokens=WIDTH, do_sample=False)[0],
+                skip_special_tokens=True,
+            )
     return {"answers_per_s": count / (time.monotonic() - began)}
 
 
@@ -109,7 +145,11 @@ def main() -> None:
         name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         for name in ("train", "eval")
     }
-    print(json.dumps({"train": train, "learn": learn, "ask": ask}[action](model, tokenizer, rows, count)))
+    print(
+        json.dumps(
+            {"train": train, "learn": learn, "ask": ask}[action](model, tokenizer, rows, count)
+        )
+    )
 
 
 if __name__ == "__main__":

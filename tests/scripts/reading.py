@@ -27,7 +27,9 @@ def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     model = str(folder / "model")
     outline = load_model(model, (), seed=0, weights=False)
     encoder = Encoder(outline, FineTune(model=model, dataset=str(folder), technique="single"))
-    rows = TokenRows(shared_rows(load(str(folder / "train.jsonl"), None, None).train, encoder.rows), folder)
+    rows = TokenRows(
+        shared_rows(load(str(folder / "train.jsonl"), None, None).train, encoder.rows), folder
+    )
     one = {"micro_batch": 32, "accumulation": 1, "rank": 0, "world_size": 1, "seed": 0}
     sampler = GlobalBatchSampler(rows=len(rows), lengths=rows.lengths, **one)
     loader = torch.utils.data.DataLoader(rows, batch_sampler=sampler, collate_fn=encoder.collator)
@@ -36,19 +38,31 @@ def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
 
 def plain(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    read = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    read = [
+        json.loads(line)
+        for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     source, target = (
-        tokenizer([row[key] for row in read], truncation=True, max_length=96).input_ids for key in ("source", "target")
+        tokenizer([row[key] for row in read], truncation=True, max_length=96).input_ids
+        for key in ("source", "target")
     )
-    rows = [{"input_ids": ids, "labels": labels} for ids, labels in zip(source, target, strict=True)]
+    rows = [
+        {"input_ids": ids, "labels": labels} for ids, labels in zip(source, target, strict=True)
+    ]
     collate = DataCollatorForSeq2Seq(tokenizer)
     yield from torch.utils.data.DataLoader(rows, batch_size=32, shuffle=True, collate_fn=collate)
 
 
 def main() -> None:
     began = time.monotonic()
-    rows = sum(len(batch["labels"]) for batch in {"ours": ours, "plain": plain}[sys.argv[1]](Path(sys.argv[2])))
-    took_s, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows = sum(
+        len(batch["labels"])
+        for batch in {"ours": ours, "plain": plain}[sys.argv[1]](Path(sys.argv[2]))
+    )
+    took_s, peak = (
+        time.monotonic() - began,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
     print(json.dumps({"seconds": took_s, "mib": peak, "rows": rows}))
 
 

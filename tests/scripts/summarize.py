@@ -28,25 +28,33 @@ class DataArguments:
     max_target_length: int = 16
 
 
-data, args = HfArgumentParser((DataArguments, Seq2SeqTrainingArguments)).parse_args_into_dataclasses()
+data, args = HfArgumentParser(
+    (DataArguments, Seq2SeqTrainingArguments)
+).parse_args_into_dataclasses()
 set_seed(args.seed)
 tokenizer = AutoTokenizer.from_pretrained(data.model_name_or_path)
 model = AutoModelForSeq2SeqLM.from_pretrained(data.model_name_or_path)
-rows = load_dataset("json", data_files={"train": data.train_file, "validation": data.validation_file})
+rows = load_dataset(
+    "json", data_files={"train": data.train_file, "validation": data.validation_file}
+)
 
 
 def encode(batch):
     """Make token ids of some rows."""
     sources = [data.source_prefix + text for text in batch["document"]]
     ids = tokenizer(sources, max_length=data.max_source_length, truncation=True)
-    targets = tokenizer(text_target=batch["summary"], max_length=data.max_target_length, truncation=True)
+    targets = tokenizer(
+        text_target=batch["summary"], max_length=data.max_target_length, truncation=True
+    )
     return {**ids, "labels": targets["input_ids"]}
 
 
 def rouge1(evaluated):
     """Compare words of the generated summaries with those of the wanted ones."""
     texts = [
-        tokenizer.batch_decode(numpy.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+        tokenizer.batch_decode(
+            numpy.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True
+        )
         for ids in (evaluated.predictions, evaluated.label_ids)
     ]
     shares = []

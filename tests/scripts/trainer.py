@@ -6,7 +6,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 set_seed(1)
 model = LlamaForCausalLM(
-    LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
 )
 rows = [{"input_ids": [n % 60] * 8, "labels": [n % 60] * 8} for n in range(32)]
 args = TrainingArguments(

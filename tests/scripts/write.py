@@ -38,7 +38,9 @@ for number in range(4):  # by turns, each once the other has been read
         time.sleep(0.01)
     print(f"line {number}", file=(sys.stdout, sys.stderr)[number % 2], flush=True)
 for step in (1, 2):
-    workbench.log(step, loss=3.0 - step, max_steps=2, samples_per_s=8, accuracy=step / 4, note="not a number")
+    workbench.log(
+        step, loss=3.0 - step, max_steps=2, samples_per_s=8, accuracy=step / 4, note="not a number"
+    )
 workbench.log(2, eval_loss=0.75, eval_rouge=0.5)
 print("written", flush=True)
 if args.end == "fail":  # not before the other rank, which would be ended too, has come as far

@@ -39,7 +39,9 @@ class PodAgent:
         self.ask("hello", keeper=True, address="127.0.0.1")
         return self.pid
 
-    def serve_only(self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = 30) -> int:
+    def serve_only(
+        self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = 30
+    ) -> int:
         flags = flags if "--warm" in flags else (*flags, "--no-warm")
         done = subprocess.run(
             [*AGENT, "serve", str(self.root), *flags],
@@ -87,20 +89,30 @@ class PodAgent:
     def until(self, run: str, met: Callable[[dict], bool], timeout_s: float = PATIENCE_S) -> dict:
         """Poll until something is so."""
         answers: list[dict] = []
-        until(lambda: answers.append(self.poll(run)) or met(answers[-1]), timeout_s, why=lambda: answers[-1])
+        until(
+            lambda: answers.append(self.poll(run)) or met(answers[-1]),
+            timeout_s,
+            why=lambda: answers[-1],
+        )
         return answers[-1]
 
     def until_exited(self, run: str, timeout_s: float = PATIENCE_S) -> dict:
         """Poll until all ranks have ended, nothing is left of them and their output has been read."""
         return self.until(
             run,
-            lambda a: all(r["phase"] == "exited" for r in a["ranks"]) and not a["left"] and not a["chunks"],
+            lambda a: (
+                all(r["phase"] == "exited" for r in a["ranks"])
+                and not a["left"]
+                and not a["chunks"]
+            ),
             timeout_s,
         )
 
     def until_printed(self, run: str, text: str, timeout_s: float = PATIENCE_S) -> bytes:
         """Poll until rank 0 has printed something."""
-        self.until(run, lambda _: text.encode() in self.output.get("rank-0/stdout.log", b""), timeout_s)
+        self.until(
+            run, lambda _: text.encode() in self.output.get("rank-0/stdout.log", b""), timeout_s
+        )
         return self.output["rank-0/stdout.log"]
 
     def close(self) -> None:
@@ -153,7 +165,9 @@ def wait_gone() -> Callable[..., float]:
     """Waits until processes have ended; returns the seconds it took."""
 
     def wait(*processes: Process | None, timeout_s: float = 10.0) -> float:
-        return until(lambda: all(map(gone, processes)), timeout_s, every_s=0.01, why=lambda: processes)
+        return until(
+            lambda: all(map(gone, processes)), timeout_s, every_s=0.01, why=lambda: processes
+        )
 
     return wait
 

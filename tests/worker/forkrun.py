@@ -67,12 +67,21 @@ def run_plans(plans: list[list[dict]]) -> None:
             copy_one_layer(*map(Path, run["shallow"]))
         if "path" in run:
             sys.path.insert(0, run["path"])
-        codes = run_one(Path(run["folder"]), run["world_size"], run.get("on_pod", 1), run.get("watched"))
+        codes = run_one(
+            Path(run["folder"]), run["world_size"], run.get("on_pod", 1), run.get("watched")
+        )
         if "path" in run:
             sys.path.remove(run["path"])
         (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
-        print(Path(run["folder"]).name, codes, round(time.monotonic() - began, 1), "s", round(cpu.ru_utime), flush=True)
+        print(
+            Path(run["folder"]).name,
+            codes,
+            round(time.monotonic() - began, 1),
+            "s",
+            round(cpu.ru_utime),
+            flush=True,
+        )
 
 
 def import_once() -> None:
@@ -81,14 +90,18 @@ def import_once() -> None:
     import torch
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    get_checkpoint_conversion_mapping("t5")  # 882 regular expressions, 0.5 s, once a process that loads or saves
+    get_checkpoint_conversion_mapping(
+        "t5"
+    )  # 882 regular expressions, 0.5 s, once a process that loads or saves
     torch.set_num_threads(1)
 
 
 def copy_one_layer(source: Path, target: Path) -> None:
     shutil.copytree(source, target)
     config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "num_layers": 1, "num_decoder_layers": 1}))
+    (target / "config.json").write_text(
+        json.dumps({**config, "num_layers": 1, "num_decoder_layers": 1})
+    )
     weights = load_file(target / "model.safetensors")
     save_file(
         {name: w for name, w in weights.items() if ".block.1." not in name},
@@ -99,7 +112,10 @@ def copy_one_layer(source: Path, target: Path) -> None:
 
 def run_one(folder: Path, world_size: int, on_pod: int, watched: dict | None) -> dict[int, int]:
     port = free_port()
-    pids = {fork_rank(folder, rank, world_size, on_pod, port, watched): rank for rank in range(world_size)}
+    pids = {
+        fork_rank(folder, rank, world_size, on_pod, port, watched): rank
+        for rank in range(world_size)
+    }
     codes: dict[int, int] = {}
     deadline = time.monotonic() + LIMIT_S
     while len(codes) < world_size:
@@ -116,7 +132,9 @@ def run_one(folder: Path, world_size: int, on_pod: int, watched: dict | None) ->
     return codes
 
 
-def fork_rank(folder: Path, rank: int, world_size: int, on_pod: int, port: int, watched: dict | None) -> int:
+def fork_rank(
+    folder: Path, rank: int, world_size: int, on_pod: int, port: int, watched: dict | None
+) -> int:
     pid = os.fork()
     if pid:
         return pid

@@ -47,7 +47,9 @@ def main() -> None:
     (out / "result.json").write_text(json.dumps({**result, "state": "failed"}))
     shutil.rmtree(out / "checkpoints" / "step-4", ignore_errors=True)
     codes.append(ranks_of(lambda _: unattended([str(spec), str(out)]), RANKS - 1))
-    codes.append(ranks_of(lambda _: unattended([str(spec), str(out)])))  # it has succeeded: nothing to do
+    codes.append(
+        ranks_of(lambda _: unattended([str(spec), str(out)]))
+    )  # it has succeeded: nothing to do
     sys.stderr.flush()
     print(json.dumps(codes), flush=True)
 
@@ -63,7 +65,13 @@ def ranks_of(run: Callable[[int], int], count: int = RANKS) -> list[int]:
         code = 1
         try:
             os.dup2(2, 1)  # this program's own output is its answer
-            places = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+            places = {
+                "RANK": rank,
+                "LOCAL_RANK": 0,
+                "WORLD_SIZE": count,
+                "LOCAL_WORLD_SIZE": 1,
+                "MASTER_PORT": port,
+            }
             os.environ.update({name: str(value) for name, value in places.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
             code = run(rank)

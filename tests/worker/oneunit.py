@@ -46,6 +46,7 @@ def _text_of(builder: Any) -> str:
 
     sources = [Path(builder.deepspeed_src_path(path)) for path in builder.sources()]
     return "\n".join(
-        "".join(f"#undef {name}\n#define {name} {name}_{number}\n" for name in OWN) + inlined(source)
+        "".join(f"#undef {name}\n#define {name} {name}_{number}\n" for name in OWN)
+        + inlined(source)
         for number, source in enumerate(sources)
     )

@@ -11,7 +11,9 @@ from forkedruns import LENGTH, TECHNIQUES, Plan, Ran, follows
 
 # Micro-batches are added up before an optimizer sees them: AdamW where its states are shards, or on the host.
 TRAINED = {"adamw": ("zero1", "zero3-offload"), "sgd": TECHNIQUES}
-PAIRS = [(technique, optimizer) for optimizer, techniques in TRAINED.items() for technique in techniques]
+PAIRS = [
+    (technique, optimizer) for optimizer, techniques in TRAINED.items() for technique in techniques
+]
 PATIENCE_S = 900
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(PATIENCE_S + 60)]
 
@@ -20,14 +22,41 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(PATIENCE_S
 def accumulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("accumulated"))
     whole, shallow = plan.root / "whole", plan.root / "shallow-t5"
-    plan.add("whole", 1, technique="single", max_steps=1, per_device_train_batch_size=4, profile_step=0, **LENGTH)
+    plan.add(
+        "whole",
+        1,
+        technique="single",
+        max_steps=1,
+        per_device_train_batch_size=4,
+        profile_step=0,
+        **LENGTH,
+    )
     cut = {"shallow": [str(whole / "out" / "model"), str(shallow)]}
     for optimizer, model in (("adamw", "tiny-llama"), ("sgd", str(shallow))):
-        how = {"optimizer": optimizer, "gradient_accumulation_steps": 4, "model": model, "profile_step": 0, **LENGTH}
+        how = {
+            "optimizer": optimizer,
+            "gradient_accumulation_steps": 4,
+            "model": model,
+            "profile_step": 0,
+            **LENGTH,
+        }
         more = cut if optimizer == "sgd" else None
-        plan.add(f"single-{optimizer}", 1, more=more, technique="single", per_device_train_batch_size=3, **how)
+        plan.add(
+            f"single-{optimizer}",
+            1,
+            more=more,
+            technique="single",
+            per_device_train_batch_size=3,
+            **how,
+        )
         for technique in TRAINED[optimizer]:
-            plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=1, **how)
+            plan.add(
+                f"{technique}-{optimizer}",
+                3,
+                technique=technique,
+                per_device_train_batch_size=1,
+                **how,
+            )
     return plan.run(timeout_s=PATIENCE_S)
 
 

@@ -51,7 +51,11 @@ RUNS = {
     "qlora-pipeline": ("single", 1, 12, 1),
     "t5-pipeline": ("single", 1, 12, 1),
 }
-TRAINED = {"lora": ("tiny-llama", "lora"), "t5": ("tiny-t5", "lora"), "qlora": ("tiny-llama", "qlora")}
+TRAINED = {
+    "lora": ("tiny-llama", "lora"),
+    "t5": ("tiny-t5", "lora"),
+    "qlora": ("tiny-llama", "qlora"),
+}
 ANSWERS, STEPS = 5, 10
 SHORT = {"max_steps": 2, "per_device_train_batch_size": 4}
 
@@ -73,15 +77,31 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
             profile_step=0,
             max_target_length=24,
             max_steps=STEPS,
-            **({"device_map": "auto", "max_memory": {0: 1, 1: 1}} if name.endswith("pipeline") else {}),
+            **(
+                {"device_map": "auto", "max_memory": {0: 1, 1: 1}}
+                if name.endswith("pipeline")
+                else {}
+            ),
             predict_rows=ANSWERS if name == "qlora-single" else 0,
         )
     bf16 = {"technique": "zero2", "precision": "bf16", "gradient_checkpointing": True, **SHORT}
     plan.add("t5-q", 1, model="tiny-t5", peft="qlora", technique="single", profile_step=0, **SHORT)
-    more = {"model": "tiny-llama", "peft": "qlora", "lora": {"r": 2, "dropout": 0.1}, "profile_step": 2}
+    more = {
+        "model": "tiny-llama",
+        "peft": "qlora",
+        "lora": {"r": 2, "dropout": 0.1},
+        "profile_step": 2,
+    }
     plan.add("bf16", 2, **more, **bf16)
     plan.add("bf16-fsdp", 2, **more, **{**bf16, "technique": "fsdp", "fsdp": {"offload": True}})
-    plan.add("no-such-module", 1, technique="single", peft="lora", lora={"target_modules": ["q_proj"]}, **SHORT)
+    plan.add(
+        "no-such-module",
+        1,
+        technique="single",
+        peft="lora",
+        lora={"target_modules": ["q_proj"]},
+        **SHORT,
+    )
     return plan.run()
 
 
@@ -120,12 +140,18 @@ def logits(one: Any, tokenizer: Any) -> torch.Tensor:
     ids = tokenizer("How many rows are there?", return_tensors="pt").input_ids
     one.eval()
     with torch.no_grad():
-        more = {"decoder_input_ids": torch.tensor([[0, 5, 6]])} if one.config.is_encoder_decoder else {}
+        more = (
+            {"decoder_input_ids": torch.tensor([[0, 5, 6]])}
+            if one.config.is_encoder_decoder
+            else {}
+        )
         return torch.as_tensor(one(input_ids=ids, **more).logits)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_technique_trains_adapters_as_one_process_does(ran: dict[str, Ran], name: str) -> None:
+def test_every_technique_trains_adapters_as_one_process_does(
+    ran: dict[str, Ran], name: str
+) -> None:
     run, reference = ran[name], ran[f"{name.partition('-')[0]}-single"]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     assert run.curve("loss")[-1] < 0.95 * run.curve("loss")[0]
@@ -133,26 +159,38 @@ def test_every_technique_trains_adapters_as_one_process_does(ran: dict[str, Ran]
         got, expected = run.curve(metric), reference.curve(metric)
         assert len(got) == STEPS
         assert got == pytest.approx(expected, rel=0.01), metric
-    assert run.data("end")[0]["eval_loss"] == pytest.approx(reference.data("end")[0]["eval_loss"], rel=0.01)
+    assert run.data("end")[0]["eval_loss"] == pytest.approx(
+        reference.data("end")[0]["eval_loss"], rel=0.01
+    )
 
 
 def test_fsdp_spreads_the_weights_of_4_bits_too(ran: dict[str, Ran]) -> None:
-    whole, shards = (ran[name].data("engine")[0]["parameters"] for name in ("qlora-single", "qlora-fsdp"))
+    whole, shards = (
+        ran[name].data("engine")[0]["parameters"] for name in ("qlora-single", "qlora-fsdp")
+    )
     assert shards["local"] == pytest.approx(shards["whole"] / 2, rel=0.02)  # type: ignore[index]
     assert shards["whole"] < whole["whole"]  # type: ignore[index]  # eight in a number of FP32, and not two in a byte
-    counted = {name: ran[name].data("start")[0]["parameters"] for name in ("qlora-single", "qlora-fsdp")}
+    counted = {
+        name: ran[name].data("start")[0]["parameters"] for name in ("qlora-single", "qlora-fsdp")
+    }
     assert counted["qlora-fsdp"] == counted["qlora-single"]
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_adapters_are_saved_alone_whole_and_with_their_base_s_name(ran: dict[str, Ran], name: str) -> None:
+def test_adapters_are_saved_alone_whole_and_with_their_base_s_name(
+    ran: dict[str, Ran], name: str
+) -> None:
     run, reference = ran[name], ran[f"{name.partition('-')[0]}-single"]
     files = {path.name for path in folder_of(run).iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json"} <= files
     assert not [file for file in files if file.endswith((".bin", ".pt"))]
-    weights, expected = (load_file(folder_of(r) / "adapter_model.safetensors") for r in (run, reference))
+    weights, expected = (
+        load_file(folder_of(r) / "adapter_model.safetensors") for r in (run, reference)
+    )
     assert all(".lora_A." in key or ".lora_B." in key for key in weights)
-    assert {key: value.shape for key, value in weights.items()} == {k: v.shape for k, v in expected.items()}
+    assert {key: value.shape for key, value in weights.items()} == {
+        k: v.shape for k, v in expected.items()
+    }
     for key, value in weights.items():
         assert value.abs().max() > 0, key  # B begins with zeros: the adapter has been trained
     config = json.loads((folder_of(run) / "adapter_config.json").read_text())
@@ -160,8 +198,12 @@ def test_adapters_are_saved_alone_whole_and_with_their_base_s_name(ran: dict[str
     assert not [module for module in config["target_modules"] if "lm_head" in module]
     (start,) = run.data("start")
     assert start["trainable_parameters"] == sum(value.numel() for value in weights.values())
-    whole = model.parameter_count(model.load(trained(name)[0], (), tokenizer=base_of(run).tokenizer, seed=0).model)
-    assert start["parameters"] == whole + int(str(start["trainable_parameters"]))  # 4-bit weights are counted whole
+    whole = model.parameter_count(
+        model.load(trained(name)[0], (), tokenizer=base_of(run).tokenizer, seed=0).model
+    )
+    assert start["parameters"] == whole + int(
+        str(start["trainable_parameters"])
+    )  # 4-bit weights are counted whole
 
 
 @pytest.mark.parametrize("name", ["t5-zero2", "lora-zero3", "qlora-zero2"])
@@ -191,7 +233,10 @@ def test_the_model_s_process_answers_with_the_adapter_and_merges_it(
 ) -> None:
     run = ran["qlora-single"]
     paths = as_directory(run)
-    rows = [json.loads(line) for line in (run.folder / "out" / "predictions.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (run.folder / "out" / "predictions.jsonl").read_text().splitlines()
+    ]
     questions = [Question(source=row["source"]) for row in rows]
     assert len(questions) == ANSWERS
     after = server_of(paths).answer(questions).texts
@@ -213,7 +258,9 @@ def test_four_bit_weights_stay_as_loaded_and_pass_gradients_on_after_an_evaluati
     rows = [Example(source=row.source, target=row.target) for row in mini_rows(0, 40)]
     options = adapters.load_options("qlora", "fp32")
     loaded = model.load("tiny-llama", rows, seed=0, options=options)
-    held = {name: p.clone() for name, p in loaded.model.named_parameters() if p.dtype == torch.uint8}
+    held = {
+        name: p.clone() for name, p in loaded.model.named_parameters() if p.dtype == torch.uint8
+    }
     assert len(held) == 14  # seven in each of two layers
     quantisation = loaded.model.model.layers[0].mlp.up_proj.weight.quant_state
     assert (quantisation.quant_type, quantisation.nested) == ("nf4", True)
@@ -223,7 +270,11 @@ def test_four_bit_weights_stay_as_loaded_and_pass_gradients_on_after_an_evaluati
     trained.model.train()
     ids = loaded.tokenizer("How many rows?", return_tensors="pt").input_ids
     trained.model(input_ids=ids, labels=ids).loss.backward()
-    gradients = {n: p.grad for n, p in trained.model.named_parameters() if p.requires_grad and ".lora_B." in n}
+    gradients = {
+        n: p.grad
+        for n, p in trained.model.named_parameters()
+        if p.requires_grad and ".lora_B." in n
+    }
     assert len(gradients) == 14
     for name, gradient in gradients.items():
         assert gradient is not None and gradient.abs().max() > 0, name

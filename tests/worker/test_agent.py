@@ -27,7 +27,10 @@ def test_serve_is_idempotent_private_and_leaves_nothing(agent):
     assert agent.root.stat().st_mode & 0o777 == 0o700
     assert (agent.root / "agent.sock").stat().st_mode & 0o777 == 0o600
     process = look_up(agent.pid)
-    assert json.loads((agent.root / "agent.json").read_text()) == {"pid": agent.pid, "start_time": process.start_time}
+    assert json.loads((agent.root / "agent.json").read_text()) == {
+        "pid": agent.pid,
+        "start_time": process.start_time,
+    }
     agent.ask("shutdown")
     assert sorted(path.name for path in agent.root.iterdir()) == ["agent.lock", "agent.log", "tmp"]
     second = agent.serve()
@@ -37,7 +40,9 @@ def test_serve_is_idempotent_private_and_leaves_nothing(agent):
 def test_many_serves_at_once_make_one_agent(make_agent):
     agent = make_agent()
     argv = [sys.executable, "-m", "workbench.worker.agent", "serve", str(agent.root), "--no-warm"]
-    started = [subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    started = [
+        subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
     answers = [json.loads(process.communicate(timeout=30)[0]) for process in started]
     assert all(answer["ok"] for answer in answers)
     assert len({answer["pid"] for answer in answers}) == 1
@@ -45,9 +50,7 @@ def test_many_serves_at_once_make_one_agent(make_agent):
 
 def test_a_rank_that_ends_well_is_done_and_gets_its_place(agent, tmp_path):
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS PYTHONUNBUFFERED"
-    code = (
-        f"import os; print([os.environ[n] for n in '{names}'.split()], os.getcwd(), os.environ['WORKBENCH_RANK_DIR'])"
-    )
+    code = f"import os; print([os.environ[n] for n in '{names}'.split()], os.getcwd(), os.environ['WORKBENCH_RANK_DIR'])"
     agent.start("r", code, ranks=2, threads=3)
     answer = agent.until_exited("r")
     assert [(r["exit_code"], r["done"], r["error"], r["stopped"]) for r in answer["ranks"]] == [
@@ -56,7 +59,9 @@ def test_a_rank_that_ends_well_is_done_and_gets_its_place(agent, tmp_path):
     folder = agent.root / "runs" / "r"
     for rank in (0, 1):
         expected = [str(rank), str(rank), "2", "2", "127.0.0.1", "29500", "3", "1"]
-        assert (folder / f"rank-{rank}/stdout.log").read_text() == f"{expected} {folder} {folder}/rank-{rank}\n"
+        assert (
+            folder / f"rank-{rank}/stdout.log"
+        ).read_text() == f"{expected} {folder} {folder}/rank-{rank}\n"
         assert (folder / f"rank-{rank}/done.json").exists()
     assert agent.output["rank-0/stdout.log"] == (folder / "rank-0/stdout.log").read_bytes()
 
@@ -77,7 +82,12 @@ def test_a_rank_that_fails_says_why(agent, code, exit_code, kind, message):
     error = json.loads((agent.root / "runs/r/rank-0/error.json").read_text())
     assert (rank["exit_code"], rank["done"], rank["error"]["kind"]) == (exit_code, False, kind)
     assert rank["error"]["message"] == message
-    assert (error["rank"], error["kind"], error["message"], error["echo"]) == (0, kind, message, False)
+    assert (error["rank"], error["kind"], error["message"], error["echo"]) == (
+        0,
+        kind,
+        message,
+        False,
+    )
 
 
 def test_a_program_that_cannot_be_executed_says_why(agent):
@@ -102,19 +112,29 @@ time.sleep(1); raise SystemExit(5)
 """
     agent.start("r", code, kind="finetune")
     answer = agent.until("r", lambda a: a["ranks"][0]["error"])
-    assert answer["ranks"][0]["phase"] == "running" and answer["ranks"][0]["error"]["kind"] == "Mine"
+    assert (
+        answer["ranks"][0]["phase"] == "running" and answer["ranks"][0]["error"]["kind"] == "Mine"
+    )
     assert agent.until_exited("r")["ranks"][0]["error"]["kind"] == "Mine"
 
 
 def test_output_is_byte_exact_however_it_is_read(agent, tmp_path):
     noise = random.Random(0).randbytes(50_000)
-    expected = b"x" * 1_000_000 + b"\n" + "".join(f"\r{i}% █▌" for i in range(3000)).encode() + noise + b"\x1b[31mred"
+    expected = (
+        b"x" * 1_000_000
+        + b"\n"
+        + "".join(f"\r{i}% █▌" for i in range(3000)).encode()
+        + noise
+        + b"\x1b[31mred"
+    )
     (tmp_path / "bytes").write_bytes(expected)
     code = "import sys; data = open(sys.argv[1], 'rb').read(); "
     code += "sys.stdout.buffer.write(data); sys.stderr.buffer.write(data[::-1])"
     agent.start("r", "", argv=[sys.executable, "-c", code, str(tmp_path / "bytes")])
     deadline = time.monotonic() + 60
-    while sum(len(agent.output.get(f"rank-0/{name}.log", b"")) for name in ("stdout", "stderr")) < 2 * len(expected):
+    while sum(
+        len(agent.output.get(f"rank-0/{name}.log", b"")) for name in ("stdout", "stderr")
+    ) < 2 * len(expected):
         answer = agent.poll("r", max_bytes=77_777)
         assert sum(len(chunk["data"]) for chunk in answer["chunks"].values()) <= 77_777
         assert time.monotonic() < deadline
@@ -144,9 +164,7 @@ def test_two_noisy_streams_share_the_cap(agent):
 
 
 def test_noise_neither_slows_the_agent_nor_grows_it(agent):
-    code = (
-        "import time\nend = time.time() + 3\nblock = 'a log line of fifty characters, give or take a few\\n' * 10000\n"
-    )
+    code = "import time\nend = time.time() + 3\nblock = 'a log line of fifty characters, give or take a few\\n' * 10000\n"
     code += "while time.time() < end: print(block, end='', flush=True); time.sleep(0.08)"
     before, _ = memory(agent.pid)
     agent.start("r", code)
@@ -196,7 +214,9 @@ def test_secrets_reach_the_rank_and_nothing_else(agent):
             continue
     agent.until_exited("r")
     with pytest.raises(AgentRefused) as refused:
-        agent.ask("prepare", run="x", request={**agent.request("x", ""), "env": {"A": 1, "B": canary}})
+        agent.ask(
+            "prepare", run="x", request={**agent.request("x", ""), "env": {"A": 1, "B": canary}}
+        )
     assert canary not in str(refused.value)
     files = [path for path in agent.root.rglob("*") if path.is_file()]
     assert files and not any(canary.encode() in path.read_bytes() for path in files)
@@ -231,8 +251,16 @@ def test_start_again_starts_nothing_twice(agent):
         ("poll", {"run": "../../etc"}, "run id"),
         ("prepare", {"run": "r"}, "request"),
         ("prepare", {"run": "r", "request": {"ranks": [], "argv": ["x"]}}, "ranks"),
-        ("prepare", {"run": "r", "request": {"ranks": [{"rank": 0, "pod": "pod-9"}], "argv": ["x"]}}, "pod-0"),
-        ("prepare", {"run": "r", "request": {"ranks": [{"rank": -1, "pod": "pod-0"}], "argv": ["x"]}}, "rank"),
+        (
+            "prepare",
+            {"run": "r", "request": {"ranks": [{"rank": 0, "pod": "pod-9"}], "argv": ["x"]}},
+            "pod-0",
+        ),
+        (
+            "prepare",
+            {"run": "r", "request": {"ranks": [{"rank": -1, "pod": "pod-0"}], "argv": ["x"]}},
+            "rank",
+        ),
         ("start_rank", {"run": "unknown", "rank": 0}, "not prepared"),
         ("free_port", {}, "address"),
     ],
@@ -244,7 +272,15 @@ def test_a_wrong_request_is_refused_in_words(agent, op, message, words):
 
 
 def test_garbage_on_the_socket_harms_nobody(agent):
-    for junk in (b"\xff\x00\n", b"[]\n", b"null\n", b'"x"\n', b"{}\n", b"\n\n\n", b"{" * 100_000 + b"\n"):
+    for junk in (
+        b"\xff\x00\n",
+        b"[]\n",
+        b"null\n",
+        b'"x"\n',
+        b"{}\n",
+        b"\n\n\n",
+        b"{" * 100_000 + b"\n",
+    ):
         with connect(agent.root) as end:
             end.sendall(junk)
             end.shutdown(socket.SHUT_WR)
@@ -289,9 +325,13 @@ def test_a_root_deeper_than_a_socket_address_works(make_agent, tmp_path):
 
 def test_connect_carries_lines_and_ends_with_either_side(agent):
     argv = [sys.executable, "-m", "workbench.worker.agent", "connect", str(agent.root)]
-    done = subprocess.run(argv, input=b'{"id": 7, "op": "ping"}\n', capture_output=True, cwd=REPOSITORY, timeout=20)
+    done = subprocess.run(
+        argv, input=b'{"id": 7, "op": "ping"}\n', capture_output=True, cwd=REPOSITORY, timeout=20
+    )
     assert json.loads(done.stdout)["id"] == 7 and done.returncode == 0
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as bridge:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as bridge:
         bridge.stdin.write(b'{"id": 1, "op": "ping"}\n')
         bridge.stdin.flush()
         assert json.loads(bridge.stdout.readline())["ok"]
@@ -311,9 +351,22 @@ def test_it_all_works_from_a_zip_on_a_bare_python(make_agent, tmp_path):
         for path in (REPOSITORY / "workbench").rglob("*.py"):
             file.write(path, path.relative_to(REPOSITORY))
     agent = make_agent()
-    argv = [sys.executable, "-S", "-m", "workbench.worker.agent", "serve", str(agent.root), "--no-warm"]
+    argv = [
+        sys.executable,
+        "-S",
+        "-m",
+        "workbench.worker.agent",
+        "serve",
+        str(agent.root),
+        "--no-warm",
+    ]
     done = subprocess.run(
-        argv, env={"PYTHONPATH": "code.zip"}, cwd=tmp_path, capture_output=True, text=True, timeout=30
+        argv,
+        env={"PYTHONPATH": "code.zip"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert json.loads(done.stdout)["ok"], done
     agent.serve()

@@ -34,7 +34,11 @@ def library(tmp_path: Path) -> str:
         pytest.skip("needs a C compiler for the library that speaks NVML")
     (tmp_path / "nvml.c").write_text(SOURCE)
     target = tmp_path / "libfake-ml.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(target), str(tmp_path / "nvml.c")], check=True, timeout=60)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(target), str(tmp_path / "nvml.c")],
+        check=True,
+        timeout=60,
+    )
     return str(target)
 
 

@@ -21,7 +21,13 @@ def test_a_run_id_is_one_plain_name(name):
 
 
 def test_a_request_never_shows_its_environment():
-    raw = {"run": "r", "ranks": [{"rank": 0, "pod": "p"}], "argv": ["x"], "env": {"A": "canary"}, "later": 1}
+    raw = {
+        "run": "r",
+        "ranks": [{"rank": 0, "pod": "p"}],
+        "argv": ["x"],
+        "env": {"A": "canary"},
+        "later": 1,
+    }
     assert "canary" not in repr(RunRequest.from_dict(raw))
 
 

@@ -19,9 +19,16 @@ import os, sys, time
 names = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES WORKBENCH_POD LEAK".split()
 print("|".join(os.environ.get(n, "-") for n in names)); print("warn", file=sys.stderr); END
 """
-DEEPSPEED = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.9", "MASTER_PORT": "12345"}
+DEEPSPEED = {
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.9",
+    "MASTER_PORT": "12345",
+}
 CLEAN = {
-    k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "MASTER_")) and k not in ("RANK", "LOCAL_RANK")
+    k: v
+    for k, v in os.environ.items()
+    if not k.startswith(("OMPI_", "MASTER_")) and k not in ("RANK", "LOCAL_RANK")
 }
 
 
@@ -37,25 +44,54 @@ def pods(make_agent):
 def prepare(pods, run: str, end: str) -> None:
     for agent in pods:
         ranks = [{"rank": i, "local_rank": 0, "pod": f"pod-{i}"} for i in range(2)]
-        agent.ask("prepare", run=run, request=agent.request(run, CODE.replace("END", end), ranks=2) | {"ranks": ranks})
+        agent.ask(
+            "prepare",
+            run=run,
+            request=agent.request(run, CODE.replace("END", end), ranks=2) | {"ranks": ranks},
+        )
 
 
 def rank(pods, run: str, *flags: str, **env: str) -> subprocess.Popen:
-    argv = [sys.executable, "-m", "workbench.worker.agent", "rank", str(pods[0].root.parent), run, *flags]
-    return subprocess.Popen(argv, env={**CLEAN, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "workbench.worker.agent",
+        "rank",
+        str(pods[0].root.parent),
+        run,
+        *flags,
+    ]
+    return subprocess.Popen(
+        argv, env={**CLEAN, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "env"),
     [
         ([], {**DEEPSPEED, "RANK": "1"}),
-        ([], {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-         | {k: v for k, v in DEEPSPEED.items() if k.startswith("MASTER")}),
-        (["--rank=1", "--local-rank=0", "--world-size=2", "--master-addr=127.0.0.9", "--master-port=12345"],
-         {"RANK": "0"}),
+        (
+            [],
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_SIZE": "2",
+            }
+            | {k: v for k, v in DEEPSPEED.items() if k.startswith("MASTER")},
+        ),
+        (
+            [
+                "--rank=1",
+                "--local-rank=0",
+                "--world-size=2",
+                "--master-addr=127.0.0.9",
+                "--master-port=12345",
+            ],
+            {"RANK": "0"},
+        ),
     ],
     ids=["deepspeed", "openmpi", "flags"],
-)  # fmt: skip
+)
 def test_it_starts_its_rank_on_its_pod_and_shows_it(pods, flags, env):
     prepare(pods, "r", "")
     started = rank(pods, "r", *flags, **env, CUDA_VISIBLE_DEVICES="3", LEAK="secret")
@@ -74,7 +110,9 @@ def test_what_is_quiet_leaves_its_output_on_the_pod(pods):
     assert (pods[0].root / "runs/r/rank-0/stderr.log").read_text() == "warn\n"
 
 
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("1/0", 1)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("1/0", 1)]
+)
 def test_it_ends_as_its_rank_ends(pods, end, code):
     prepare(pods, "r", end)
     started = rank(pods, "r", RANK="0")
@@ -123,7 +161,9 @@ def test_a_rank_is_not_started_twice_and_not_where_it_does_not_belong(pods):
     prepare(pods, "r", "")
     rank(pods, "r", RANK="0").communicate(timeout=20)
     again = rank(pods, "r", RANK="0")
-    assert "started or stopped already" in again.communicate(timeout=20)[1] and again.returncode == 1
+    assert (
+        "started or stopped already" in again.communicate(timeout=20)[1] and again.returncode == 1
+    )
     stranger = rank(pods, "r", RANK="2")
     assert "no agent" in stranger.communicate(timeout=20)[1] and stranger.returncode == 1
 
@@ -137,7 +177,9 @@ def test_flags_come_before_torch_before_openmpi():
     env = {"RANK": "1", "OMPI_COMM_WORLD_RANK": "2", "MASTER_PORT": "29500"}
     assert place_from({"rank": 0}, env)["rank"] == 0
     assert place_from({"rank": None}, env)["rank"] == 1
-    assert place_from({}, env)["master_port"] == 29500 and place_from({}, env)["master_addr"] is None
+    assert (
+        place_from({}, env)["master_port"] == 29500 and place_from({}, env)["master_addr"] is None
+    )
 
 
 BOUND = """
@@ -157,5 +199,8 @@ def test_ranks_on_cpus_share_the_cores_of_their_pod_unless_their_user_binds_them
     for run, env, expected in (("ours", {"WAITS": "1"}, given), ("theirs", theirs, [cores] * 2)):
         agent.start(run, BOUND, ranks=2, binding="always", env=env)
         agent.until_exited(run)
-        printed = [(agent.root / f"runs/{run}/rank-{rank}/stdout.log").read_text().split()[1:] for rank in (0, 1)]
+        printed = [
+            (agent.root / f"runs/{run}/rank-{rank}/stdout.log").read_text().split()[1:]
+            for rank in (0, 1)
+        ]
         assert printed == [[str(core) for core in each] for each in expected]

@@ -11,7 +11,12 @@ import pytest
 
 from workbench.worker.agent import machine
 from workbench.worker.agent.ranks.output import OutputStream
-from workbench.worker.agent.ranks.records import failure_from, last_traceback, read_record, write_record
+from workbench.worker.agent.ranks.records import (
+    failure_from,
+    last_traceback,
+    read_record,
+    write_record,
+)
 
 PROGRAMS = {
     "plain": ("raise KeyError('a')", "KeyError", "'a'"),
@@ -28,7 +33,11 @@ PROGRAMS = {
         "m",
     ),
     "several lines": ("raise ValueError('one\\ntwo\\nthree')", "ValueError", "one"),
-    "message on the next line": ("raise ValueError('\\nCUDA out of memory')", "ValueError", "CUDA out of memory"),
+    "message on the next line": (
+        "raise ValueError('\\nCUDA out of memory')",
+        "ValueError",
+        "CUDA out of memory",
+    ),
     "handled before": (
         "import traceback\ntry:\n    1/0\nexcept Exception:\n    traceback.print_exc()\nraise TypeError('real')",
         "TypeError",
@@ -50,15 +59,21 @@ PROGRAMS = {
         "ExceptionGroup",
         "both (2 sub-exceptions)",
     ),
-    "after a bar": ("import sys\nsys.stderr.write('\\r 10%|█')\nraise TypeError('real')", "TypeError", "real"),
-}  # fmt: skip
+    "after a bar": (
+        "import sys\nsys.stderr.write('\\r 10%|█')\nraise TypeError('real')",
+        "TypeError",
+        "real",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_exception_that_ended_a_real_program_is_found(name, tmp_path):
     code, kind, message = PROGRAMS[name]
     (tmp_path / "prog.py").write_text(code)
-    done = subprocess.run([sys.executable, "prog.py"], cwd=tmp_path, capture_output=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "prog.py"], cwd=tmp_path, capture_output=True, timeout=20
+    )
     failure = failure_from(done.stderr.decode(errors="replace"), done.returncode)
     assert (failure.kind, failure.message) == (kind, message)
     assert 'prog.py", line' in failure.traceback
@@ -68,20 +83,30 @@ def test_a_chain_is_kept_whole(tmp_path):
     code, _, _ = PROGRAMS["chained"]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     traceback = last_traceback(f"noise\n{done.stderr}").traceback
-    assert "ZeroDivisionError" in traceback and "direct cause" in traceback and "noise" not in traceback
+    assert (
+        "ZeroDivisionError" in traceback
+        and "direct cause" in traceback
+        and "noise" not in traceback
+    )
 
 
 def test_torch_s_rank_prefix_is_read_over():
-    text = (
-        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "x.py", line 3, in <module>\n[rank1]:     f()\n'
+    text = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "x.py", line 3, in <module>\n[rank1]:     f()\n'
+    failure = last_traceback(
+        text + "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried\n[W1 c10d] bye\n"
     )
-    failure = last_traceback(text + "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried\n[W1 c10d] bye\n")
     assert (failure.kind, failure.message) == ("OutOfMemoryError", "CUDA out of memory. Tried")
     assert "[rank1]" not in failure.traceback
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Traceback (most recent call last):", "Traceback (most recent call last):\n  File", "\x00\n" * 50]
+    "text",
+    [
+        "",
+        "Traceback (most recent call last):",
+        "Traceback (most recent call last):\n  File",
+        "\x00\n" * 50,
+    ],
 )
 def test_half_a_traceback_is_none(text):
     assert last_traceback(text) is None
@@ -89,16 +114,27 @@ def test_half_a_traceback_is_none(text):
 
 def test_huge_output_is_read_from_its_end(tmp_path):
     (tmp_path / "stderr.log").write_bytes(
-        b"x" * 50_000_000 + b"\nTraceback (most recent call last):\n  f\nValueError: " + b"y" * 200_000
+        b"x" * 50_000_000
+        + b"\nTraceback (most recent call last):\n  f\nValueError: "
+        + b"y" * 200_000
     )
     failure = failure_from(OutputStream(tmp_path, "stderr").tail(), 1)
-    assert failure.kind == "ValueError" and len(failure.message) <= 4000 and len(failure.traceback) <= 64 * 1024
+    assert (
+        failure.kind == "ValueError"
+        and len(failure.message) <= 4000
+        and len(failure.traceback) <= 64 * 1024
+    )
 
 
 def test_without_a_traceback_the_last_lines_are_kept(tmp_path):
     failure = failure_from("".join(f"line {i}\n" for i in range(100)), 2)
-    assert failure.message == "exit code 2: line 99" and failure.traceback.splitlines()[0] == "line 80"
-    assert failure_from(OutputStream(tmp_path / "nowhere", "stderr").tail(), 2).message == "exit code 2"
+    assert (
+        failure.message == "exit code 2: line 99" and failure.traceback.splitlines()[0] == "line 80"
+    )
+    assert (
+        failure_from(OutputStream(tmp_path / "nowhere", "stderr").tail(), 2).message
+        == "exit code 2"
+    )
 
 
 def test_sigbus_hints_at_shared_memory(tmp_path):
@@ -143,7 +179,9 @@ def test_a_rank_killed_for_its_memory_says_so(agent, small_group: Path):
     assert agent.ask("ping")["pid"] == agent.pid
 
 
-@pytest.mark.parametrize(("highest", "follows"), [(40 << 20, True), (20 << 20, False), (None, False)])
+@pytest.mark.parametrize(
+    ("highest", "follows"), [(40 << 20, True), (20 << 20, False), (None, False)]
+)
 def test_a_kill_may_be_counted_late_only_where_the_limit_was_reached(
     tmp_path: Path, highest: int | None, follows: bool
 ):
@@ -158,8 +196,12 @@ def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Pat
     own, root = tmp_path / "own", tmp_path / "root"
     for group, kills in ((own, 1), (root, 0)):
         group.mkdir()
-        (group / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+        (group / "memory.oom_control").write_text(
+            f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"
+        )
     (own / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
-    assert "the memory limit of 40 MiB was reached" in machine.OomWatch({own: 0, root: 0}).hint(root)
+    assert "the memory limit of 40 MiB was reached" in machine.OomWatch({own: 0, root: 0}).hint(
+        root
+    )
     assert machine.OomWatch({own: 1, root: 0}).hint(root) == ""  # that kill was before this run
     assert machine.OomWatch({}).hint(None) == ""

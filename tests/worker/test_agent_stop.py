@@ -32,7 +32,9 @@ def parent(options: str = "{}") -> str:
 
 def child_of(agent, run: str) -> Process:
     """The child of rank 0, once it is up and deaf."""
-    text = agent.until_printed(run, "up\n").decode()  # the line's end is a write of its own, which may meet no reader
+    text = agent.until_printed(
+        run, "up\n"
+    ).decode()  # the line's end is a write of its own, which may meet no reader
     process = look_up(int(text.split("child ")[1].split()[0]))
     assert process is not None
     return process
@@ -45,14 +47,23 @@ def rank_of(agent, run: str, rank: int = 0) -> Process:
 
 
 def test_stop_is_polite_quick_and_can_be_said_twice(agent):
-    agent.start("r", "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\n" + SLEEP, ranks=2)
-    agent.until("r", lambda a: all((agent.root / f"runs/r/rank-{r}/stdout.log").stat().st_size for r in (0, 1)))
+    agent.start(
+        "r",
+        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\n" + SLEEP,
+        ranks=2,
+    )
+    agent.until(
+        "r",
+        lambda a: all((agent.root / f"runs/r/rank-{r}/stdout.log").stat().st_size for r in (0, 1)),
+    )
     began = time.monotonic()
     agent.ask("stop", run="r", grace_s=10)
     agent.ask("stop", run="r", grace_s=10)
     ranks = agent.until_exited("r")["ranks"]
     assert time.monotonic() - began < 9  # the grace is 10 s
-    assert [(r["exit_code"], r["stopped"], r["forced"], r["error"]) for r in ranks] == [(7, True, False, None)] * 2
+    assert [(r["exit_code"], r["stopped"], r["forced"], r["error"]) for r in ranks] == [
+        (7, True, False, None)
+    ] * 2
     agent.ask("stop", run="r", grace_s=1)
     assert agent.ask("stop", run="never-heard-of", grace_s=1)["known"] is False
 
@@ -86,7 +97,9 @@ def test_stop_before_start_starts_nothing(agent):
 
 
 @pytest.mark.parametrize("options", ["{}", "{'start_new_session': True}"])
-def test_a_killed_rank_is_noticed_at_once_and_the_child_that_holds_its_output_goes_too(agent, wait_gone, options):
+def test_a_killed_rank_is_noticed_at_once_and_the_child_that_holds_its_output_goes_too(
+    agent, wait_gone, options
+):
     agent.start("r", parent(f"dict({options})"))
     child = child_of(agent, "r")
     os.kill(rank_of(agent, "r").pid, signal.SIGKILL)
@@ -242,7 +255,9 @@ def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
     for number in range(20):
         agent.start(f"r{number}", code, ranks=5)
     for number in range(20):
-        ranks = agent.until(f"r{number}", lambda a: not a["left"] and all(r["error"] for r in a["ranks"]))["ranks"]
+        ranks = agent.until(
+            f"r{number}", lambda a: not a["left"] and all(r["error"] for r in a["ranks"])
+        )["ranks"]
         assert [r["exit_code"] for r in ranks] == [-9] * 5
     me = agent.pid
     assert not [p for p in process_table().values() if p.parent == me]

@@ -54,7 +54,10 @@ def test_a_list_longer_than_a_pipe_holds_comes_whole(agent) -> None:
 
 def test_what_goes_wrong_is_said(agent, tmp_path: Path) -> None:
     (tmp_path / "broken.zip").write_text("no zip")
-    assert "not a zip" in outcome(agent, "stage", run="r", files={}, archive=str(tmp_path / "broken.zip"))["error"]
+    assert (
+        "not a zip"
+        in outcome(agent, "stage", run="r", files={}, archive=str(tmp_path / "broken.zip"))["error"]
+    )
     with pytest.raises(AgentRefused, match="there is no task 1"):
         agent.ask("task", task=1)
     with pytest.raises(AgentRefused, match="run id"):

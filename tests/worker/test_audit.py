@@ -13,7 +13,13 @@ from torch import nn
 from workbench.base.errors import RunError
 from workbench.jobs.finetune import FineTune
 from workbench.worker.train.audit import TechniqueCheck, differences
-from workbench.worker.train.sharding_audit import RankState, Share, engine_of, gradients_of, state_of
+from workbench.worker.train.sharding_audit import (
+    RankState,
+    Share,
+    engine_of,
+    gradients_of,
+    state_of,
+)
 
 WHOLE = 9000
 N = 3
@@ -22,10 +28,20 @@ PART = replace(ALL, local=WHOLE // N + 6)  # with some padding
 BF16 = "bfloat16"
 
 
-def held(engine: str, *, trained: Share = ALL, update: Share = ALL, ranks: int = N, **more: object) -> RankState:
+def held(
+    engine: str, *, trained: Share = ALL, update: Share = ALL, ranks: int = N, **more: object
+) -> RankState:
     states = replace(update, local=2 * update.local, whole=2 * update.whole)
-    shares = {"parameters": trained, "trained": trained, "gradients": update, "updated": update, "states": states}
-    return RankState(**{"engine": engine, "world_size": ranks, "arithmetic": "float32", **shares, **more})  # type: ignore[arg-type]
+    shares = {
+        "parameters": trained,
+        "trained": trained,
+        "gradients": update,
+        "updated": update,
+        "states": states,
+    }
+    return RankState(
+        **{"engine": engine, "world_size": ranks, "arithmetic": "float32", **shares, **more}
+    )  # type: ignore[arg-type]
 
 
 AS_ASKED = {
@@ -35,7 +51,9 @@ AS_ASKED = {
     "zero1": held("deepspeed-zero1", update=PART),
     "zero2": held("deepspeed-zero2", update=PART),
     "zero3": held("deepspeed-zero3", trained=PART, update=PART),
-    "zero3-offload": held("deepspeed-zero3", trained=PART, update=PART, offload=("optimizer", "parameters")),
+    "zero3-offload": held(
+        "deepspeed-zero3", trained=PART, update=PART, offload=("optimizer", "parameters")
+    ),
     "fsdp": held("fsdp", trained=PART, update=PART),
 }
 
@@ -47,7 +65,9 @@ def found(technique: str, what: RankState, **job: object) -> list[str]:
 
 
 @pytest.mark.parametrize("technique", AS_ASKED)
-def test_each_technique_is_known_by_what_it_holds_and_none_passes_for_another(technique: str) -> None:
+def test_each_technique_is_known_by_what_it_holds_and_none_passes_for_another(
+    technique: str,
+) -> None:
     for other, what in AS_ASKED.items():
         assert bool(found(technique, what)) == (other != technique), other
 
@@ -55,23 +75,55 @@ def test_each_technique_is_known_by_what_it_holds_and_none_passes_for_another(te
 @pytest.mark.parametrize(
     ("technique", "what", "message"),
     [
-        ("zero1", held("deepspeed-zero3", trained=PART, update=PART), "but this ran: ZeRO stage 3 on 3 ranks"),
-        ("zero3", held("none", ranks=1), "(ZeRO stage 3 on 3 ranks), but this ran: no DeepSpeed on 1 rank"),
-        ("fsdp", held("ddp"), "(FSDP on 3 ranks), but this ran: DistributedDataParallel on 3 ranks"),
-        ("zero1", held("deepspeed-zero1", update=ALL), "updated was to be spread over 3 ranks, but 9000 of 9000"),
-        ("zero1", held("deepspeed-zero1", trained=PART, update=PART), "trained was to be whole on each rank, but 3006"),
-        ("zero3", held("deepspeed-zero3", trained=ALL, update=PART), "trained was to be spread over 3 ranks"),
+        (
+            "zero1",
+            held("deepspeed-zero3", trained=PART, update=PART),
+            "but this ran: ZeRO stage 3 on 3 ranks",
+        ),
+        (
+            "zero3",
+            held("none", ranks=1),
+            "(ZeRO stage 3 on 3 ranks), but this ran: no DeepSpeed on 1 rank",
+        ),
+        (
+            "fsdp",
+            held("ddp"),
+            "(FSDP on 3 ranks), but this ran: DistributedDataParallel on 3 ranks",
+        ),
+        (
+            "zero1",
+            held("deepspeed-zero1", update=ALL),
+            "updated was to be spread over 3 ranks, but 9000 of 9000",
+        ),
+        (
+            "zero1",
+            held("deepspeed-zero1", trained=PART, update=PART),
+            "trained was to be whole on each rank, but 3006",
+        ),
+        (
+            "zero3",
+            held("deepspeed-zero3", trained=ALL, update=PART),
+            "trained was to be spread over 3 ranks",
+        ),
         ("fsdp", held("fsdp", trained=ALL, update=PART), "trained was to be spread over 3 ranks"),
         ("ddp", held("ddp", update=PART), "updated was to be whole on each rank"),
-        ("zero3-offload", AS_ASKED["zero3"], "ZeRO stage 3 with offload on 3 ranks), but this ran: ZeRO stage 3 on"),
+        (
+            "zero3-offload",
+            AS_ASKED["zero3"],
+            "ZeRO stage 3 with offload on 3 ranks), but this ran: ZeRO stage 3 on",
+        ),
     ],
 )
-def test_what_is_not_as_asked_is_said_in_a_sentence(technique: str, what: RankState, message: str) -> None:
+def test_what_is_not_as_asked_is_said_in_a_sentence(
+    technique: str, what: RankState, message: str
+) -> None:
     assert message in "; ".join(found(technique, what))
 
 
 def test_states_that_are_whole_under_zero1_are_found_by_themselves() -> None:
-    what = replace(AS_ASKED["zero1"], states=Share(local=2 * WHOLE, whole=2 * WHOLE, dtypes=("float32",)))
+    what = replace(
+        AS_ASKED["zero1"], states=Share(local=2 * WHOLE, whole=2 * WHOLE, dtypes=("float32",))
+    )
     assert found("zero1", what) == [
         f"states was to be spread over 3 ranks, but {2 * WHOLE} of {2 * WHOLE} elements are here"
     ]
@@ -85,7 +137,9 @@ def test_the_precision_is_that_of_the_arithmetic() -> None:
     assert found("zero1", AS_ASKED["zero1"], precision="bf16")
 
 
-def test_half_precision_updates_a_copy_of_full_precision_unless_the_user_s_own_json_says_otherwise() -> None:
+def test_half_precision_updates_a_copy_of_full_precision_unless_the_user_s_own_json_says_otherwise() -> (
+    None
+):
     low = replace(AS_ASKED["zero1"], arithmetic=BF16, updated=replace(PART, dtypes=(BF16,)))
     assert found("zero1", low, precision="bf16") == [
         "the optimizer was to update float32 weights, but they are bfloat16"
@@ -98,10 +152,14 @@ def test_frozen_weights_that_are_wider_than_the_arithmetic_are_found() -> None:
         trained = replace(ALL, local=8, whole=8)
         frozen = replace(ALL, dtypes=(dtype,))
         update = {"gradients": trained, "updated": trained, "states": trained}
-        return replace(AS_ASKED["single"], arithmetic=BF16, trained=trained, frozen=frozen, **update)
+        return replace(
+            AS_ASKED["single"], arithmetic=BF16, trained=trained, frozen=frozen, **update
+        )
 
     job = {"peft": "lora", "precision": "bf16"}
-    assert found("single", beneath("float32"), **job) == ["frozen weights were to be bfloat16, but they are float32"]
+    assert found("single", beneath("float32"), **job) == [
+        "frozen weights were to be bfloat16, but they are float32"
+    ]
     assert not found("single", beneath(BF16), **job)
 
 
@@ -147,7 +205,11 @@ def test_a_plain_step_is_counted_on_its_tensors() -> None:
     what = state_of(trainer, gradients=gradients_of(trainer), arithmetic="float32")
     elements = 4 * 8 + 8 + 8 * 2 + 2
     assert engine_of(trainer) == what.engine == "none"
-    assert (what.parameters.local, what.parameters.whole, what.gradients.local) == (elements, elements, elements)
+    assert (what.parameters.local, what.parameters.whole, what.gradients.local) == (
+        elements,
+        elements,
+        elements,
+    )
     assert (what.states.local, what.states.whole) == (2 * elements, 2 * elements)
     assert what.states.dtypes == ("float32",)
     trainer = Stepped(torch.optim.SGD, frozen=True)
@@ -156,7 +218,9 @@ def test_a_plain_step_is_counted_on_its_tensors() -> None:
     assert (what.trained.whole, what.gradients.local, what.states.whole) == (18, 18, 0)
 
 
-def test_every_rank_tells_what_it_saw_after_the_first_step_and_only_then(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_rank_tells_what_it_saw_after_the_first_step_and_only_then(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     trainer = Stepped(torch.optim.AdamW)
     check = TechniqueCheck(FineTune(technique="single"), trainer, world_size=1)
     for _ in range(2):
@@ -168,11 +232,16 @@ def test_every_rank_tells_what_it_saw_after_the_first_step_and_only_then(capfd: 
     assert not any(module._forward_hooks for module in trainer.model)
 
 
-def test_a_run_that_is_something_else_fails_after_it_has_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_something_else_fails_after_it_has_told_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     trainer = Stepped(torch.optim.AdamW)
     check = TechniqueCheck(FineTune(technique="zero1"), trainer, world_size=3)
     trainer.step(check)
-    with pytest.raises(RunError, match=r"zero1 was asked for \(ZeRO stage 1 on 3 ranks\), but this ran: no DeepSpeed"):
+    with pytest.raises(
+        RunError,
+        match=r"zero1 was asked for \(ZeRO stage 1 on 3 ranks\), but this ran: no DeepSpeed",
+    ):
         check.on_step_end(None, None, None)
     assert '"engine": "none"' in "".join(capfd.readouterr())
 

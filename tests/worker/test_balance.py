@@ -75,13 +75,17 @@ def make_models(root: Path) -> None:
         "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
         "                            eos_token='</s>').save_pretrained(root / name)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
+    )
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("balance")
-    (root / "train.jsonl").write_text("".join(row.to_json() + "\n" for row in mini_rows(0, ROWS)), encoding="utf-8")
+    (root / "train.jsonl").write_text(
+        "".join(row.to_json() + "\n" for row in mini_rows(0, ROWS)), encoding="utf-8"
+    )
     make_models(root)
     return root
 
@@ -90,7 +94,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(root: Path) -> dict[str, Ran]:
     (root / "runs").mkdir()
     plan = Plan(root / "runs")
-    (plan.root / "train.jsonl").write_text((root / "train.jsonl").read_text(encoding="utf-8"), encoding="utf-8")
+    (plan.root / "train.jsonl").write_text(
+        (root / "train.jsonl").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     for name, (folder, technique, ranks, rows, accumulation, more) in RUNS.items():
         plan.add(
             name,
@@ -113,15 +119,21 @@ def reference(folder: Path, weight: float) -> tuple[float, float, float]:
     rows = [Example(source=row.source, target=row.target) for row in mini_rows(0, ROWS)]
     encoder = Encoder(model.load(str(folder), (), seed=0), job)
     batch = encoder.collator(encoder.rows(rows))
-    plain = AutoModelForCausalLM.from_pretrained(folder, router_aux_loss_coef=weight, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(
+        folder, router_aux_loss_coef=weight, dtype=torch.float32
+    )
     outputs = plain(**batch, output_router_logits=True)
     outputs.loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None])
     return outputs.loss.item(), norm.item(), outputs.aux_loss.item()
 
 
-@pytest.mark.parametrize("name", ["mixtral", "mixtral-recomputed", "mixtral-without", "mixtral-more", "qwen2"])
-def test_loss_and_gradient_are_those_of_plain_transformers(ran: dict[str, Ran], root: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["mixtral", "mixtral-recomputed", "mixtral-without", "mixtral-more", "qwen2"]
+)
+def test_loss_and_gradient_are_those_of_plain_transformers(
+    ran: dict[str, Ran], root: Path, name: str
+) -> None:
     run, weight = ran[name], WEIGHTS.get(name, COEFFICIENT)
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     loss, norm, balance = reference(root / RUNS[name][0], weight)
@@ -139,12 +151,18 @@ def test_every_technique_counts_it_alike(ran: dict[str, Ran], name: str) -> None
     for figure in ("loss", "grad_norm", "aux_loss"):
         assert run.curve(figure) == pytest.approx(ran["ddp"].curve(figure), rel=1e-4), figure
         # Two micro-batches of one process are other rows, and experts are chosen by each micro-batch.
-        assert run.curve(figure) == pytest.approx(ran["accumulated"].curve(figure), rel=0.01), figure
-        assert run.curve(figure)[0] == pytest.approx(ran["mixtral"].curve(figure)[0], rel=0.02), figure
+        assert run.curve(figure) == pytest.approx(ran["accumulated"].curve(figure), rel=0.01), (
+            figure
+        )
+        assert run.curve(figure)[0] == pytest.approx(ran["mixtral"].curve(figure)[0], rel=0.02), (
+            figure
+        )
 
 
 @pytest.mark.parametrize("name", ["local-sgd", "lora"])
-def test_it_is_added_where_ranks_train_apart_and_beneath_adapters(ran: dict[str, Ran], name: str) -> None:
+def test_it_is_added_where_ranks_train_apart_and_beneath_adapters(
+    ran: dict[str, Ran], name: str
+) -> None:
     run = ran[name]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     assert run.curve("aux_loss")[0] == pytest.approx(ran["mixtral"].curve("aux_loss")[0], rel=0.05)
@@ -154,7 +172,10 @@ def test_it_is_added_where_ranks_train_apart_and_beneath_adapters(ran: dict[str,
 def test_a_micro_batch_counts_by_the_tokens_that_it_learns_from() -> None:
     balance = LoadBalance(0.5)
     few, many = (torch.tensor([[*[5] * tokens, *[IGNORED] * (8 - tokens)]]) for tokens in (2, 6))
-    parts = [balance.part({"aux_loss": torch.tensor(value)}, t, 8) for value, t in ((1.0, few), (3.0, many))]
+    parts = [
+        balance.part({"aux_loss": torch.tensor(value)}, t, 8)
+        for value, t in ((1.0, few), (3.0, many))
+    ]
     assert float(sum(parts)) == pytest.approx(0.5 * (1.0 * 2 + 3.0 * 6) / 8)
     sums = balance.take()
     assert sums is not None
@@ -175,5 +196,8 @@ def test_a_weight_for_a_model_without_experts_is_refused(root: Path) -> None:
     with pytest.raises(ConfigError, match="a LlamaForCausalLM returns no load-balancing loss"):
         balance_coefficient(llama, 0.1)
     mixtral = AutoModelForCausalLM.from_pretrained(root / "mixtral")
-    assert (balance_coefficient(mixtral, None), balance_coefficient(mixtral, 0.0)) == (COEFFICIENT, 0.0)
+    assert (balance_coefficient(mixtral, None), balance_coefficient(mixtral, 0.0)) == (
+        COEFFICIENT,
+        0.0,
+    )
     assert "router_aux_loss_coef" in json.loads((root / "mixtral" / "config.json").read_text())

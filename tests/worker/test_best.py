@@ -71,8 +71,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         "metrics": ["rouge", "accuracy", "scores.py:score", "exact_match"],
     }
     plan.add("early", 2, sent=sent(PEAKED), technique="zero1", model="tiny-llama", **early)
-    plan.add("raises", 1, sent=sent(RAISES), technique="single", **{**COMMON, **KEEP, "predict_rows": 2})
-    (plan.root / "raises" / "out" / "predictions.jsonl").mkdir(parents=True)  # so that it cannot be written
+    plan.add(
+        "raises", 1, sent=sent(RAISES), technique="single", **{**COMMON, **KEEP, "predict_rows": 2}
+    )
+    (plan.root / "raises" / "out" / "predictions.jsonl").mkdir(
+        parents=True
+    )  # so that it cannot be written
     return plan.run()
 
 
@@ -85,7 +89,9 @@ def weights(run: Ran) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_model_of_the_best_evaluation_is_saved_and_its_figures_are_stated(ran: dict[str, Ran], name: str) -> None:
+def test_the_model_of_the_best_evaluation_is_saved_and_its_figures_are_stated(
+    ran: dict[str, Ran], name: str
+) -> None:
     run = ran[name]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     evaluations = {event["step"]: event for event in run.data("eval")}
@@ -104,7 +110,10 @@ def test_the_model_of_the_best_evaluation_is_saved_and_its_figures_are_stated(ra
 
 def test_those_weights_are_those_of_the_checkpoint_of_that_step(ran: dict[str, Ran]) -> None:
     run = ran["single"]
-    assert sorted(path.name for path in (run.folder / "checkpoints").iterdir()) == ["step-1", "step-2"]
+    assert sorted(path.name for path in (run.folder / "checkpoints").iterdir()) == [
+        "step-1",
+        "step-2",
+    ]
     kept = read_tree(run.folder / "checkpoints" / f"step-{BEST}" / "rank-0")["engine"]["weights"]
     before = read_tree(run.folder / "checkpoints" / "step-1" / "rank-0")["engine"]["weights"]
     saved = weights(run)
@@ -118,7 +127,11 @@ def test_those_weights_are_those_of_the_checkpoint_of_that_step(ran: dict[str, R
 def test_the_best_checkpoint_outlives_the_limit(ran: dict[str, Ran]) -> None:
     run = ran["zero1"]
     assert [event["step"] for event in run.data("checkpoint")] == [1, 2, 3, 4]
-    kept = [step for step in range(1, 5) if (run.folder / "checkpoints" / f"step-{step}" / "rank-1").exists()]
+    kept = [
+        step
+        for step in range(1, 5)
+        if (run.folder / "checkpoints" / f"step-{step}" / "rank-1").exists()
+    ]
     assert kept == [BEST, LAST]
 
 
@@ -140,18 +153,29 @@ def test_training_that_gets_no_better_ends_early_and_says_so(ran: dict[str, Ran]
     run = ran["early"]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     facts = RunTotals.of(run.events()).facts(0.0)
-    assert (facts["steps"], facts["eval_step"]) == (4, 4), "without load_best_model_at_end the last model stays"
+    assert (facts["steps"], facts["eval_step"]) == (4, 4), (
+        "without load_best_model_at_end the last model stays"
+    )
     (note,) = run.data("note")
     assert note["message"] == (
         "stopped early after step 4 of 9: score 0.8 of step 2 was not bettered in 2 evaluations in a row"
     )
     for event in run.data("eval"):
-        assert set(event["metrics"]) == {"rouge1", "rouge2", "rougeL", "accuracy", "exact_match", "score"}  # type: ignore[call-overload]
+        assert set(event["metrics"]) == {
+            "rouge1",
+            "rouge2",
+            "rougeL",
+            "accuracy",
+            "exact_match",
+            "score",
+        }  # type: ignore[call-overload]
         assert 0 <= event["metrics"]["accuracy"] <= 1  # type: ignore[index]
         assert event["perplexity"] == pytest.approx(math.exp(float(str(event["eval_loss"]))))
 
 
-def test_what_fails_after_the_training_is_told_and_costs_neither_model_nor_losses(ran: dict[str, Ran]) -> None:
+def test_what_fails_after_the_training_is_told_and_costs_neither_model_nor_losses(
+    ran: dict[str, Ran],
+) -> None:
     run = ran["raises"]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     metric, best, predictions = [str(event["message"]) for event in run.data("note")]

@@ -29,7 +29,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return go
 
 
-def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(passes: Callable[[float], None]) -> None:
+def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(
+    passes: Callable[[float], None],
+) -> None:
     clock = StepMeter(causal=False)
     clock.resume()
     for profiled in (False, True, False):
@@ -45,7 +47,10 @@ def test_a_step_s_time_is_the_median_and_of_ranks_that_train_apart_that_of_whole
     passes: Callable[[float], None],
 ) -> None:
     batch = {"attention_mask": torch.ones(4, 8), "labels": torch.ones(4, 8)}
-    for period, steps, step_s in ((1, (9.0, 1.0, 1.0, 1.0, 30.0), 1.0), (2, (9.0, 1.0, 3.0, 1.0, 3.0, 50.0), 2.0)):
+    for period, steps, step_s in (
+        (1, (9.0, 1.0, 1.0, 1.0, 30.0), 1.0),
+        (2, (9.0, 1.0, 3.0, 1.0, 3.0, 50.0), 2.0),
+    ):
         meter = StepMeter(causal=True, period=period)
         meter.resume()
         for took_s in steps:
@@ -56,19 +61,27 @@ def test_a_step_s_time_is_the_median_and_of_ranks_that_train_apart_that_of_whole
             meter.step(10, profiled=False)
         meter.pause()
         totals = meter.totals()
-        assert (totals["step_s"], totals["micro_batch_s"]) == (step_s, pytest.approx(0.25 if period == 1 else 0.75))
+        assert (totals["step_s"], totals["micro_batch_s"]) == (
+            step_s,
+            pytest.approx(0.25 if period == 1 else 0.75),
+        )
 
 
 def test_a_step_s_time_is_of_one_of_mean_length(passes: Callable[[float], None]) -> None:
     meter = StepMeter(causal=True)
     meter.resume()
     for tokens, took_s in ((90, 7.0), (10, 1.0), (10, 1.0), (10, 1.5), (50, 5.0), (50, 9.0)):
-        meter.see(dict.fromkeys(("attention_mask", "labels"), torch.ones(1, tokens)), profiled=False)
+        meter.see(
+            dict.fromkeys(("attention_mask", "labels"), torch.ones(1, tokens)), profiled=False
+        )
         passes(took_s)
         meter.computed(took_s / 2)
         meter.step(1, profiled=False)
     totals = meter.totals()
-    assert (totals["step_s"], totals["micro_batch_s"]) == (pytest.approx(26 * 0.1), pytest.approx(26 * 0.05))
+    assert (totals["step_s"], totals["micro_batch_s"]) == (
+        pytest.approx(26 * 0.1),
+        pytest.approx(26 * 0.05),
+    )
 
 
 def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:
@@ -99,7 +112,9 @@ def test_with_a_scaled_loss_a_gradient_that_overflows_is_left_out_and_a_loss_sti
         callback.on_log(None, state, None, logs={"loss": float("nan"), "grad_norm": 1.0})
 
 
-def test_a_run_is_stopped_once_its_file_is_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_stopped_once_its_file_is_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     stop = StopFile(tmp_path / "stop")
     assert (stop.is_there(), stop.stopped) == (False, False)
     stop.path.touch()
@@ -111,7 +126,9 @@ def test_a_run_is_stopped_once_its_file_is_there(tmp_path: Path, capfd: pytest.C
 
 
 def test_a_step_that_is_logged_late_has_the_time_rate_and_figures_of_its_own_end(
-    passes: Callable[[float], None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    passes: Callable[[float], None],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends = iter((50.0, 60.0))
     monkeypatch.setattr("workbench.worker.train.callbacks.now_s", lambda: next(ends))
@@ -123,7 +140,12 @@ def test_a_step_that_is_logged_late_has_the_time_rate_and_figures_of_its_own_end
         passes(took_s)
         callback.on_step_end(None, SimpleNamespace(global_step=step), None)
     for step in (2, 3):
-        callback.on_log(None, SimpleNamespace(global_step=step, max_steps=9, epoch=0.1), None, logs={"loss": 1.0})
+        callback.on_log(
+            None,
+            SimpleNamespace(global_step=step, max_steps=9, epoch=0.1),
+            None,
+            logs={"loss": 1.0},
+        )
     told = [event for line in capfd.readouterr().out.splitlines() if (event := parse_event(line))]
     assert [event.time_s for event in told] == [50.0, 60.0]
     assert [event.data["samples_per_s"] for event in told] == [2.0, 8.0]

@@ -32,7 +32,11 @@ TEXT = "The river runs past the mill, and the mill turns, and the miller sings. 
 
 def instruction(n: int) -> dict[str, object]:
     fruit = FRUITS[n % len(FRUITS)]
-    return {"source": "Say it twice.", "input": f"{fruit}\nno. {n}", "target": f"{fruit} {n} {fruit} {n}"}
+    return {
+        "source": "Say it twice.",
+        "input": f"{fruit}\nno. {n}",
+        "target": f"{fruit} {n} {fruit} {n}",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for name, count in {"train": 60, "eval": 11}.items():
         rows = [json.dumps(instruction(n)) + "\n" for n in range(count)]
         (plan.root / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
-    common = {"model": "tiny-llama", "max_steps": STEPS, "max_target_length": 12, "predict_rows": ANSWERS}
+    common = {
+        "model": "tiny-llama",
+        "max_steps": STEPS,
+        "max_target_length": 12,
+        "predict_rows": ANSWERS,
+    }
     for name, (technique, ranks, rows_at_once, accumulation, checkpointing) in RUNS.items():
         plan.add(
             name,
@@ -55,7 +64,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
             profile_step=0,
             **common,
         )
-    plan.add("text", 1, technique="single", max_source_length=30, profile_step=0, **{**common, "max_steps": 3})
+    plan.add(
+        "text",
+        1,
+        technique="single",
+        max_source_length=30,
+        profile_step=0,
+        **{**common, "max_steps": 3},
+    )
     for name in ("train", "eval"):
         own = plan.root / "text" / f"{name}.jsonl"
         own.write_text(json.dumps({"source": "", "target": TEXT}) + "\n")
@@ -65,7 +81,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 def predictions(run: Ran) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (run.folder / "out" / "predictions.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (run.folder / "out" / "predictions.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("name", ["zero3", "fsdp"])
@@ -76,7 +95,9 @@ def test_a_causal_model_follows_the_curve_of_one_process(ran: dict[str, Ran], na
         assert run.curve(metric) == pytest.approx(reference.curve(metric), rel=0.01), metric
     (end,), (reference_end,) = run.data("end"), reference.data("end")
     assert end["eval_loss"] == pytest.approx(reference_end["eval_loss"], rel=0.01)
-    assert [p["expected"] for p in predictions(run)] == [p["expected"] for p in predictions(reference)]
+    assert [p["expected"] for p in predictions(run)] == [
+        p["expected"] for p in predictions(reference)
+    ]
 
 
 def test_it_learns_and_its_perplexity_is_the_loss_s(ran: dict[str, Ran]) -> None:
@@ -90,15 +111,22 @@ def test_it_learns_and_its_perplexity_is_the_loss_s(ran: dict[str, Ran]) -> None
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_saved_folder_gives_the_loss_and_the_answers_of_the_run(ran: dict[str, Ran], name: str) -> None:
+def test_the_saved_folder_gives_the_loss_and_the_answers_of_the_run(
+    ran: dict[str, Ran], name: str
+) -> None:
     folder = ran[name].folder / "out" / "model"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     model.eval()
     total = tokens = 0.0
     with torch.no_grad():
         for n in range(11):
             row = instruction(n)
-            asked = tokenizer(fill("alpaca", str(row["source"]), str(row["input"])), return_tensors="pt").input_ids
+            asked = tokenizer(
+                fill("alpaca", str(row["source"]), str(row["input"])), return_tensors="pt"
+            ).input_ids
             told = tokenizer(str(row["target"]), add_special_tokens=False).input_ids[:12]
             told = torch.tensor([[*told, tokenizer.eos_token_id][:12]])
             labels = torch.cat([torch.full_like(asked, -100), told], 1)

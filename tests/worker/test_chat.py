@@ -28,8 +28,12 @@ SAMPLES = Path(__file__).parents[1] / "samples" / "chat"
 IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 TURNS = ("<start_of_turn>", "<end_of_turn>")
-COHERE = tuple(f"<|{word}_TOKEN|>" for word in ("START_OF_TURN", "END_OF_TURN", "SYSTEM", "USER", "CHATBOT"))
-GPT_OSS = tuple(f"<|{word}|>" for word in ("start", "end", "message", "channel", "call", "return", "constrain"))
+COHERE = tuple(
+    f"<|{word}_TOKEN|>" for word in ("START_OF_TURN", "END_OF_TURN", "SYSTEM", "USER", "CHATBOT")
+)
+GPT_OSS = tuple(
+    f"<|{word}|>" for word in ("start", "end", "message", "channel", "call", "return", "constrain")
+)
 DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 # family: its special tokens, the start and the end of a text, and whether its tokenizer is a SentencePiece one
 FAMILIES: dict[str, tuple[tuple[str, ...], str | None, str, bool]] = {
@@ -46,7 +50,12 @@ FAMILIES: dict[str, tuple[tuple[str, ...], str | None, str, bool]] = {
     "gemma3": (TURNS, "<bos>", "<eos>", False),
     "phi3": (("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), None, "<|endoftext|>", False),
     "cohere": (COHERE, "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", False),
-    "glm4moe": (("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"), None, "<|endoftext|>", False),
+    "glm4moe": (
+        ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+        None,
+        "<|endoftext|>",
+        False,
+    ),
 }
 OTHERS = {"gptoss": (GPT_OSS, None, "<|return|>", False)} | dict.fromkeys(
     ("deepseekv3", "deepseekv3_training", "idefics3", "lfm2"),
@@ -152,15 +161,32 @@ TURNS_ONLY = (
 def tokenizer(family: str) -> Any:
     special, start, end, pieces = (FAMILIES | OTHERS)[family]
     made = Tokenizer(models.BPE(byte_fallback=pieces))
-    split = pre_tokenizers.Metaspace(prepend_scheme="first") if pieces else pre_tokenizers.ByteLevel(False)
-    made.pre_tokenizer, made.decoder = split, decoders.Metaspace() if pieces else decoders.ByteLevel()
-    alphabet = [chr(letter) for letter in range(32, 127)] + ["▁", "\n"] if pieces else split.alphabet()
-    texts = [turn["content"] for turn in [SYSTEM, *CHAT]] + ["[INST] user assistant system <<SYS>> [/INST]"]
-    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=made, bos_token=start, eos_token=end, pad_token="<pad>")
+    split = (
+        pre_tokenizers.Metaspace(prepend_scheme="first")
+        if pieces
+        else pre_tokenizers.ByteLevel(False)
+    )
+    made.pre_tokenizer, made.decoder = (
+        split,
+        decoders.Metaspace() if pieces else decoders.ByteLevel(),
+    )
+    alphabet = (
+        [chr(letter) for letter in range(32, 127)] + ["▁", "\n"] if pieces else split.alphabet()
+    )
+    texts = [turn["content"] for turn in [SYSTEM, *CHAT]] + [
+        "[INST] user assistant system <<SYS>> [/INST]"
+    ]
+    made.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=start, eos_token=end, pad_token="<pad>"
+    )
     wrapped.add_special_tokens({"extra_special_tokens": list(special)})
     published, sample = (folder / f"{family}.jinja" for folder in (PUBLISHED, SAMPLES))
-    wrapped.chat_template = (published if published.exists() else sample).read_text(encoding="utf-8")
+    wrapped.chat_template = (published if published.exists() else sample).read_text(
+        encoding="utf-8"
+    )
     return wrapped
 
 
@@ -184,7 +210,10 @@ def _marked(its: Any, ids: list[int], marks: list[bool]) -> str:
     for learned, run in groupby(zip(ids, marks, strict=True), key=lambda pair: pair[1]):
         tokens = its.convert_ids_to_tokens([token for token, _ in run])
         special = set(its.all_special_tokens)
-        text = "".join(t if t in special else t.replace("Ġ", " ").replace("Ċ", "\n").replace("▁", " ") for t in tokens)
+        text = "".join(
+            t if t in special else t.replace("Ġ", " ").replace("Ċ", "\n").replace("▁", " ")
+            for t in tokens
+        )
         shown += f"«{text}»" if learned else text
     return shown
 
@@ -202,7 +231,10 @@ def test_a_turn_of_weight_0_is_read_and_not_learned(family: str) -> None:
 
 def test_a_template_that_marks_several_answers_as_one_is_refused_with_turns_of_weight_0() -> None:
     whole = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
-    with template_of("smollm2", whole) as its, pytest.raises(ConfigError, match=r"marks 1 answers .* the row has 2"):
+    with (
+        template_of("smollm2", whole) as its,
+        pytest.raises(ConfigError, match=r"marks 1 answers .* the row has 2"),
+    ):
         Chat(its).learned([CHAT[0], {**CHAT[1], "weight": 0}, *CHAT[2:]])
 
 
@@ -214,7 +246,9 @@ def test_what_is_learned_is_what_was_marked_by_hand(family: str) -> None:
     assert [row.removeprefix(" ") for row in marked(chat, family, turns)] == BY_HAND[family]
     its = tokenizer(family)
     end, eos = ENDS.get(family, its.eos_token), its.eos_token
-    assert its.convert_ids_to_tokens(chat.stops) == sorted({end, eos}, key=its.convert_tokens_to_ids)
+    assert its.convert_ids_to_tokens(chat.stops) == sorted(
+        {end, eos}, key=its.convert_tokens_to_ids
+    )
     # What is asked is what was read before the last answer, and an answer is what was said.
     (ids, marks) = chat.learned(turns)[-1]
     prompt = chat.prompt(turns[:-1])
@@ -297,9 +331,13 @@ def test_calls_are_learned_and_what_tools_are_and_return_is_not(family: str) -> 
     assert ids[-1] in chat.stops
 
 
-def test_arguments_are_written_as_the_template_takes_them_and_what_it_leaves_out_is_refused() -> None:
+def test_arguments_are_written_as_the_template_takes_them_and_what_it_leaves_out_is_refused() -> (
+    None
+):
     # DeepSeek's takes them as text, and knows no tools' schemas.
-    (row,) = marked(Chat(tokenizer("deepseekv3_training")), "deepseekv3_training", [*CALLING[:3], CHAT[3]])
+    (row,) = marked(
+        Chat(tokenizer("deepseekv3_training")), "deepseekv3_training", [*CALLING[:3], CHAT[3]]
+    )
     assert '``json\n{"a":1}\n```' in row.replace(" ", "")
     for family, turns, tools, what in (
         ("deepseekv3_training", CALLING, [ADD], "the row's tools"),
@@ -307,7 +345,9 @@ def test_arguments_are_written_as_the_template_takes_them_and_what_it_leaves_out
         ("phi3", [*CHAT[:2], CALLING[2], CHAT[3]], [], "the content of a turn of 'tool'"),
         ("idefics3", CHAT, [], "the content of a turn of 'user'"),  # it takes parts, not texts
     ):
-        with pytest.raises(ConfigError, match=f"the chat template leaves out {what}; give one that writes it"):
+        with pytest.raises(
+            ConfigError, match=f"the chat template leaves out {what}; give one that writes it"
+        ):
             Chat(tokenizer(family)).learned(turns, tools)
     with pytest.raises(ConfigError, match="only supports single tool-calls"):
         twice = {**CALLING[1], "tool_calls": CALLING[1]["tool_calls"] * 2}
@@ -350,7 +390,9 @@ def test_turns_that_a_template_cannot_write_are_refused(
     template: str, turns: Sequence[dict[str, str]], message: str
 ) -> None:
     family = template if template in FAMILIES | OTHERS else "llama3"
-    with template_of(family, tokenizer(family).chat_template if family == template else template) as its:
+    with template_of(
+        family, tokenizer(family).chat_template if family == template else template
+    ) as its:
         chat = Chat(its)
         with pytest.raises(ConfigError, match=message):
             chat.learned(turns)

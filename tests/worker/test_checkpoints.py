@@ -46,7 +46,12 @@ CASES: dict[str, tuple[int, int, dict[str, object]]] = {
     "local-sgd-lora": (
         2,
         AMID,
-        {"technique": "local-sgd", "local_sgd": {"sync_steps": 3}, "peft": "lora", "lora": {"dropout": 0.2}},
+        {
+            "technique": "local-sgd",
+            "local_sgd": {"sync_steps": 3},
+            "peft": "lora",
+            "lora": {"dropout": 0.2},
+        },
     ),
 }
 RARE = ("zero2-sgd", "offload", "local-sgd-lora")
@@ -54,9 +59,13 @@ NAMES = [pytest.param(name, marks=pytest.mark.long) if name in RARE else name fo
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[dict[str, Ran]]:
+def ran(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Ran]]:
     selected = [item for item in request.session.items if item.path == request.path]
-    rare = {item.get_closest_marker("long") is not None for item in selected}  # which of both are asked for
+    rare = {
+        item.get_closest_marker("long") is not None for item in selected
+    }  # which of both are asked for
     plan = Plan(tmp_path_factory.mktemp("resume"))
     for name, rows in {"train": ROWS, "eval": 4}.items():
         path = plan.root / f"{name}.jsonl"
@@ -66,7 +75,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
             continue
         plan.add(f"{name}-whole", ranks, save_steps=step, **{**COMMON, **options})  # type: ignore[arg-type]
         plan.add(f"{name}-on", ranks, resume="a run", **{**COMMON, **options})  # type: ignore[arg-type]
-        plan.runs[-1]["checkpoint"] = str(plan.root / f"{name}-whole" / "checkpoints" / f"step-{step}")
+        plan.runs[-1]["checkpoint"] = str(
+            plan.root / f"{name}-whole" / "checkpoints" / f"step-{step}"
+        )
     with ExitStack() as mounted:
         if os.geteuid() == 0:
             plan.add("full", 1, save_steps=2, technique="single", **COMMON)  # type: ignore[arg-type]
@@ -76,7 +87,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_resumed_run_follows_the_unbroken_one_to_the_last_digit(ran: dict[str, Ran], name: str) -> None:
+def test_a_resumed_run_follows_the_unbroken_one_to_the_last_digit(
+    ran: dict[str, Ran], name: str
+) -> None:
     whole, rest, step = ran[f"{name}-whole"], ran[f"{name}-on"], CASES[name][1]
     assert set(whole.exit_codes.values()) == {0}, whole.stderr()
     assert set(rest.exit_codes.values()) == {0}, rest.stderr()
@@ -94,12 +107,16 @@ def test_a_resumed_run_follows_the_unbroken_one_to_the_last_digit(ran: dict[str,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_is_whole_and_told_once_and_the_sent_one_is_gone_after_use(ran: dict[str, Ran], name: str) -> None:
+def test_a_checkpoint_is_whole_and_told_once_and_the_sent_one_is_gone_after_use(
+    ran: dict[str, Ran], name: str
+) -> None:
     ranks, step, _ = CASES[name]
     (told,) = ran[f"{name}-whole"].data("checkpoint")[:1]
     assert told["step"] == step
     folder = ran[f"{name}-whole"].folder / "checkpoints" / f"step-{step}"
-    assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}" for rank in range(ranks)]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"rank-{rank}" for rank in range(ranks)
+    ]
     assert {problem_of(folder / f"rank-{rank}") for rank in range(ranks)} == {""}
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert {path.name for path in files} == {"state.safetensors", "state.json"}
@@ -114,7 +131,9 @@ def test_each_rank_keeps_its_part_and_nothing_of_the_others(ran: dict[str, Ran])
     for name in ("zero1", "zero3", "fsdp"):
         assert sizes[name] == pytest.approx([one / 2] * 2, rel=0.01), name
     assert sizes["ddp"] == [pytest.approx(one, rel=0.01), pytest.approx(0, abs=20_000)]
-    assert sizes["single-lora"][0] < one / 5, "the model beneath the adapters comes from where it came from"
+    assert sizes["single-lora"][0] < one / 5, (
+        "the model beneath the adapters comes from where it came from"
+    )
 
 
 def part_sizes(run: Ran, step: int) -> list[int]:
@@ -130,7 +149,10 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(ran: dict[str, Ran]) -
     assert [event["step"] for event in run.data("checkpoint")] == [2]
     (failed,) = run.data("checkpoint_failed")
     assert failed["step"] == 4
-    assert re.fullmatch(r"the disk of \S.* is full: \S+ needs [\d,]+ bytes and has [\d,]+ free", str(failed["message"]))
+    assert re.fullmatch(
+        r"the disk of \S.* is full: \S+ needs [\d,]+ bytes and has [\d,]+ free",
+        str(failed["message"]),
+    )
     disk = run.folder / "checkpoints"
     assert [path.parent.name for path in disk.glob("*/*")] == ["step-2"]
     assert problem_of(disk / "step-2" / "rank-0") == ""
@@ -193,7 +215,9 @@ def test_a_rank_refuses_what_arrived_damaged_or_is_another_s(tmp_path: Path) -> 
     assert Checkpoints(tmp_path, **options).first_step == 4  # type: ignore[arg-type]
     content = bytearray((made / TENSORS).read_bytes())
     (made / TENSORS).write_bytes(bytes([content[0] ^ 1, *content[1:]]))
-    with pytest.raises(RunError, match=r"arrived damaged: the checksum of rank-0/state\.safetensors is wrong"):
+    with pytest.raises(
+        RunError, match=r"arrived damaged: the checksum of rank-0/state\.safetensors is wrong"
+    ):
         Checkpoints(tmp_path, **options)  # type: ignore[arg-type]
     write_manifest(made, step=4, rank=1, world_size=2)
     with pytest.raises(RunError, match="arrived wrong: rank-0 is of rank 1"):

@@ -23,7 +23,9 @@ def test_rouge_by_hand() -> None:
     score = rouge_of("Police ended the gunman", "police killed the gunman today")
     assert score == pytest.approx({"rouge1": 2 * 3 / 9, "rouge2": 2 * 1 / 7, "rougeL": 2 * 3 / 9})
     assert rouge_of("the gunman police", "police the gunman")["rougeL"] == pytest.approx(2 * 2 / 6)
-    assert rouge_of("a a a", "a")["rouge1"] == pytest.approx(2 * 1 / 4), "a word counts as often as both have it"
+    assert rouge_of("a a a", "a")["rouge1"] == pytest.approx(2 * 1 / 4), (
+        "a word counts as often as both have it"
+    )
     assert set(rouge_of("", "a b").values()) == {0.0} == set(rouge_of("", "").values())
     assert rouge_of("Straße über", "straße ÜBER")["rougeL"] == 1.0
     assert rouge(["a b", "c"], ["a b", "d"]) == {"rouge1": 0.5, "rouge2": 0.5, "rougeL": 0.5}
@@ -36,9 +38,9 @@ def test_the_best_evaluation_and_the_end_of_patience() -> None:
     seen = [best.see(step, {"eval_loss": loss}) for step, loss in enumerate(losses)]
     assert seen == [False, True, True, True, True, False], "the untrained model does not count"
     assert best.step == 4
-    assert best.exhausted == ("eval_loss 5.5 of step 4 was not bettered by more than 0.5 in 3 evaluations in a row"), (
-        "gains below the threshold are no reason to go on"
-    )
+    assert best.exhausted == (
+        "eval_loss 5.5 of step 4 was not bettered by more than 0.5 in 3 evaluations in a row"
+    ), "gains below the threshold are no reason to go on"
     assert not BestModel(FineTune(**STOPS)).exhausted  # type: ignore[arg-type]
 
 
@@ -67,12 +69,20 @@ def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> Non
     source = "def score(p, r):\n    return {'n': len(p)}\n"
     metric = _function({"path": "/nowhere/m.py", "function": "score", "source": source})
     assert _numbers(metric(["a"], ["b"])) == {"n": 1.0}
-    with pytest.raises(ConfigError, match=r"cannot be imported on rank 0's pod: ModuleNotFoundError.*m.py line 1: imp"):
-        _function({"path": "/nowhere/m.py", "function": "f", "source": "import no_such_package_here\n"})
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be imported on rank 0's pod: ModuleNotFoundError.*m.py line 1: imp",
+    ):
+        _function(
+            {"path": "/nowhere/m.py", "function": "f", "source": "import no_such_package_here\n"}
+        )
     with pytest.raises(ConfigError, match="is not a function"):
         _function({"path": "/nowhere/m.py", "function": "f", "source": "f = 3\n"})
     assert _numbers({"a": 1, "b": math.nan}) == {"a": 1.0}
-    assert _numbers(numpy.float32(0.5), "score") == {"score": 0.5} and _numbers(math.nan, "score") == {}
+    assert (
+        _numbers(numpy.float32(0.5), "score") == {"score": 0.5}
+        and _numbers(math.nan, "score") == {}
+    )
     for wrong in ("0.5", None, {"a": "much"}, {"a": None}):
         with pytest.raises(Exception, match=r"must return|could not|float"):
             _numbers(wrong)

@@ -140,7 +140,10 @@ def test_clusters_share_one_import_and_outlive_who_did_it(make_agent, tmp_path, 
     for folder in folders:
         folder.mkdir()
     with fork_server(folders[0], env) as one, fork_server(folders[1], env) as other:
-        servers = [look_up(server_of(agent_of(*words)).parent) for words in (("pod-0", one), ("pod-1", other))]
+        servers = [
+            look_up(server_of(agent_of(*words)).parent)
+            for words in (("pod-0", one), ("pod-1", other))
+        ]
         assert servers[0] != servers[1]
         (importer,) = {server.parent for server in servers}
         os.kill(importer, signal.SIGKILL)
@@ -190,14 +193,18 @@ def test_the_process_that_imports_has_no_name_that_all_can_read(tmp_path, env, m
     server = ForkServer(tmp_path, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
     try:
         # No abstract socket, which all can name and take.
-        assert Path(server._line.getpeername()).name in [each.name for each in run.glob("importer-*.sock")]
+        assert Path(server._line.getpeername()).name in [
+            each.name for each in run.glob("importer-*.sock")
+        ]
         assert stat.S_IMODE(run.stat().st_mode) == 0o700
         assert {stat.S_IMODE(each.stat().st_mode) for each in run.iterdir()} == {0o600}
     finally:
         server.end()
 
 
-@pytest.mark.parametrize("left", ["a socket without a process", "a process that takes nothing", "a lock that is held"])
+@pytest.mark.parametrize(
+    "left", ["a socket without a process", "a process that takes nothing", "a lock that is held"]
+)
 def test_a_name_that_is_taken_costs_seconds_and_not_the_start(tmp_path, env, monkeypatch, left):
     monkeypatch.setattr(forkserver, "_REACH_S", 1.0)
     run = own_run_folder(tmp_path, monkeypatch)
@@ -219,13 +226,17 @@ def test_a_name_that_is_taken_costs_seconds_and_not_the_start(tmp_path, env, mon
                 waiting[-1].setblocking(False)
                 waiting[-1].connect("importer.sock")
     backend, began_s = LocalPods(), time.monotonic()
-    context = LaunchContext(cluster_id="c", directory=tmp_path, public_key="", lease_s=5.0, timeout_s=5.0, warm=True)
+    context = LaunchContext(
+        cluster_id="c", directory=tmp_path, public_key="", lease_s=5.0, timeout_s=5.0, warm=True
+    )
     (tmp_path / "pods").mkdir()
     try:
         backend._start_fork_server(PodSpec(), context)
         assert (backend._fork_server is None) is (left != "a socket without a process")
         assert time.monotonic() - began_s < 60
-        assert (tmp_path / "pods" / "fork-server.sock").exists() is (backend._fork_server is not None)
+        assert (tmp_path / "pods" / "fork-server.sock").exists() is (
+            backend._fork_server is not None
+        )
     finally:
         backend.stop()
         for each in (held, *waiting):
@@ -250,10 +261,14 @@ def test_another_user_is_not_served(tmp_path, env, monkeypatch):
                 line = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
                 line.connect(path.name)
                 request = {"python": sys.executable, "name": server.name}
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up before it is asked
+                with contextlib.suppress(
+                    BrokenPipeError, ConnectionResetError
+                ):  # it may hang up before it is asked
                     sockets.send_fds(line, [json.dumps(request).encode()], [for_log, for_log])
                 os.close(for_log)
-                os._exit(os.read(log, 1) != b"")  # a server that served would hold this pipe, or write into it why not
+                os._exit(
+                    os.read(log, 1) != b""
+                )  # a server that served would hold this pipe, or write into it why not
             finally:
                 os._exit(2)
         os.close(for_log)
@@ -264,7 +279,10 @@ def test_another_user_is_not_served(tmp_path, env, monkeypatch):
 
 @pytest.mark.parametrize(
     ("other", "why"),
-    [({"HF_HUB_OFFLINE": "1"}, "other values of HF_HUB_OFFLINE"), ({"OMP_NUM_THREADS": "3"}, "of OMP_NUM_THREADS")],
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "other values of HF_HUB_OFFLINE"),
+        ({"OMP_NUM_THREADS": "3"}, "of OMP_NUM_THREADS"),
+    ],
 )
 def test_it_refuses_who_differs_in_what_imports_read(make_agent, socket, env, other, why):
     agent = make_agent()
@@ -310,7 +328,9 @@ def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):
     until(lambda: look_up(server.pid) is None, 10)
 
 
-def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(make_agent, tmp_path, env):
+def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
+    make_agent, tmp_path, env
+):
     go = held_imports(tmp_path)
     limit = MemoryLimit.make(f"test-fork-{os.getpid()}", 96 / 1024)
     if limit is None:
@@ -325,7 +345,9 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
         large.until_printed("r", "up")
         start(small, "eats")
         (rank,) = small.until_exited("r", timeout_s=60)["ranks"]
-        assert (rank["how"], rank["exit_code"]) == ("warm", -9) and "out of memory" in rank["error"]["message"]
+        assert (rank["how"], rank["exit_code"]) == ("warm", -9) and "out of memory" in rank[
+            "error"
+        ]["message"]
         assert "the agent has another control group" in log(small)
         assert not is_forked(small) and is_forked(large)
         assert large.poll("r")["ranks"][0]["phase"] == "running"
@@ -338,12 +360,22 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
 def test_pods_with_folders_of_their_own_share_one_import(make_agent, tmp_path, env):
     """Each pod has a TMPDIR of its own: the fork takes it over, and what was found before it is forgotten."""
     toy = f"import tempfile; before = tempfile.gettempdir()\n{TOY}{MORE}"
-    (tmp_path / "toy_job.py").write_text(f"{toy}def where(): done(before=before, now=tempfile.gettempdir())\n")
+    (tmp_path / "toy_job.py").write_text(
+        f"{toy}def where(): done(before=before, now=tempfile.gettempdir())\n"
+    )
     own = tmp_path / "own"
     own.mkdir()
     agent = make_agent()
     with fork_server(tmp_path, env) as socket:
-        agent.serve("--warm", env={**env, FORK_SERVER: socket, "TMPDIR": str(own), "TORCHINDUCTOR_CACHE_DIR": str(own)})
+        agent.serve(
+            "--warm",
+            env={
+                **env,
+                FORK_SERVER: socket,
+                "TMPDIR": str(own),
+                "TORCHINDUCTOR_CACHE_DIR": str(own),
+            },
+        )
         start(agent, "where")
         assert agent.until_exited("r")["ranks"][0]["how"] == "warm" and is_forked(agent), log(agent)
     assert record(agent)["now"] == str(own) != record(agent)["before"]

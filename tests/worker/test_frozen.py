@@ -70,7 +70,9 @@ def make_models(root: Path) -> None:
         "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
         "                            eos_token='</s>').save_pretrained(root / name)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +83,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         job = {"peft": "lora", "precision": "bf16", "model": "llama", **more}
         if job["model"] != "tiny-llama":
             job["model"] = str(plan.root / str(job["model"]))
-        common = {"max_steps": STEPS, "learning_rate": 5e-3, "profile_step": 0, "max_target_length": 24}
-        plan.add(name, ranks, technique=technique, per_device_train_batch_size=rows, **common, **job)
+        common = {
+            "max_steps": STEPS,
+            "learning_rate": 5e-3,
+            "profile_step": 0,
+            "max_target_length": 24,
+        }
+        plan.add(
+            name, ranks, technique=technique, per_device_train_batch_size=rows, **common, **job
+        )
     return plan.run(timeout_s=1200)
 
 
@@ -114,18 +123,26 @@ def test_every_technique_follows_one_process(ran: dict[str, Ran], name: str) -> 
         assert len(got) == STEPS
         assert got == pytest.approx(expected, rel=0.01), metric
     assert run.curve("loss")[-1] < 0.97 * run.curve("loss")[0]
-    assert run.data("end")[0]["eval_loss"] == pytest.approx(reference.data("end")[0]["eval_loss"], rel=0.01)
+    assert run.data("end")[0]["eval_loss"] == pytest.approx(
+        reference.data("end")[0]["eval_loss"], rel=0.01
+    )
 
 
 @pytest.mark.parametrize("technique", ["single", "ddp", "local-sgd", "zero1"])
 def test_the_frequencies_of_rotary_positions_are_not_rounded(technique: str) -> None:
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
     )
     loaded = Loaded(model=LlamaForCausalLM(config), tokenizer=None, family=Family.CAUSAL)
     exact = loaded.model.model.rotary_emb.inv_freq.clone()
     job = FineTune(model="tiny-llama", technique=technique, peft="lora", precision="bf16")
     model = adapters.attached(placed(loaded, job, gpus=0), job).model
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
-    (frequencies,) = (value for name, value in model.named_buffers() if name.endswith("rotary_emb.inv_freq"))
+    (frequencies,) = (
+        value for name, value in model.named_buffers() if name.endswith("rotary_emb.inv_freq")
+    )
     assert torch.equal(frequencies, exact)

@@ -24,7 +24,9 @@ EXAMPLES = [Example(source=f"{ASKED * (n % 3)}{n} ?", target="SELECT") for n in 
 
 
 @pytest.mark.parametrize("name", ["tiny-t5", "tiny-llama"])
-def test_answers_that_end_late_are_what_they_are_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_end_late_are_what_they_are_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = model.load(name, EXAMPLES, seed=1)
     # Weights by which a model without training says many kinds of tokens.
     generator = torch.Generator().manual_seed(1)
@@ -33,7 +35,9 @@ def test_answers_that_end_late_are_what_they_are_alone(name: str, monkeypatch: p
     encoder = Encoder(loaded, FineTune(model=name, max_target_length=24))
     rows = encoder.questions(EXAMPLES)
     made = loaded.model.generate
-    loaded.model.generation_config.eos_token_id = sorted(range(0, loaded.model.config.vocab_size, 4))
+    loaded.model.generation_config.eos_token_id = sorted(
+        range(0, loaded.model.config.vocab_size, 4)
+    )
     sizes: list[int] = []
 
     def counted(**options: Any) -> Any:
@@ -44,6 +48,9 @@ def test_answers_that_end_late_are_what_they_are_alone(name: str, monkeypatch: p
     monkeypatch.setattr(generate, "_LOOK", 2)
     together = answers(loaded.model, encoder, rows, device=loaded.model.device, at_once=16)
     assert sizes[:3] == [16, 16, 16] and 3 < len(sizes) < 9 and sum(sizes[3:]) < 48
-    alone = {n: answers(loaded.model, encoder, [row], device=loaded.model.device)[0] for n, row in enumerate(rows)}
+    alone = {
+        n: answers(loaded.model, encoder, [row], device=loaded.model.device)[0]
+        for n, row in enumerate(rows)
+    }
     assert together == alone
     assert len({len(encoder.tokenizer(text).input_ids) for text in together.values()}) > 3

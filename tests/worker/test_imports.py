@@ -38,5 +38,7 @@ assert datasets.load.load_dataset is datasets.load_dataset
 
 def test_packages_for_few_jobs_come_when_they_are_asked_for() -> None:
     repository = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=repository, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=repository, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr

@@ -13,10 +13,21 @@ STAGE_3 = {"stage3_prefetch_bucket_size": 90_000, "sub_group_size": 100_000}
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("json"))
-    how = {"max_steps": 2, "per_device_train_batch_size": 2, "model": "tiny-llama", "profile_step": 0, **LENGTH}
+    how = {
+        "max_steps": 2,
+        "per_device_train_batch_size": 2,
+        "model": "tiny-llama",
+        "profile_step": 0,
+        **LENGTH,
+    }
     for stage in (1, 3):
-        config = {"zero_optimization": {"stage": stage, **BUCKETS, **STAGE_3}, "gradient_clipping": 0.5}
-        plan.add(f"zero{stage}", 2, technique=f"zero{stage}", deepspeed=config, max_grad_norm=0.5, **how)
+        config = {
+            "zero_optimization": {"stage": stage, **BUCKETS, **STAGE_3},
+            "gradient_clipping": 0.5,
+        }
+        plan.add(
+            f"zero{stage}", 2, technique=f"zero{stage}", deepspeed=config, max_grad_norm=0.5, **how
+        )
     plan.add("shipped", 2, technique="zero1", **how)
     return plan.run()
 

@@ -23,7 +23,14 @@ from workbench.worker.model import load as model
 
 STEPS = 3
 LORA = {"use_dora": True, "use_rslora": True, "bias": "all", "r": 4}
-HOW = {"model": "tiny-llama", "peft": "lora", "max_steps": STEPS, "learning_rate": 5e-3, "profile_step": 0, **LENGTH}
+HOW = {
+    "model": "tiny-llama",
+    "peft": "lora",
+    "max_steps": STEPS,
+    "learning_rate": 5e-3,
+    "profile_step": 0,
+    **LENGTH,
+}
 ONE, TWO = {"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 4}
 long = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(960)]
 
@@ -50,12 +57,16 @@ class TestOnRanks:
     pytestmark = long
 
     @pytest.mark.parametrize("name", ["zero3", "fsdp"])
-    def test_dora_rslora_and_biases_train_alike_under_every_technique(self, ran: dict[str, Ran], name: str) -> None:
+    def test_dora_rslora_and_biases_train_alike_under_every_technique(
+        self, ran: dict[str, Ran], name: str
+    ) -> None:
         run, single = ran[name], ran["single"]
         assert set(run.exit_codes.values()) == {0}, run.stderr()
         for metric in ("loss", "grad_norm"):
             assert run.curve(metric) == pytest.approx(single.curve(metric), rel=1e-3), metric
-        assert run.data("end")[0]["eval_loss"] == pytest.approx(single.data("end")[0]["eval_loss"], rel=1e-3)
+        assert run.data("end")[0]["eval_loss"] == pytest.approx(
+            single.data("end")[0]["eval_loss"], rel=1e-3
+        )
 
     def test_the_options_reach_peft(self, ran: dict[str, Ran]) -> None:
         assert set(ran["q"].exit_codes.values()) == {0}, ran["q"].stderr()
@@ -73,31 +84,55 @@ class TestOnRanks:
         assert end["first_eval_loss"] == pytest.approx(before["eval_loss"], rel=1e-4)
         assert float(str(end["eval_loss"])) < float(str(before["eval_loss"]))
         assert run.curve("loss") == pytest.approx(alone.curve("loss"), rel=1e-3)
-        assert {n: config_of(run)[n] for n in ("use_dora", "r", "base_model_name_or_path", "revision")} == {
-            "use_dora": True, "r": 4, "base_model_name_or_path": "tiny-llama", "revision": "seed-0",
-        }  # fmt: skip
+        assert {
+            n: config_of(run)[n] for n in ("use_dora", "r", "base_model_name_or_path", "revision")
+        } == {
+            "use_dora": True,
+            "r": 4,
+            "base_model_name_or_path": "tiny-llama",
+            "revision": "seed-0",
+        }
 
 
 def adapters(folder: Path, base: str, **config: object) -> Path:
     folder.mkdir()
-    made = {"base_model_name_or_path": base, "r": 4, "lora_alpha": 16, "target_modules": ["v", "q"], **config}
+    made = {
+        "base_model_name_or_path": base,
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": ["v", "q"],
+        **config,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(made))
     return folder
 
 
-def test_a_folder_of_adapters_stands_for_its_base_with_the_options_they_were_made_with(tmp_path: Path) -> None:
+def test_a_folder_of_adapters_stands_for_its_base_with_the_options_they_were_made_with(
+    tmp_path: Path,
+) -> None:
     folder = adapters(tmp_path / "a", "tiny-llama", use_dora=True, revision="seed-7", bias="none")
     job = on_base(FineTune(model=str(folder), peft="lora"))
-    assert (job.model, job.seed, job.lora["resume_from"], job.lora["r"]) == ("tiny-llama", 7, str(folder), 4)
+    assert (job.model, job.seed, job.lora["resume_from"], job.lora["r"]) == (
+        "tiny-llama",
+        7,
+        str(folder),
+        4,
+    )
     assert (job.lora["target_modules"], job.lora["use_dora"]) == (["q", "v"], True)
     assert on_base(job) == job
-    assert on_base(FineTune(model="gpt2", peft="lora", lora={"resume_from": str(folder)})).model == "gpt2"
+    assert (
+        on_base(FineTune(model="gpt2", peft="lora", lora={"resume_from": str(folder)})).model
+        == "gpt2"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"peft": "none"}, "holds adapters: give peft='lora' or 'qlora' to go on training them, or merge them"),
+        (
+            {"peft": "none"},
+            "holds adapters: give peft='lora' or 'qlora' to go on training them, or merge them",
+        ),
         ({"lora": {"r": 8}}, "lora r is 8, and the adapters in .* have 4; drop it"),
         ({"seed": 3}, "are of 'tiny-llama' with seed 7, and the job's seed is 3; drop it"),
     ],
@@ -131,6 +166,8 @@ def test_merging_keeps_the_number_format_of_the_base(tmp_path: Path) -> None:
     written = {}
     for dtype in (None, "fp32"):
         target = tmp_path / f"merged-{dtype}"
-        Answerer(str(tmp_path / "adapters"), job).export(str(target), dtype=dtype, merged=True, max_shard_size="5GB")
+        Answerer(str(tmp_path / "adapters"), job).export(
+            str(target), dtype=dtype, merged=True, max_shard_size="5GB"
+        )
         written[dtype] = {value.dtype for value in load_file(target / "model.safetensors").values()}
     assert written == {None: {torch.bfloat16}, "fp32": {torch.float32}}

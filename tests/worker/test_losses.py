@@ -33,13 +33,20 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for name in ("train", "eval"):
         path = plan.root / f"{name}.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:24]))
-    small = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_target_length": 8}
+    small = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_target_length": 8,
+    }
     small |= {"profile_step": 0, "max_steps": STEPS}
     apart = {"technique": "local-sgd", "local_sgd": {"sync_steps": SYNC}}
     plan.add("local-sgd", 2, more={"watched": {}}, **apart, **small)  # type: ignore[arg-type]
     plan.add("ddp", 2, more={"watched": {}}, technique="ddp", **small)  # type: ignore[arg-type]
     short = {**small, "max_steps": 8, "gradient_accumulation_steps": 1}
-    stopped = {"ddp-stopped": {"technique": "ddp"}, "local-sgd-stopped": {**apart, "local_sgd": {"sync_steps": 3}}}
+    stopped = {
+        "ddp-stopped": {"technique": "ddp"},
+        "local-sgd-stopped": {**apart, "local_sgd": {"sync_steps": 3}},
+    }
     for name, how in stopped.items():
         plan.add(name, 2, **how, **short)  # type: ignore[arg-type]
         (plan.root / name / "stop").touch()
@@ -98,7 +105,9 @@ def test_every_step_is_told_once_and_in_order(ran: dict[str, Ran], technique: st
 
 @real_ranks
 @pytest.mark.parametrize(("technique", "step"), [("ddp", 1), ("local-sgd", 3)])
-def test_a_run_that_is_asked_to_stop_ends_when_ranks_meet_next(ran: dict[str, Ran], technique: str, step: int) -> None:
+def test_a_run_that_is_asked_to_stop_ends_when_ranks_meet_next(
+    ran: dict[str, Ran], technique: str, step: int
+) -> None:
     run = ran[f"{technique}-stopped"]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     assert [event["step"] for event in run.data("stopped")] == [step]
@@ -141,7 +150,9 @@ def test_a_loss_is_read_one_step_later_or_when_ranks_meet(apart: bool) -> None:
     assert read == ([[], [], []] if apart else [[], [1], [2]])
     asked[0] = True
     met = losses.meet()
-    assert [(each.ended.step, each.loss) for each in met] == [(n, n / 2) for n in ((1, 2, 3) if apart else (3,))]
+    assert [(each.ended.step, each.loss) for each in met] == [
+        (n, n / 2) for n in ((1, 2, 3) if apart else (3,))
+    ]
     assert losses.stop
     assert losses.meet() == []
 
@@ -154,11 +165,16 @@ def test_a_loss_that_is_no_number_ends_the_run_one_step_later(apart: bool) -> No
     assert losses.read() == []
     losses.count(1)
     losses.keep(ended(2, loss=1.0))
-    with pytest.raises(RunError, match="loss is inf on rank 0 at step 1; try a lower learning rate"):
+    with pytest.raises(
+        RunError, match="loss is inf on rank 0 at step 1; try a lower learning rate"
+    ):
         losses.read()
 
 
 def test_a_rank_that_ends_with_another_one_is_not_the_cause(tmp_path: Path) -> None:
-    for error, echo in ((EndedWithAnother("loss is nan on rank 1"), True), (RunError("loss is nan on rank 0"), False)):
+    for error, echo in (
+        (EndedWithAnother("loss is nan on rank 1"), True),
+        (RunError("loss is nan on rank 0"), False),
+    ):
         write_error(tmp_path, 0, error)
         assert json.loads((tmp_path / "error.json").read_text())["echo"] is echo

@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from workbench.worker.order import pad  # torch and transformers first: without them there is nothing to test
+from workbench.worker.order import (
+    pad,
+)  # torch and transformers first: without them there is nothing to test
 from workbench.worker.train.measure.meter import StepMeter, tokens_of
 from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 
@@ -52,7 +54,9 @@ def told(capfd: pytest.CaptureFixture[str]) -> dict[str, object]:
     return dict(json.loads(line.partition(" ")[2]))
 
 
-def test_steps_count_from_the_third_on_and_nothing_beside_them(wire: Wire, capfd: pytest.CaptureFixture[str]) -> None:
+def test_steps_count_from_the_third_on_and_nothing_beside_them(
+    wire: Wire, capfd: pytest.CaptureFixture[str]
+) -> None:
     traffic = Traffic(wire.read)
     for _ in range(2):
         wire.send(10_000)
@@ -81,7 +85,9 @@ def test_a_connection_that_is_opened_meanwhile_counts_whole(wire: Wire) -> None:
     assert traffic.sent_bytes == 34
 
 
-@pytest.mark.parametrize("after", [None, {}], ids=["the kernel no longer tells", "a connection is gone"])
+@pytest.mark.parametrize(
+    "after", [None, {}], ids=["the kernel no longer tells", "a connection is gone"]
+)
 def test_what_is_not_known_is_told_as_none_with_the_reason(
     wire: Wire, after: dict[tuple[str, ...], int] | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,8 +145,18 @@ def test_the_kernel_s_count_of_a_real_connection(
         ("nccl", {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4"}, 1, False),
         ("nccl", {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "NCCL_IB_DISABLE": "1"}, 1, True),
         ("nccl", {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "NCCL_NET": "Socket"}, 1, True),
-        ("nccl", {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "NCCL_NET": "AWS Libfabric"}, 0, False),
-        ("cpu:gloo,cuda:nccl", {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "NCCL_NET_PLUGIN": "ofi"}, 0, False),
+        (
+            "nccl",
+            {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "NCCL_NET": "AWS Libfabric"},
+            0,
+            False,
+        ),
+        (
+            "cpu:gloo,cuda:nccl",
+            {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "NCCL_NET_PLUGIN": "ofi"},
+            0,
+            False,
+        ),
     ],
 )
 def test_bytes_that_no_kernel_counts_are_not_claimed(
@@ -155,12 +171,17 @@ def test_tokens_are_those_that_the_model_goes_through() -> None:
     rows = [{"input_ids": [5] * 3, "labels": [6] * 9}, {"input_ids": [5] * 10, "labels": [6] * 2}]
     useful, padded = tokens_of(pad(rows, pad_id=0, start_id=0), causal=False)
     assert (int(useful), padded) == (13 + 11, 2 * 10 + 2 * 9)
-    text = [{"input_ids": [5] * 3, "labels": [-100, 6, 6]}, {"input_ids": [5] * 9, "labels": [-100] * 9}]
+    text = [
+        {"input_ids": [5] * 3, "labels": [-100, 6, 6]},
+        {"input_ids": [5] * 9, "labels": [-100] * 9},
+    ]
     useful, padded = tokens_of(pad(text, pad_id=0), causal=True)
     assert (int(useful), padded) == (12, 2 * 9)
 
 
-def test_the_meter_leaves_the_profiled_step_out_of_the_rates(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_meter_leaves_the_profiled_step_out_of_the_rates(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     rows = [{"input_ids": [5] * 3, "labels": [6] * 9}, {"input_ids": [5] * 10, "labels": [6] * 2}]
     batch = pad(rows, pad_id=0, start_id=0)
     meter = StepMeter(causal=False)

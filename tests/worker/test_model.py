@@ -14,7 +14,10 @@ from workbench.worker.model import load as model
 from workbench.worker.model import saving
 
 EXAMPLES = [
-    Example(source=f"translate to SQL: Which {name} has {n}?", target=f'SELECT {name} FROM table WHERE no = "{n}"')
+    Example(
+        source=f"translate to SQL: Which {name} has {n}?",
+        target=f'SELECT {name} FROM table WHERE no = "{n}"',
+    )
     for n, name in enumerate(["city", "crêpe", "player", "année"] * 5)
 ]
 NASTY = [
@@ -79,22 +82,39 @@ def test_a_model_as_it_was_before_its_first_step(loaded: model.Loaded, tmp_path:
 def test_a_model_is_saved_in_several_files_and_is_the_same_again(
     loaded: model.Loaded, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, MixtralConfig, MixtralForCausalLM
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        MixtralConfig,
+        MixtralForCausalLM,
+    )
 
     monkeypatch.setattr(saving, "SAVED_AT_ONCE", 1 << 14)
     saved, reader = loaded.model, AutoModelForSeq2SeqLM
     if kind == "mixtral":  # whose files have a weight for each expert, and the model one for all
-        sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
-        config = MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4)
+        sizes = {
+            "vocab_size": 64,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 3,
+        }
+        config = MixtralConfig(
+            **sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4
+        )
         MixtralForCausalLM(config).save_pretrained(tmp_path / "first")
-        saved, reader = AutoModelForCausalLM.from_pretrained(tmp_path / "first"), AutoModelForCausalLM
+        saved, reader = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / "first"),
+            AutoModelForCausalLM,
+        )
     saving.save_model(saved, tmp_path / "model", read=kind == "mixtral")
     files = list((tmp_path / "model").glob("*.safetensors"))
     assert len(files) > 1 and max(file.stat().st_size for file in files) < 2_500_000
     again = reader.from_pretrained(tmp_path / "model").state_dict()
     assert all(torch.equal(value, again[name]) for name, value in saved.state_dict().items())
     if kind == "mixtral":
-        names = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())["weight_map"]
+        names = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())[
+            "weight_map"
+        ]
         assert "model.layers.0.block_sparse_moe.experts.3.w1.weight" in names
     monkeypatch.undo()
     saving.save_model(saved, tmp_path / "model", read=False)  # nothing of the files before is left

@@ -22,7 +22,9 @@ pytest.importorskip("deepspeed")
 from workbench.worker.train import swapping
 
 pytestmark = pytest.mark.long
-MEMORY = Path("/dev/shm")  # files there can be read to any address, which not every disk of a test machine allows
+MEMORY = Path(
+    "/dev/shm"
+)  # files there can be read to any address, which not every disk of a test machine allows
 STEPS, SAVED = 6, 3
 HELD = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
@@ -49,7 +51,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
     make_model(plan.root / "model")
 
     def add(
-        name: str, ranks: int, zero: dict[str, object], more: Mapping[str, object] | None = None, **job: object
+        name: str,
+        ranks: int,
+        zero: dict[str, object],
+        more: Mapping[str, object] | None = None,
+        **job: object,
     ) -> None:
         plan.add(
             name,
@@ -59,7 +65,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
             max_steps=STEPS,
             per_device_train_batch_size=12 // ranks,
             profile_step=0,
-            deepspeed={"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, **zero}},
+            deepspeed={
+                "zero_optimization": {
+                    "stage": 3,
+                    "stage3_param_persistence_threshold": 1000,
+                    **zero,
+                }
+            },
             **job,  # type: ignore[arg-type]
         )
 
@@ -97,19 +109,27 @@ def make_model(folder: Path) -> None:
         "PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
         "                        eos_token='</s>').save_pretrained(sys.argv[1])\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder)], check=True, timeout=300, capture_output=True
+    )
 
 
 @pytest.mark.parametrize("name", ["nvme", "weights", "groups"])
-def test_losses_are_those_of_zero3_with_its_states_in_memory(ran: dict[str, Ran], name: str) -> None:
+def test_losses_are_those_of_zero3_with_its_states_in_memory(
+    ran: dict[str, Ran], name: str
+) -> None:
     run = ran[name]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     for metric in ("loss", "grad_norm"):
         assert run.curve(metric) == pytest.approx(ran["cpu"].curve(metric), rel=1e-4), metric
-    assert run.data("end")[0]["eval_loss"] == pytest.approx(ran["cpu"].data("end")[0]["eval_loss"], rel=1e-4)
+    assert run.data("end")[0]["eval_loss"] == pytest.approx(
+        ran["cpu"].data("end")[0]["eval_loss"], rel=1e-4
+    )
 
 
-def test_what_lies_in_files_is_counted_there_and_only_that_of_others_is_left(ran: dict[str, Ran], swap: Path) -> None:
+def test_what_lies_in_files_is_counted_there_and_only_that_of_others_is_left(
+    ran: dict[str, Ran], swap: Path
+) -> None:
     for rank in (0, 1):
         (told,) = ran["nvme"].data("engine", rank)
         assert told["offload"] == ["optimizer", "parameters"]
@@ -126,12 +146,16 @@ def test_a_resumed_run_has_its_files_written_again(ran: dict[str, Ran], name: st
         assert rest.curve(figure) == whole.curve(figure)[SAVED:]
 
 
-def test_a_disk_that_would_be_misread_is_refused_before_the_model_is_loaded(ran: dict[str, Ran]) -> None:
+def test_a_disk_that_would_be_misread_is_refused_before_the_model_is_loaded(
+    ran: dict[str, Ran],
+) -> None:
     run = ran["disk"]
     if set(run.exit_codes.values()) == {0}:  # this machine's disk can be read to any address
         assert run.curve("loss") == pytest.approx(ran["cpu"].curve("loss"), rel=1e-4)
     else:
-        assert "train with wrong gradients without a word" in str(run.record(0, "error.json")["message"])
+        assert "train with wrong gradients without a word" in str(
+            run.record(0, "error.json")["message"]
+        )
         assert "loading model" not in [phase["name"] for phase in run.data("phase")]
     assert not list((run.folder.parent / "swap").iterdir())
 

@@ -16,9 +16,7 @@ from workbench.worker.agent.ranks.output import OutputPump, OutputStream, read_c
 from workbench.worker.agent.ranks.records import keep_room, read_record, write_record
 
 MIB = 1 << 20
-PROGRAM = (
-    "import sys; from pathlib import Path; from workbench.base.process import open_output; open_output(Path({!r}))\n"
-)
+PROGRAM = "import sys; from pathlib import Path; from workbench.base.process import open_output; open_output(Path({!r}))\n"
 
 
 @pytest.fixture
@@ -32,13 +30,17 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs root, to mount a small file system")
     path = tmp_path / "disk"
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "output", str(path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "output", str(path)], check=True
+    )
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def write(folder: Path, code: str) -> int:
-    return subprocess.run([sys.executable, "-c", PROGRAM.format(str(folder)) + code], timeout=60).returncode
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(str(folder)) + code], timeout=60
+    ).returncode
 
 
 def fill(disk: Path) -> None:
@@ -76,7 +78,9 @@ def test_a_second_attempt_goes_on_in_the_same_log(tmp_path: Path, pump: OutputPu
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_neither_the_rank_nor_a_line_that_is_read_in_time(disk: Path, pump: OutputPump) -> None:
+def test_a_full_disk_costs_neither_the_rank_nor_a_line_that_is_read_in_time(
+    disk: Path, pump: OutputPump
+) -> None:
     stream = OutputStream(disk, "stdout")
     pump.add(stream)
     assert write(disk, "print('before')") == 0
@@ -99,7 +103,9 @@ def test_a_full_disk_costs_neither_the_rank_nor_a_line_that_is_read_in_time(disk
 
 
 @pytest.mark.slow
-def test_what_nobody_reads_is_dropped_and_counted_and_what_follows_is_not(disk: Path, pump: OutputPump) -> None:
+def test_what_nobody_reads_is_dropped_and_counted_and_what_follows_is_not(
+    disk: Path, pump: OutputPump
+) -> None:
     stream = OutputStream(disk, "stdout")
     pump.add(stream)
     assert write(disk, "print('before')") == 0
@@ -112,7 +118,10 @@ def test_what_nobody_reads_is_dropped_and_counted_and_what_follows_is_not(disk: 
     stream.read(got, 1)  # the keeper has it all
     assert write(disk, "print('after')") == 0
     until(lambda: stream.tail().endswith("after\n"), 10)
-    assert stream.read(got, 200) == f"\n[{lost} bytes are lost here: the disk was full]\nafter\n".encode()
+    assert (
+        stream.read(got, 200)
+        == f"\n[{lost} bytes are lost here: the disk was full]\nafter\n".encode()
+    )
     pump.remove(stream)
 
 
@@ -123,7 +132,9 @@ def test_a_record_finds_the_room_that_was_kept_for_it(disk: Path) -> None:
     assert (read_record(disk / "done.json") or {})["rank"] == 3
 
 
-def test_what_is_written_after_somebody_removed_the_log_is_read_all_the_same(tmp_path: Path, pump: OutputPump) -> None:
+def test_what_is_written_after_somebody_removed_the_log_is_read_all_the_same(
+    tmp_path: Path, pump: OutputPump
+) -> None:
     folder = tmp_path / "run" / "rank-0"
     folder.mkdir(parents=True)
     stream = OutputStream(folder, "stdout")

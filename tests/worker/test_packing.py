@@ -27,7 +27,10 @@ COLLATOR = partial(pad, pad_id=0)
 
 def rows() -> list[Row]:
     generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(3, 40, (length,), generator=generator).tolist() for length in (5, 9, 3, 1, 12, 7, 2)]
+    ids = [
+        torch.randint(3, 40, (length,), generator=generator).tolist()
+        for length in (5, 9, 3, 1, 12, 7, 2)
+    ]
     return [{"input_ids": each, "labels": [IGNORED, *each[1:]]} for each in ids]
 
 
@@ -44,8 +47,14 @@ def token_losses(model: Any, batch: dict[str, torch.Tensor]) -> list[float]:
     if "position_ids" in batch:
         del batch["attention_mask"]
     logits, targets = aligned(model(**batch).logits, labels, True)
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    return [float(loss) for loss, target in zip(losses, targets.flatten(), strict=True) if target != IGNORED]
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    return [
+        float(loss)
+        for loss, target in zip(losses, targets.flatten(), strict=True)
+        if target != IGNORED
+    ]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -92,7 +101,9 @@ def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_s
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_them(tmp_path: Path) -> None:
+def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_them(
+    tmp_path: Path,
+) -> None:
     plan = Plan(tmp_path)
     how = {
         "model": "tiny-llama",
@@ -106,7 +117,9 @@ def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_th
     plan.add("zero3", 2, technique="zero3", per_device_train_batch_size=2, **how)
     ran = plan.run(timeout_s=500)
     single, zero3 = ran["single"], ran["zero3"]
-    assert set(single.exit_codes.values()) | set(zero3.exit_codes.values()) == {0}, single.stderr() + zero3.stderr()
+    assert set(single.exit_codes.values()) | set(zero3.exit_codes.values()) == {0}, (
+        single.stderr() + zero3.stderr()
+    )
     assert zero3.curve("loss") == pytest.approx(single.curve("loss"), rel=1e-3)
     (end,) = single.data("end")
     rows = float(str(end["train_samples_per_s"])) * float(str(end["train_runtime_s"]))

@@ -45,10 +45,21 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for name, options in CASES.items():
         saved = 0
         for number, ranks in enumerate(RANKS):
-            how = {"per_device_train_batch_size": GLOBAL_BATCH // ranks, "save_steps": 3, **common, **options}
+            how = {
+                "per_device_train_batch_size": GLOBAL_BATCH // ranks,
+                "save_steps": 3,
+                **common,
+                **options,
+            }
             if number == 2:  # micro-batches of another number too
                 how |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-            plan.add(f"{name}-{number}", ranks, resume="a run" if saved else None, save_total_limit=3, **how)
+            plan.add(
+                f"{name}-{number}",
+                ranks,
+                resume="a run" if saved else None,
+                save_total_limit=3,
+                **how,
+            )
             if saved:
                 folder = plan.root / f"{name}-{number - 1}" / "checkpoints" / f"step-{saved}"
                 plan.runs[-1]["checkpoint"] = str(folder)
@@ -70,8 +81,12 @@ def test_a_run_goes_on_with_more_and_with_fewer_ranks_as_one_process_does(
     for figure in ("step", "loss", "grad_norm", "learning_rate", "epoch"):
         expected = alone.curve(figure)[step:]
         assert run.curve(figure) == pytest.approx(expected, rel=1e-4), figure
-        off[figure] = max(abs(a - b) / b for a, b in zip(run.curve(figure), expected, strict=True) if b)
-    assert run.data("end")[0]["eval_loss"] == pytest.approx(alone.data("end")[0]["eval_loss"], rel=1e-4)
+        off[figure] = max(
+            abs(a - b) / b for a, b in zip(run.curve(figure), expected, strict=True) if b
+        )
+    assert run.data("end")[0]["eval_loss"] == pytest.approx(
+        alone.data("end")[0]["eval_loss"], rel=1e-4
+    )
     assert not list((run.folder / "resume").iterdir())
     before, now = RANKS[number - 1], RANKS[number]
     MEASURED.append(f"{name}, {before} to {now} ranks: loss within {off['loss']:.1e} of single")

@@ -40,7 +40,9 @@ def _rank(rank: int, store: str, folder: str) -> None:
         return [{"input_ids": [int(e.source)] * n, "labels": [n]} for e in some for n in (1, 2)]
 
     rows = list(TokenRows(shared_rows(examples, make), Path(folder)))
-    assert [row["input_ids"] for row in rows] == [[n] * times for n in range(5000) for times in (1, 2)]
+    assert [row["input_ids"] for row in rows] == [
+        [n] * times for n in range(5000) for times in (1, 2)
+    ]
     count = torch.tensor([len(made)])
     torch.distributed.all_reduce(count)
     assert count.item() == len(examples) and len(made) < len(examples)
@@ -51,7 +53,9 @@ def _rank(rank: int, store: str, folder: str) -> None:
 def test_each_row_is_made_by_one_rank_and_all_get_it(tmp_path: Path) -> None:
     args = [str(tmp_path / "store"), str(tmp_path)]
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), *args], env=env) for rank in range(2)]
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(rank), *args], env=env) for rank in range(2)
+    ]
     assert [rank.wait(120) for rank in ranks] == [0, 0]
 
 

@@ -34,33 +34,65 @@ for step in range(1, 2001):
 @pytest.mark.parametrize(
     ("tag", "name"),
     [
-        ("Loss/train", "loss"), ("train_loss", "loss"), ("lr", "learning_rate"), ("train/grad_norm", "grad_norm"),
-        ("val_loss", "eval_loss"), ("Loss/test", "eval_loss"), ("eval/accuracy", "eval_accuracy"), ("eval", ""),
-        ("layer1/std", ""), ("loss/layer1", ""),
+        ("Loss/train", "loss"),
+        ("train_loss", "loss"),
+        ("lr", "learning_rate"),
+        ("train/grad_norm", "grad_norm"),
+        ("val_loss", "eval_loss"),
+        ("Loss/test", "eval_loss"),
+        ("eval/accuracy", "eval_accuracy"),
+        ("eval", ""),
+        ("layer1/std", ""),
+        ("loss/layer1", ""),
     ],
-)  # fmt: skip
+)
 def test_a_tag_has_a_name_in_the_panel_or_is_tensorboards_alone(tag: str, name: str) -> None:
     assert _figure(tag) == name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["torch.utils.tensorboard", "tensorboardX"])
-def test_losses_and_evaluations_of_a_loop_are_reported_by_step_and_not_every_one(writer: str, tmp_path: Path) -> None:
+def test_losses_and_evaluations_of_a_loop_are_reported_by_step_and_not_every_one(
+    writer: str, tmp_path: Path
+) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("WRITER", writer))
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / entries.SCRIPT_SITE}:{ROOT}", "RANK": "0", "WORKBENCH_RUN": "r"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / entries.SCRIPT_SITE}:{ROOT}",
+        "RANK": "0",
+        "WORKBENCH_RUN": "r",
+    }
     command = [sys.executable, "-u", "loop.py"]
-    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=True)
-    events = [json.loads(line.removeprefix(MARK)) for line in ended.stdout.splitlines() if line.startswith(MARK)]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=True
+    )
+    events = [
+        json.loads(line.removeprefix(MARK))
+        for line in ended.stdout.splitlines()
+        if line.startswith(MARK)
+    ]
     steps = [event for event in events if event["kind"] == "step"]
     assert steps[-1] | {"time_s": 0} == {
-        "time_s": 0, "rank": 0, "kind": "step", "step": 2000, "loss": 0.004, "learning_rate": 0.001,
-    }  # fmt: skip
+        "time_s": 0,
+        "rank": 0,
+        "kind": "step",
+        "step": 2000,
+        "loss": 0.004,
+        "learning_rate": 0.001,
+    }
     assert all(event["loss"] == 8 / int(str(event["step"])) for event in steps)
     assert len(steps) < 500
-    assert [(event["step"], event["eval_loss"], event["metrics"]) for event in events if event["kind"] == "eval"] == [
-        (1000, 0.016, {"accuracy": 0.25}), (2000, 0.008, {"accuracy": 0.5}),
-    ]  # fmt: skip
-    files = sorted(str(file.parent.relative_to(tmp_path)) for file in tmp_path.rglob("events.out.*"))
+    assert [
+        (event["step"], event["eval_loss"], event["metrics"])
+        for event in events
+        if event["kind"] == "eval"
+    ] == [
+        (1000, 0.016, {"accuracy": 0.25}),
+        (2000, 0.008, {"accuracy": 0.5}),
+    ]
+    files = sorted(
+        str(file.parent.relative_to(tmp_path)) for file in tmp_path.rglob("events.out.*")
+    )
     of_several = (
         ["logs/accuracy_best", "logs/accuracy_val"]
         if writer != "tensorboardX"
@@ -75,11 +107,15 @@ class Torch(SimpleNamespace):
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
         store = SimpleNamespace(
-            set=self.kept.__setitem__, get=lambda key: self.kept[key].encode(), check=lambda keys: keys[0] in self.kept
+            set=self.kept.__setitem__,
+            get=lambda key: self.kept[key].encode(),
+            check=lambda keys: keys[0] in self.kept,
         )
         c10d = SimpleNamespace(_get_default_store=lambda: store)
         super().__init__(
-            distributed=SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2, distributed_c10d=c10d)
+            distributed=SimpleNamespace(
+                is_initialized=lambda: True, get_world_size=lambda: 2, distributed_c10d=c10d
+            )
         )
 
 
@@ -119,7 +155,9 @@ def test_a_trainer_that_ended_by_itself_leaves_a_later_stop_to_the_signal(
     monkeypatch.setitem(sys.modules, "torch", Torch())
     callback = stop_callback(object, tmp_path)()
     callback.on_train_begin()
-    callback.on_step_end(None, SimpleNamespace(global_step=1), SimpleNamespace(should_training_stop=False))
+    callback.on_step_end(
+        None, SimpleNamespace(global_step=1), SimpleNamespace(should_training_stop=False)
+    )
     callback.on_train_end()
     assert not (tmp_path / "trainer-listens").exists()
 
@@ -151,14 +189,20 @@ def test_steps_that_are_not_logged_are_reported_once_a_second_and_the_last_one_a
     for step in range(1, 13):
         now[0] += 0.3
         state.global_step = step
-        callback.on_step_end(args, state, SimpleNamespace(should_log=step == 6, should_training_stop=False))
+        callback.on_step_end(
+            args, state, SimpleNamespace(should_log=step == 6, should_training_stop=False)
+        )
         if step == 6:
             callback.on_log(args, state, SimpleNamespace(), logs={"loss": 2.0})
     callback.on_train_end(args, state, SimpleNamespace())
     lines = capfd.readouterr().out.splitlines()
     events = [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
     assert [(event["step"], event.get("loss")) for event in events] == [
-        (1, None), (5, None), (6, 2.0), (10, None), (12, None)
-    ]  # fmt: skip
+        (1, None),
+        (5, None),
+        (6, 2.0),
+        (10, None),
+        (12, None),
+    ]
     assert {event["max_steps"] for event in events} == {12}
     assert {event["train_samples_per_s"] for event in events} == {20.0}

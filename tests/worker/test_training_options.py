@@ -44,7 +44,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         plan.add(technique, 2, technique=technique, **two, **OPTIONS, **chosen)
     plan.add("default", 1, technique="single", **one)
     spread = {"device_map": "auto", "max_memory": {0: 1, 1: 1}}
-    plan.add("pipeline", 1, technique="single", **{**one, **OPTIONS, **chosen, **spread, "profile_step": 2})
+    plan.add(
+        "pipeline",
+        1,
+        technique="single",
+        **{**one, **OPTIONS, **chosen, **spread, "profile_step": 2},
+    )
     # Its own backend compiles nothing: what is looked at is that a wrapped model trains and is saved as it was.
     compiled = {
         "torch_compile": True,
@@ -83,35 +88,57 @@ def test_a_compiled_model_is_saved_under_its_own_names(ran: dict[str, Ran]) -> N
         with safe_open(str(run.folder / "out" / "model" / "model.safetensors"), "pt") as weights:
             return set(weights.keys())
 
-    assert names(ran["compiled"]) == names(ran["single"]) == names(ran["compiled-zero3"]) == names(ran["pipeline"])
+    assert (
+        names(ran["compiled"])
+        == names(ran["single"])
+        == names(ran["compiled-zero3"])
+        == names(ran["pipeline"])
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(960)
-def test_layers_on_two_devices_train_as_on_one_and_the_run_says_where_they_are(ran: dict[str, Ran]) -> None:
+def test_layers_on_two_devices_train_as_on_one_and_the_run_says_where_they_are(
+    ran: dict[str, Ran],
+) -> None:
     run, single = ran["pipeline"], ran["single"]
     # The same sums in the same order.
-    assert run.curve("loss") == single.curve("loss") and run.curve("grad_norm") == single.curve("grad_norm")
-    parts = (
-        "GPU 0 has model.embed_tokens, model.layers.0; GPU 1 has model.layers.1, model.norm, model.rotary_emb, lm_head"
+    assert run.curve("loss") == single.curve("loss") and run.curve("grad_norm") == single.curve(
+        "grad_norm"
     )
+    parts = "GPU 0 has model.embed_tokens, model.layers.0; GPU 1 has model.layers.1, model.norm, model.rotary_emb, lm_head"
     assert {"message": f"device_map: {parts}"} in run.data("note")
 
 
 def options_of(**job: object) -> dict[str, object]:
     asked = FineTune(**job)  # type: ignore[arg-type]
-    options: dict[str, object] = training_options(asked.to_dict(), resolve(asked, gpus=0), gpus=False)
+    options: dict[str, object] = training_options(
+        asked.to_dict(), resolve(asked, gpus=0), gpus=False
+    )
     return options
 
 
 @pytest.mark.parametrize("technique", ["single", *TECHNIQUES, "zero2", "zero3"])
 def test_every_technique_is_given_the_same_arguments(technique: str) -> None:
-    own = ("bf16", "deepspeed", "accelerator_config", "optim")  # AdamW is fused where it is not sharded by FSDP
-    more = {"training": {"neftune_noise_alpha": 5}, "ddp_timeout": 60, "torch_compile": technique != "fsdp"}
-    single = options_of(technique="single", **{**OPTIONS, **more, "torch_compile": technique != "fsdp"})
+    own = (
+        "bf16",
+        "deepspeed",
+        "accelerator_config",
+        "optim",
+    )  # AdamW is fused where it is not sharded by FSDP
+    more = {
+        "training": {"neftune_noise_alpha": 5},
+        "ddp_timeout": 60,
+        "torch_compile": technique != "fsdp",
+    }
+    single = options_of(
+        technique="single", **{**OPTIONS, **more, "torch_compile": technique != "fsdp"}
+    )
     options = options_of(technique=technique, **OPTIONS, **more)
-    assert {n: v for n, v in options.items() if n not in own} == {n: v for n, v in single.items() if n not in own}
+    assert {n: v for n, v in options.items() if n not in own} == {
+        n: v for n, v in single.items() if n not in own
+    }
     expected = {**OPTIONS, "neftune_noise_alpha": 5, "ddp_timeout": 60}
     assert {name: options[name] for name in expected} == expected
 
@@ -129,8 +156,14 @@ def test_a_warm_up_is_a_share_of_the_steps_unless_steps_are_given() -> None:
 
 def test_a_job_of_an_earlier_version_keeps_its_schedule() -> None:
     new = FineTune(technique="single").to_dict()
-    old = {name: value for name, value in new.items() if name not in {*OPTIONS, "training", "ddp_timeout"}}
-    before, now = (Seq2SeqTrainingArguments(**training_options(job, None, gpus=False)) for job in (old, new))
+    old = {
+        name: value
+        for name, value in new.items()
+        if name not in {*OPTIONS, "training", "ddp_timeout"}
+    }
+    before, now = (
+        Seq2SeqTrainingArguments(**training_options(job, None, gpus=False)) for job in (old, new)
+    )
     assert {**before.to_dict(), "logging_dir": ""} == {**now.to_dict(), "logging_dir": ""}
 
 
@@ -148,14 +181,20 @@ def test_the_smoothed_loss_is_that_of_transformers() -> None:
     logits, labels = torch.randn(2, 5, 11), torch.randint(0, 11, (2, 5))
     labels[0, 3:] = -100
     theirs = LabelSmoother(epsilon=0.2)({"logits": logits}, labels)
-    assert token_loss({"logits": logits}, labels, 8, smoothing=0.2) == pytest.approx(float(theirs), rel=1e-6)
+    assert token_loss({"logits": logits}, labels, 8, smoothing=0.2) == pytest.approx(
+        float(theirs), rel=1e-6
+    )
 
 
 def test_a_rank_gives_its_time_limit_to_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench.worker import standalone
 
     given: list[object] = []
-    monkeypatch.setattr(standalone, "PartialState", lambda **options: given.append(options["timeout"].total_seconds()))
+    monkeypatch.setattr(
+        standalone,
+        "PartialState",
+        lambda **options: given.append(options["timeout"].total_seconds()),
+    )
     for with_deepspeed in (False, True):
         standalone.prepare(single=False, gpus=False, with_deepspeed=with_deepspeed, limit_s=77)
     assert given == [77, 77]

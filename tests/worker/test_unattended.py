@@ -43,7 +43,9 @@ time.sleep(float(os.environ.get("NAP", "0")))
 
 
 def run_of(folder: Path, job: Job, count: int = 3) -> Run:
-    prepared = prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=count), job=job), root=folder / "run")
+    prepared = prepare_run(
+        RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=count), job=job), root=folder / "run"
+    )
     write_json(prepared.paths.info, {"id": "20261121-140252-test-6c8c", "cluster": str(folder)})
     return Run.load(prepared.paths.root)
 
@@ -70,27 +72,45 @@ def mounted(manifest: Manifest, folder: Path) -> tuple[Path, Path]:
     return config, claim
 
 
-def start(command: list[str], config: Path, claim: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+def start(
+    command: list[str], config: Path, claim: Path, env: Mapping[str, str]
+) -> subprocess.Popen[str]:
     """Start a container's command, with its paths as they are here."""
-    moved = [word.replace("/etc/workbench", str(config)).replace("/results", str(claim)) for word in command]
-    own = {"PYTHONPATH": str(config / "workbench.zip"), "PATH": os.environ["PATH"], "HOME": str(claim), **env}
-    return subprocess.Popen(moved, env=own, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    moved = [
+        word.replace("/etc/workbench", str(config)).replace("/results", str(claim))
+        for word in command
+    ]
+    own = {
+        "PYTHONPATH": str(config / "workbench.zip"),
+        "PATH": os.environ["PATH"],
+        "HOME": str(claim),
+        **env,
+    }
+    return subprocess.Popen(
+        moved, env=own, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
-def ranks(run: Run, folder: Path, count: int = 3, **env: str) -> tuple[list[subprocess.Popen[str]], Path]:
+def ranks(
+    run: Run, folder: Path, count: int = 3, **env: str
+) -> tuple[list[subprocess.Popen[str]], Path]:
     """Start one rank for each node, as torchrun would; give them and the run directory to be."""
     manifest = run.manifest("pytorchjob", image="x", env=env)
     config, claim = mounted(manifest, folder)
     command = rank_command(manifest)
     places = [{"RANK": str(n), "LOCAL_RANK": "0", "WORLD_SIZE": str(count)} for n in range(count)]
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **env}
-    return [start(command, config, claim, {**given, **place}) for place in places], claim / manifest.name
+    return [
+        start(command, config, claim, {**given, **place}) for place in places
+    ], claim / manifest.name
 
 
 def rank_command(manifest: Manifest) -> list[str]:
     """What torchrun starts for each rank."""
     job: Any = manifest.objects[-1]
-    command: list[str] = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"]
+    command: list[str] = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"][
+        "containers"
+    ][0]["command"]
     return [sys.executable, *command[command.index("-m", command.index("torch.distributed.run")) :]]
 
 
@@ -106,11 +126,17 @@ def test_a_script_runs_as_under_torchrun(tmp_path: Path) -> None:
     assert "hello 1 3 29500 a b\n" in told[1][1]
     assert "@workbench" not in told[1][1], "the container's log is for people"
     run = Run.load(out)
-    assert (run.state, run.result.launcher, run.result.world_size) == (RunState.SUCCEEDED, "torchrun", 3)
+    assert (run.state, run.result.launcher, run.result.world_size) == (
+        RunState.SUCCEEDED,
+        "torchrun",
+        3,
+    )
     assert run.logs(rank=2, stream="stdout") == "hello 2 3 29500 a b"
     assert sorted(event.rank or 0 for event in run.events() if event.kind == "mine") == [0, 1, 2]
     assert sum(run.result.peak_memory_gib.values()) > 0
-    assert sorted(path.name for path in out.parent.iterdir()) == [out.name], "something was left beside it"
+    assert sorted(path.name for path in out.parent.iterdir()) == [out.name], (
+        "something was left beside it"
+    )
 
 
 STORE = """
@@ -144,10 +170,14 @@ def test_the_mpijobs_launcher_starts_them_all(tmp_path: Path) -> None:
     manifest = script_run(tmp_path).manifest("mpijob", image="x")
     config, claim = mounted(manifest, tmp_path)
     job: Any = manifest.objects[-1]
-    (shell, option, script) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    (shell, option, script) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
+        "containers"
+    ][0]["command"]
     (tmp_path / "id_rsa.pub").write_text("ecdsa-sha2-nistp521 AAAA comment\n")
     (tmp_path / "hosts").write_text("localhost slots=3\n")
-    script = script.replace("/etc/mpi-ssh", str(tmp_path)).replace("/tmp/known_hosts", str(tmp_path / "known_hosts"))
+    script = script.replace("/etc/mpi-ssh", str(tmp_path)).replace(
+        "/tmp/known_hosts", str(tmp_path / "known_hosts")
+    )
     script = script.replace(" python3 ", f" {sys.executable} ")
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     hosts = {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hosts")}
@@ -160,7 +190,9 @@ def test_the_mpijobs_launcher_starts_them_all(tmp_path: Path) -> None:
     assert (tmp_path / "known_hosts").read_text() == "[*]:2222 ecdsa-sha2-nistp521 AAAA\n"
 
 
-def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside(tmp_path: Path) -> None:
+def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside(
+    tmp_path: Path,
+) -> None:
     run = script_run(tmp_path)
     processes, out = ranks(run, tmp_path, BAD_RANK="1")
     assert [ended(process)[0] for process in processes] == [0, 1, 0]
@@ -168,8 +200,14 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
     assert error is not None
     assert (error.rank, error.kind, error.message) == (1, "ValueError", "no such thing")
     assert "train.py" in error.traceback
-    config, command = tmp_path / "config", rank_command(run.manifest("pytorchjob", image="x", env={"BAD_RANK": "1"}))
-    places = [{"RANK": str(n), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} for n in range(3)]
+    config, command = (
+        tmp_path / "config",
+        rank_command(run.manifest("pytorchjob", image="x", env={"BAD_RANK": "1"})),
+    )
+    places = [
+        {"RANK": str(n), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        for n in range(3)
+    ]
     processes = [start(command, config, out.parent, place) for place in places]
     again = [ended(process)[0] for process in processes]
     assert again == [0, 0, 0]
@@ -207,7 +245,10 @@ def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
 
 def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
     for attempt in range(2):  # the second finds all files of the first
-        members = [FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=60) for rank in range(3)]
+        members = [
+            FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=60)
+            for rank in range(3)
+        ]
         told: dict[int, object] = {}
 
         def follow(member: FileRendezvous, told: dict[int, object] = told) -> None:
@@ -226,7 +267,9 @@ def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
 
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     alone = FileRendezvous(folder=tmp_path / "x", rank=0, world_size=3, patience_s=0.3)
-    with pytest.raises(RunError, match=r"ranks \[1, 2\] did not come within 0 s; .* must be ReadWriteMany"):
+    with pytest.raises(
+        RunError, match=r"ranks \[1, 2\] did not come within 0 s; .* must be ReadWriteMany"
+    ):
         alone.lead(dict)
     with pytest.raises(RunError, match="rank 0 did not come"):
         FileRendezvous(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
@@ -263,7 +306,12 @@ class StatusHandler(BaseHTTPRequestHandler):
 def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Path) -> None:
     data = {"kind": "wikisql-mini", "train_rows": 32, "eval_rows": 4}
     job = FineTune(
-        technique="ddp", dataset=data, max_steps=3, predict_rows=0, profile_step=0, per_device_train_batch_size=4
+        technique="ddp",
+        dataset=data,
+        max_steps=3,
+        predict_rows=0,
+        profile_step=0,
+        per_device_train_batch_size=4,
     )
     manifest = run_of(tmp_path, job, count=2).manifest("trainjob", image="x")
     config, claim = mounted(manifest, tmp_path)
@@ -276,10 +324,12 @@ def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Pat
         thread.start()
         # The runtime gives torchrun its place by PET_ variables; the controller adds those of the status server.
         env = {
-            "PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo",
+            "PET_NNODES": "1",
+            "PET_NPROC_PER_NODE": "2",
+            "GLOO_SOCKET_IFNAME": "lo",
             "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{server.server_port}/status",
             "KUBEFLOW_TRAINER_SERVER_TOKEN": str(token),
-        }  # fmt: skip
+        }
         process = start(command, config, claim, env)
         said, _ = process.communicate(timeout=400)
         server.shutdown()
@@ -300,9 +350,16 @@ def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Pat
 def test_the_same_losses_and_it_goes_on_with_a_rank_less_after_a_failure(tmp_path: Path) -> None:
     data = {"kind": "wikisql-mini", "train_rows": 96, "eval_rows": 6}
     job = FineTune(
-        technique="zero1", dataset=data, max_steps=4, save_steps=2, predict_rows=0, profile_step=0, seed=3,
-        per_device_train_batch_size=4, env={"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        technique="zero1",
+        dataset=data,
+        max_steps=4,
+        save_steps=2,
+        predict_rows=0,
+        profile_step=0,
+        seed=3,
+        per_device_train_batch_size=4,
+        env={"OMP_NUM_THREADS": "1"},
+    )
     run = run_of(tmp_path, job)
     manifest = run.manifest("trainjob", image="x", env=dict(job.env))
     config, claim = mounted(manifest, tmp_path)
@@ -314,10 +371,18 @@ def test_the_same_losses_and_it_goes_on_with_a_rank_less_after_a_failure(tmp_pat
     program = Path(__file__).with_name("forkunattended.py")
     out = claim / manifest.name
     argv = [sys.executable, str(program), str(alone), str(config / "spec.json"), str(out)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=500, env={**os.environ, **job.env})
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=500, env={**os.environ, **job.env}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * ranks for ranks in (3, 3, 2, 3)], done.stderr[-3000:]
-    lines = [line for line in (alone / "rank-0" / "stdout.log").read_text().splitlines() if '"kind": "end"' in line]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * ranks for ranks in (3, 3, 2, 3)], (
+        done.stderr[-3000:]
+    )
+    lines = [
+        line
+        for line in (alone / "rank-0" / "stdout.log").read_text().splitlines()
+        if '"kind": "end"' in line
+    ]
     wanted = json.loads(lines[0].partition(" ")[2])
     first = json.loads((out / "attempt-1" / "first.json").read_text())
     for name in ("train_loss", "eval_loss", "first_eval_loss"):

@@ -95,9 +95,14 @@ def server_of(agent) -> Process:
     """The warm server, wherever it comes from."""
     until_ready(agent)
     names = (b"workbench.worker.warm", b"workbench.worker.forkserver")
-    below = [p for p in process_table().values() if marks(p.pid).get("WORKBENCH_POD") == str(agent.root)]
+    below = [
+        p for p in process_table().values() if marks(p.pid).get("WORKBENCH_POD") == str(agent.root)
+    ]
     # What it has forked is called as it is, and came later.
-    return min((p for p in below if {*argv(p).split(b"\0")[:5]} & {*names}), key=lambda p: (p.start_time, p.pid))
+    return min(
+        (p for p in below if {*argv(p).split(b"\0")[:5]} & {*names}),
+        key=lambda p: (p.start_time, p.pid),
+    )
 
 
 def argv(process: Process) -> bytes:
@@ -107,11 +112,17 @@ def argv(process: Process) -> bytes:
 def children(agent) -> list[Process]:
     """What the agent has below it, and its warm server if that is another's child."""
     parents = {agent.pid, server_of(agent).pid}
-    return [p for p in process_table().values() if p.parent in parents or p.pid in parents - {agent.pid}]
+    return [
+        p for p in process_table().values() if p.parent in parents or p.pid in parents - {agent.pid}
+    ]
 
 
 def paths(folder: Path, **env: str) -> dict[str, str]:
-    return {"PYTHONUNBUFFERED": "", "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}{os.pathsep}{folder}", **env}
+    return {
+        "PYTHONUNBUFFERED": "",
+        "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}{os.pathsep}{folder}",
+        **env,
+    }
 
 
 def start(agent, function: str, run: str = "r", **more: object) -> None:
@@ -135,11 +146,23 @@ def until_ready(agent) -> None:
 def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
     start(warm, "facts", ranks=2, env={"SECRET": "s"}, threads=2)
     ranks = warm.until_exited("r")["ranks"]
-    assert [(r["how"], r["exit_code"], r["done"], r["error"]) for r in ranks] == [("warm", 0, True, None)] * 2
+    assert [(r["how"], r["exit_code"], r["done"], r["error"]) for r in ranks] == [
+        ("warm", 0, True, None)
+    ] * 2
     for rank in (0, 1):
         facts = record(warm, rank=rank)
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-        assert facts["env"] == {**place, "WORKBENCH_POD": str(warm.root), "SECRET": "s", "WORKBENCH_TOY": "1"}
+        place = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        assert facts["env"] == {
+            **place,
+            "WORKBENCH_POD": str(warm.root),
+            "SECRET": "s",
+            "WORKBENCH_TOY": "1",
+        }
         assert facts["cwd"] == str(warm.root / "runs/r") and facts["sid"] and facts["threads"] == 1
         assert facts["oom"] == "500" and facts["argv"] == ["toy_job:facts"] and facts["term"] == "0"
         assert facts["fds"] == [".stderr.pipe", ".stdout.pipe", "null", "stacks.txt"]
@@ -193,7 +216,12 @@ def test_it_ends_like_a_program_threads_awaited_atexit_run_output_whole(warm):
         ("fails", 1, "ValueError", "in the fork"),
         ("exits", 4, "exit", "exit code 4"),
         ("segfaults", -11, "signal", "killed by SIGSEGV"),
-        ("no_such_function", 1, "AttributeError", "module 'toy_job' has no attribute 'no_such_function'"),
+        (
+            "no_such_function",
+            1,
+            "AttributeError",
+            "module 'toy_job' has no attribute 'no_such_function'",
+        ),
     ],
 )
 def test_it_fails_like_a_program(warm, function, exit_code, kind, message):
@@ -249,11 +277,15 @@ def test_stacks_come_from_ranks_that_can_tell_and_do_not_harm_the_others(warm):
     warm.until("cold", lambda a: a["ranks"][0]["phase"] == "running")
     for _ in range(2):
         texts = warm.ask("stacks", run="r")["stacks"]
-        assert set(texts) == {"0", "1"} and all(text.count("in spins") == 1 for text in texts.values())
+        assert set(texts) == {"0", "1"} and all(
+            text.count("in spins") == 1 for text in texts.values()
+        )
     assert warm.ask("stacks", run="cold")["stacks"] == {"0": ""}
     os.kill(warm.poll("r")["ranks"][1]["pid"], signal.SIGSTOP)
     assert warm.ask("stacks", run="r")["stacks"]["1"] == ""
-    assert warm.poll("cold")["ranks"][0]["phase"] == warm.poll("r")["ranks"][0]["phase"] == "running"
+    assert (
+        warm.poll("cold")["ranks"][0]["phase"] == warm.poll("r")["ranks"][0]["phase"] == "running"
+    )
 
 
 def test_imports_that_fail_are_told_and_ranks_start_cold(make_agent, tmp_path):
@@ -268,7 +300,9 @@ def test_imports_that_fail_are_told_and_ranks_start_cold(make_agent, tmp_path):
     assert agent.output["rank-0/stdout.log"] == b"cold\n"
 
 
-def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and_the_next_start_cold(warm):
+def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and_the_next_start_cold(
+    warm,
+):
     server = server_of(warm)
     start(warm, "sleeps")
     warm.until_printed("r", "up")
@@ -311,7 +345,11 @@ def test_a_fork_costs_little(warm):
     took = []
     for number in range(10):
         run = f"r{number}"
-        warm.ask("prepare", run=run, request=warm.request(run, "", ranks=3, kind="finetune", entry="toy_job:stamp"))
+        warm.ask(
+            "prepare",
+            run=run,
+            request=warm.request(run, "", ranks=3, kind="finetune", entry="toy_job:stamp"),
+        )
         asked = time.time()
         warm.ask("start", run=run)
         warm.until_exited(run)
@@ -348,12 +386,16 @@ def test_the_real_imports_then_gloo_between_two_ranks(make_agent, tmp_path):
     for number in range(2):
         run = f"r{number}"
         port = agent.ask("free_port", address="127.0.0.1")["port"]
-        request = agent.request(run, "", ranks=2, kind="finetune", entry="real_job:main", master_port=port, threads=1)
+        request = agent.request(
+            run, "", ranks=2, kind="finetune", entry="real_job:main", master_port=port, threads=1
+        )
         agent.ask("prepare", run=run, request=request)
         asked = time.time()
         agent.ask("start", run=run)
         ranks = agent.until_exited(run, timeout_s=60)["ranks"]
-        assert [(r["how"], r["exit_code"], r["done"]) for r in ranks] == [("warm", 0, True)] * 2, ranks
+        assert [(r["how"], r["exit_code"], r["done"]) for r in ranks] == [("warm", 0, True)] * 2, (
+            ranks
+        )
         took.append(max(record(agent, run, rank)["entered"] for rank in range(2)) - asked)
     assert agent.output["rank-0/stdout.log"] == b"128.0 1\n" * 2
     print("start to entry:", took, (agent.root / "agent.log").read_text(), file=sys.stderr)

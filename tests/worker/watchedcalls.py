@@ -7,8 +7,22 @@ from pathlib import Path
 from typing import Any
 
 COLLECTIVES = (
-    *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_coalesced", "gather"),
-    *("allgather_into_tensor_coalesced", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base", "scatter"),
+    *(
+        "allreduce",
+        "allreduce_coalesced",
+        "allgather",
+        "_allgather_base",
+        "allgather_coalesced",
+        "gather",
+    ),
+    *(
+        "allgather_into_tensor_coalesced",
+        "broadcast",
+        "reduce",
+        "reduce_scatter",
+        "_reduce_scatter_base",
+        "scatter",
+    ),
     *("alltoall", "alltoall_base", "barrier", "monitored_barrier", "send", "recv"),
 )
 READS = ("item", "tolist", "__float__", "__int__", "__bool__")

@@ -19,7 +19,13 @@ _GPU = "/dev/nvidiactl"  # with one, tensors lie elsewhere
 def preloaded() -> dict[str, str]:
     """Return the variable that gives a program this allocator from its start on; none where it is not to be had."""
     shared = sysconfig.get_config_var("MULTIARCH") or ""
-    folders = (f"{sys.prefix}/lib", "/usr/local/lib", f"/usr/lib/{shared}", "/usr/lib64", "/usr/lib")
+    folders = (
+        f"{sys.prefix}/lib",
+        "/usr/local/lib",
+        f"/usr/lib/{shared}",
+        "/usr/lib64",
+        "/usr/lib",
+    )
     found = [path for folder in folders if (path := Path(folder, _LIBRARY)).exists()]
     return {_PRELOAD: str(found[0])} if found and not Path(_GPU).exists() else {}
 

@@ -18,7 +18,11 @@ from typing import Any
 from workbench.base.json_values import parse_json
 
 HOME = str(Path(__file__).absolute().parents[2])
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+QUIET = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 """Variables of every rank: no warnings of forks, no reports to the hub, no output held back."""
 
 HELPER = {
@@ -42,7 +46,9 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start this Python in a session of its own, out of the notebook's signals, and in `/`, past a user's torch.py."""
     env = child_environment() if env is None else env
-    return subprocess.Popen([sys.executable, "-P", *words], cwd=cwd, env=env, start_new_session=True, **streams)
+    return subprocess.Popen(
+        [sys.executable, "-P", *words], cwd=cwd, env=env, start_new_session=True, **streams
+    )
 
 
 def main_of(module: str) -> tuple[str, str]:
@@ -52,7 +58,10 @@ def main_of(module: str) -> tuple[str, str]:
     one at the end.
     """
     load = f"import gc, os, sys; gc.disable(); from {module} import main; gc.freeze(); gc.enable()"
-    return "-c", f"{load}; code = main() or 0; sys.stdout.flush(); sys.stderr.flush(); os._exit(code)"
+    return (
+        "-c",
+        f"{load}; code = main() or 0; sys.stdout.flush(); sys.stderr.flush(); os._exit(code)",
+    )
 
 
 def replies(
@@ -70,7 +79,9 @@ def replies(
         given.write(json.dumps(request).encode())
         given.seek(0)
         env, pipe = child_environment(**HELPER), subprocess.PIPE
-        child = start("-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors)
+        child = start(
+            "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
+        )
         assert child.stdout is not None
         if memory_bytes is not None and hasattr(resource, "prlimit"):
             # Not its address space: a driver of GPUs reserves far more of that than it uses.

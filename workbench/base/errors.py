@@ -44,7 +44,15 @@ class PodTimeout(PodError, TimeoutError):
 class RemoteError(WorkbenchError):
     """Report a command that failed on another host."""
 
-    def __init__(self, message: str, *, host: str, command: str = "", exit_code: int | None = None, stderr: str = ""):
+    def __init__(
+        self,
+        message: str,
+        *,
+        host: str,
+        command: str = "",
+        exit_code: int | None = None,
+        stderr: str = "",
+    ):
         """Keep where it failed.
 
         Args:
@@ -94,9 +102,13 @@ def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
         sql.agg 'MEDIAN' is not known. Allowed: MAX, MIN
     """
     names = {str(name).casefold(): str(name) for name in allowed if str(name)}
-    near = difflib.get_close_matches(str(got)[:_SHOWN].casefold().strip("[('\")]"), names, n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(
+        str(got)[:_SHOWN].casefold().strip("[('\")]"), names, n=1, cutoff=_NEAR
+    )
     hint = f": did you mean '{names[near[0]]}'?" if near else "."
-    return ConfigError(f"{what} {shortened(got)} is not known{hint} Allowed: {', '.join(names.values())}")
+    return ConfigError(
+        f"{what} {shortened(got)} is not known{hint} Allowed: {', '.join(names.values())}"
+    )
 
 
 def suggests(what: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

@@ -110,7 +110,11 @@ def numbers_of(value: object) -> dict[str, float]:
 
 def whole(value: object) -> int | None:
     """Return a whole number of 64 bits; None for what is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+        else None
+    )
 
 
 def _inside(value: object) -> Iterator[object]:

@@ -15,9 +15,19 @@ from types import CodeType
 from workbench.base.child import HOME
 
 # What programs on pods import when they start: from a zip, Python would compile it for each of them anew.
-_COMPILED = ("workbench/__init__.py", "workbench/base/", "workbench/jobs/", "workbench/rundir/", "workbench/worker/")
-_NOT_CHECKED = (1).to_bytes(4, "little")  # PEP 552: the hash stands for the source and is not compared
-_WITHOUT_REFERENCES = 2  # the version of marshal whose bytes do not depend on what else a process has loaded
+_COMPILED = (
+    "workbench/__init__.py",
+    "workbench/base/",
+    "workbench/jobs/",
+    "workbench/rundir/",
+    "workbench/worker/",
+)
+_NOT_CHECKED = (1).to_bytes(
+    4, "little"
+)  # PEP 552: the hash stands for the source and is not compared
+_WITHOUT_REFERENCES = (
+    2  # the version of marshal whose bytes do not depend on what else a process has loaded
+)
 
 
 def file_digest(path: Path) -> str:
@@ -57,10 +67,17 @@ def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
 
 
 def _byte_code(path: Path, name: str) -> bytes:
-    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # from __pycache__ where it is
+    code = SourceFileLoader(path.stem, str(path)).get_code(
+        path.stem
+    )  # from __pycache__ where it is
     assert code is not None
     data = marshal.dumps(_named(code, name), _WITHOUT_REFERENCES)
-    return importlib.util.MAGIC_NUMBER + _NOT_CHECKED + importlib.util.source_hash(path.read_bytes()) + data
+    return (
+        importlib.util.MAGIC_NUMBER
+        + _NOT_CHECKED
+        + importlib.util.source_hash(path.read_bytes())
+        + data
+    )
 
 
 def _named(code: CodeType, name: str) -> CodeType:

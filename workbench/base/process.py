@@ -128,7 +128,9 @@ def is_alive(pid: int, start_time: int | None) -> bool:
         fields = _read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    except OSError:  # this process may have no free descriptor; that says nothing of the other process
+    except (
+        OSError
+    ):  # this process may have no free descriptor; that says nothing of the other process
         return _is_taken(pid)
     return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time
 
@@ -159,17 +161,24 @@ def _read_boot_id() -> str:
 def control_groups(pid: int | str = "self") -> dict[str, str]:
     """Return the path of a process's control group by controller, "" for version 2; none where it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (
+            Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+        )
     except OSError:
         return {}
     split = (line.split(":", 2) for line in lines)
-    return {name: path.lstrip("/") for _, controllers, path in split for name in controllers.split(",")}
+    return {
+        name: path.lstrip("/") for _, controllers, path in split for name in controllers.split(",")
+    }
 
 
 def world(pid: int | str = "self") -> dict[str, str]:
     """Return what a process cannot take on from another: its user, rights, processors, namespaces and control group."""
     rights = {name: value for name, value in status(pid).items() if name in _WORLD}
-    namespaces = {f"namespace {entry.name}": str(entry.readlink()) for entry in Path(f"/proc/{pid}/ns").iterdir()}
+    namespaces = {
+        f"namespace {entry.name}": str(entry.readlink())
+        for entry in Path(f"/proc/{pid}/ns").iterdir()
+    }
     return {**rights, **namespaces, "control group": Path(f"/proc/{pid}/cgroup").read_text()}
 
 
@@ -182,7 +191,9 @@ def status(pid: int | str = "self") -> dict[str, str]:
 def peer(line: socket.socket) -> tuple[int, int]:
     """Return the pid and the user of whoever opened the other end of a Unix socket, as the kernel tells them."""
     credentials = struct.Struct("3i")
-    pid, uid, _ = credentials.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    pid, uid, _ = credentials.unpack(
+        line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    )
     return pid, uid
 
 
@@ -213,7 +224,9 @@ def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
 
 def family_table(roots: Iterable[int]) -> dict[int, Process]:
     """Return these processes and all below them by pid, without a look at all; new brothers may be missed."""
-    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # a kernel without CONFIG_PROC_CHILDREN
+    if not Path(
+        f"/proc/self/task/{os.getpid()}/children"
+    ).exists():  # a kernel without CONFIG_PROC_CHILDREN
         return process_table()
     table: dict[int, Process] = {}
     waiting = list(roots)
@@ -260,11 +273,17 @@ def marks(pid: int, names: Collection[str] = (POD_MARK, RUN_MARK, RANK_MARK)) ->
 
 def with_mark(name: str, values: Collection[str]) -> list[Process]:
     """Return the live processes started with `name` as one of the values in their environment, but this one."""
-    others = (process for process in process_table().values() if process.pid != os.getpid() and not process.zombie)
+    others = (
+        process
+        for process in process_table().values()
+        if process.pid != os.getpid() and not process.zombie
+    )
     return [process for process in others if marks(process.pid, [name]).get(name) in values]
 
 
-def end_all(listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 1.0) -> list[Process]:
+def end_all(
+    listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 1.0
+) -> list[Process]:
     """End every listed process: TERM, then KILL to those left after the grace; list again until none is left."""
     asked: set[Process] = set()
     start_s = time.monotonic()
@@ -323,7 +342,9 @@ def open_output(folder: Path) -> None:
 
 def _open_log(folder: Path, name: str) -> int:
     with contextlib.suppress(OSError):  # ENXIO without a reader
-        pipe = os.open(folder / OUTPUT_PIPE.format(name), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        pipe = os.open(
+            folder / OUTPUT_PIPE.format(name), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        )
         os.set_blocking(pipe, True)
         return pipe
     return os.open(folder / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -338,4 +359,6 @@ def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}"
+        )

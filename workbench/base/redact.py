@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 _SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|WEBHOOK|DSN|CONN|(?:^|_)(?:PAT|URI|URL|PROXY)$", re.IGNORECASE
+    r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|WEBHOOK|DSN|CONN|(?:^|_)(?:PAT|URI|URL|PROXY)$",
+    re.IGNORECASE,
 )
 # A mode, a number, a path: masking these would make logs unreadable and hide nothing.
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
@@ -24,11 +25,15 @@ _LEAST_UNNAMED = 8
 _DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[A-Za-z]")
 _STAR = re.compile(r"\*")
 _PIECE = 8 << 10  # characters of a line that are masked at once,
-_OVERLAP = 4 << 10  # with so many of what follows: a secret that is no longer is whole in one of two pieces
+_OVERLAP = (
+    4 << 10
+)  # with so many of what follows: a secret that is no longer is whole in one of two pieces
 _BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
 
 _PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
-_PEM_LINE = rf"(?:\s|\\[nr]){{1,200}}{_PREFIX}(?:[\w-]{{1,60}}:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
+_PEM_LINE = (
+    rf"(?:\s|\\[nr]){{1,200}}{_PREFIX}(?:[\w-]{{1,60}}:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
+)
 # The rest of a key in whose midst another process spoke; read backwards, from its end on.
 _PEM_REST = re.compile(
     r"-----YEK ETAVIRP[ A-Z]{0,30}DNE-----"
@@ -63,12 +68,29 @@ _LOOKS = [
         ),
         (r"://[^\s/:@\"'\\]{0,200}+:([^\s/@\"'\\]{1,2000}+)@", "://"),
         (r"://([\w-]{16,2000}+)@", "://"),
-        (r"(?:AccountKey|SharedAccessKey|[?&;]sig)=([\w+/%=-]{16,})", "AccountKey", "SharedAccessKey", "sig="),
+        (
+            r"(?:AccountKey|SharedAccessKey|[?&;]sig)=([\w+/%=-]{16,})",
+            "AccountKey",
+            "SharedAccessKey",
+            "sig=",
+        ),
         (
             r"(?i:token|secret|passw(?:or)?d|pwd|api[_-]?key|access[_-]?key|auth|credential)s?\\?[\"']?\s{0,2}[:=]"
             rf"\s{{0,2}}\\?[\"']?((?!{_NUMBER})(?=[^\s\"',;&\d]{{0,100}}+\d)(?=[^\s\"',;&A-Za-z]{{0,100}}+[A-Za-z])"
             r"[\w+=%!#^*-][^\s\"',;&<>(){}\[\]\\]{7,})",
-            *("oken", "OKEN", "ecret", "ECRET", "assw", "ASSW", "pwd", "PWD", "auth", "AUTH", "Auth"),
+            *(
+                "oken",
+                "OKEN",
+                "ecret",
+                "ECRET",
+                "assw",
+                "ASSW",
+                "pwd",
+                "PWD",
+                "auth",
+                "AUTH",
+                "Auth",
+            ),
             *("key", "KEY", "Key", "redential", "REDENTIAL"),
         ),
     )
@@ -112,7 +134,9 @@ class Redactor:
         for value in self._values:
             if value in masked:
                 masked = masked.replace(value, _stars(value))
-        looks = mask_secrets(text)  # of the text as it was: what a mask hides may tell what stands beside it
+        looks = mask_secrets(
+            text
+        )  # of the text as it was: what a mask hides may tell what stands beside it
         if text in (masked, looks):
             return looks if text == masked else masked
         return "".join("*" if "*" in pair else pair[0] for pair in zip(masked, looks, strict=True))
@@ -134,7 +158,9 @@ def mask_secrets(text: str) -> str:
         >>> mask_secrets("GET /?api_key=a1b2c3d4e5 as Bearer abc123def, loss 3.25, tokens: 12345678")
         'GET /?api_key=********** as Bearer *********, loss 3.25, tokens: 12345678'
     """
-    if "PRIVATE KEY-----" in text:  # first: another pattern may match within a key, and leave no key to be seen
+    if (
+        "PRIVATE KEY-----" in text
+    ):  # first: another pattern may match within a key, and leave no key to be seen
         text = _PEM.sub(_masked, text)
         text = _PEM_REST.sub(_masked, text[::-1])[::-1]
     if looks := [pattern for hints, pattern in _LOOKS if any(map(text.__contains__, hints))]:
@@ -191,4 +217,9 @@ def _forms(value: str) -> Iterator[str]:
         *telling,
         *password,
     ):
-        yield from (text, json.dumps(text)[1:-1], quote(text, safe=""), text.encode().decode("latin-1"))
+        yield from (
+            text,
+            json.dumps(text)[1:-1],
+            quote(text, safe=""),
+            text.encode().decode("latin-1"),
+        )

@@ -76,9 +76,13 @@ def text_table(grid: Grid, width: int = 60) -> str:
     """
     cut = [title in grid.cut for title in grid.columns]
     wrap = textwrap.TextWrapper(width, break_on_hyphens=False).wrap
-    rows = [[wrap(cell_text(cell, cut[n])) or [""] for n, cell in enumerate(row)] for row in grid.rows]
+    rows = [
+        [wrap(cell_text(cell, cut[n])) or [""] for n, cell in enumerate(row)] for row in grid.rows
+    ]
     titles = [[plain(title)] for title in grid.columns]
-    widths = [max(_width(line) for row in (titles, *rows) for line in row[i]) for i in range(len(titles))]
+    widths = [
+        max(_width(line) for row in (titles, *rows) for line in row[i]) for i in range(len(titles))
+    ]
     aligned = [title in grid.right for title in grid.columns]
     lines = [plain(grid.caption)] if grid.caption else []
     if any(grid.columns):
@@ -134,7 +138,10 @@ def _drawn(row: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[
 
 def _width(text: str) -> int:
     """Count the columns that a terminal gives a text: two for East Asian letters, none for combining marks."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> DataFrame:
@@ -142,6 +149,10 @@ def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()
     try:
         from pandas import DataFrame
     except ImportError as error:
-        raise ConfigError("to_dataframe needs pandas, which is not installed here: pip install pandas") from error
+        raise ConfigError(
+            "to_dataframe needs pandas, which is not installed here: pip install pandas"
+        ) from error
     given = list(rows)
-    return DataFrame(given, columns=list(dict.fromkeys([*columns, *(name for row in given for name in row)])))
+    return DataFrame(
+        given, columns=list(dict.fromkeys([*columns, *(name for row in given for name in row)]))
+    )

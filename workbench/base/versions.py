@@ -42,8 +42,15 @@ def gpu_names() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
-        return [str(i) for i, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith(b"GPU "))]
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+        return [
+            str(i)
+            for i, _ in enumerate(
+                line for line in done.stdout.splitlines() if line.startswith(b"GPU ")
+            )
+        ]
     return []
 
 

@@ -45,7 +45,9 @@ def short_path(path: Path) -> Iterator[str]:
         yield str(path)
         return
     if not Path("/proc/self/fd").is_dir():
-        raise RunError(f"the path {path} is too long for a Unix socket; give Cluster(path=…) a shorter one")
+        raise RunError(
+            f"the path {path} is too long for a Unix socket; give Cluster(path=…) a shorter one"
+        )
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -53,7 +55,9 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def listen(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, backlog: int = 64) -> socket.socket:
+def listen(
+    path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, backlog: int = 64
+) -> socket.socket:
     """Bind and listen at a path that only this user can reach; an old socket file there is replaced."""
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, kind)

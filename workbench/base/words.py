@@ -29,7 +29,11 @@ def duration(seconds: float | None) -> str:
 def moment(seconds: float | None, form: str, *, utc: bool = False) -> str:
     """Write a time in a form of `strftime`; one that cannot be is not known."""
     try:
-        return UNKNOWN if seconds is None else time.strftime(form, (time.gmtime if utc else time.localtime)(seconds))
+        return (
+            UNKNOWN
+            if seconds is None
+            else time.strftime(form, (time.gmtime if utc else time.localtime)(seconds))
+        )
     except (OverflowError, ValueError, OSError):
         return UNKNOWN
 
@@ -38,7 +42,11 @@ def gib(size_gib: float | None) -> str:
     """Write an amount of memory given in GiB."""
     if size_gib is None:
         return UNKNOWN
-    return f"{size_gib:.2f} GiB" if abs(size_gib) >= 0.1 or size_gib == 0 else f"{size_gib * 1024:.0f} MiB"
+    return (
+        f"{size_gib:.2f} GiB"
+        if abs(size_gib) >= 0.1 or size_gib == 0
+        else f"{size_gib * 1024:.0f} MiB"
+    )
 
 
 def size(bytes_: int) -> str:

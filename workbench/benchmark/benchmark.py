@@ -12,7 +12,12 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, suggests
 from workbench.base.shown import Shown, follow
 from workbench.benchmark.finished_rows import FinishedRows
-from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow, forecast_memory, forecast_time
+from workbench.benchmark.forecast import (
+    BenchmarkForecast,
+    ForecastRow,
+    forecast_memory,
+    forecast_time,
+)
 from workbench.benchmark.grid import PlannedRun, make_grid
 from workbench.benchmark.read import skipped_row
 from workbench.benchmark.result import BenchmarkResult
@@ -93,10 +98,14 @@ class Benchmark(Shown):
         """The rows as the last `run` left them, an interrupted one too; None before."""
         self._gpu_memory_gib, self._price = gpu_memory_gib, price_per_pod_hour
         if price_per_pod_hour is not None and not price_per_pod_hour >= 0:
-            raise ConfigError(f"price_per_pod_hour is {price_per_pod_hour!r}; it must be a number, 0 or more, or None")
+            raise ConfigError(
+                f"price_per_pod_hour is {price_per_pod_hour!r}; it must be a number, 0 or more, or None"
+            )
 
     @classmethod
-    def from_specs(cls, specs: Sequence[str | Path], *, path: str | Path = "runs/benchmark") -> Benchmark:
+    def from_specs(
+        cls, specs: Sequence[str | Path], *, path: str | Path = "runs/benchmark"
+    ) -> Benchmark:
         """Make a benchmark of `SPEC.json` files, one row each, in order: their jobs and numbers of pods count alone.
 
         Args:
@@ -128,17 +137,25 @@ class Benchmark(Shown):
         Args:
             cluster: Where it will run, started or not. Default: pods as the benchmark was told, on this machine.
         """
-        spec = cluster.spec if cluster is not None else ClusterSpec(pods=self._pod, count=self._most_pods)
+        spec = (
+            cluster.spec
+            if cluster is not None
+            else ClusterSpec(pods=self._pod, count=self._most_pods)
+        )
         before = FinishedRows(self.path).rows()
         return BenchmarkForecast(
             name=self.name,
-            rows=tuple(self._forecast(row, spec, before) for row in self.grid.rows if row.repeat == 0),
+            rows=tuple(
+                self._forecast(row, spec, before) for row in self.grid.rows if row.repeat == 0
+            ),
             left_out=self.grid.left_out,
             folder=self.path,
         )
 
     @suggests("Benchmark.run")
-    def run(self, cluster: Cluster, *, force: bool = False, side_by_side: bool = False) -> BenchmarkResult:
+    def run(
+        self, cluster: Cluster, *, force: bool = False, side_by_side: bool = False
+    ) -> BenchmarkResult:
         """Run what is not finished yet; blocks until the last row has ended.
 
         A row that fails, runs out of memory or cannot fit is a row like any other; one left running is waited for.
@@ -158,7 +175,9 @@ class Benchmark(Shown):
             Stopped: An interrupt came; the row that ran is cancelled, and `result` holds what there is.
         """
         self._check(cluster)
-        schedule = Schedule(self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force)
+        schedule = Schedule(
+            self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force
+        )
         try:
             with follow(self) as draw:
                 schedule.run(draw, side_by_side=side_by_side)
@@ -171,8 +190,12 @@ class Benchmark(Shown):
         finally:
             price, rows = self._price, schedule.rows
             if price is not None:
-                rows = tuple(replace(row, cost=row.pod_hours and row.pod_hours * price) for row in rows)
-            self.result = BenchmarkResult(name=self.name, folder=self.path, rows=rows, left_out=self.grid.left_out)
+                rows = tuple(
+                    replace(row, cost=row.pod_hours and row.pod_hours * price) for row in rows
+                )
+            self.result = BenchmarkResult(
+                name=self.name, folder=self.path, rows=rows, left_out=self.grid.left_out
+            )
         return self.result
 
     @property
@@ -181,9 +204,13 @@ class Benchmark(Shown):
 
     def _check(self, cluster: Cluster) -> None:
         if cluster.phase != "ready":
-            raise RunError(f"the cluster is {cluster.phase}: {cluster.message or 'call start() first'}")
+            raise RunError(
+                f"the cluster is {cluster.phase}: {cluster.message or 'call start() first'}"
+            )
         if self._most_pods > cluster.spec.count:
-            raise ConfigError(f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}")
+            raise ConfigError(
+                f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}"
+            )
         # What takes no time to see is refused; whatever else is wrong with a job is found when its row starts.
         for row in self.grid.rows:
             try:
@@ -198,10 +225,14 @@ class Benchmark(Shown):
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 
-    def _forecast(self, planned: PlannedRun, cluster: ClusterSpec, before: Sequence[BenchmarkRow]) -> ForecastRow:
+    def _forecast(
+        self, planned: PlannedRun, cluster: ClusterSpec, before: Sequence[BenchmarkRow]
+    ) -> ForecastRow:
         spec = RunSpec(cluster=cluster, job=planned.job, pods=planned.pods)
         row = skipped_row(spec, "")
-        repeats = [r.repeat for r in self.grid.rows if (r.job, r.pods) == (planned.job, planned.pods)]
+        repeats = [
+            r.repeat for r in self.grid.rows if (r.job, r.pods) == (planned.job, planned.pods)
+        ]
         done = {r.repeat for r in before if r.key == row.key and r.outcome is Outcome.SUCCEEDED}
         return ForecastRow(
             name=planned.name,

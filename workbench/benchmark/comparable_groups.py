@@ -13,9 +13,31 @@ from workbench.planner.forecast import Scaling
 from workbench.planner.table import Pace
 
 FIGURES = (
-    *("duration_s", "train_runtime_s", "time_to_first_step_s", "samples_per_s", "useful_tokens_per_s"),
-    *("padded_tokens_per_s", "tflops_per_device", "mfu", "peak_memory_gib", "host_memory_gib", "sent_bytes_per_step"),
-    *("train_loss", "eval_loss", "perplexity", "exact_match", "pod_hours", "cost", "step_s", "micro_batch_s"),
+    *(
+        "duration_s",
+        "train_runtime_s",
+        "time_to_first_step_s",
+        "samples_per_s",
+        "useful_tokens_per_s",
+    ),
+    *(
+        "padded_tokens_per_s",
+        "tflops_per_device",
+        "mfu",
+        "peak_memory_gib",
+        "host_memory_gib",
+        "sent_bytes_per_step",
+    ),
+    *(
+        "train_loss",
+        "eval_loss",
+        "perplexity",
+        "exact_match",
+        "pod_hours",
+        "cost",
+        "step_s",
+        "micro_batch_s",
+    ),
 )
 """The fields of `BenchmarkRow` that are measured, of which repeats give a median and a spread."""
 
@@ -72,7 +94,9 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
     for row in sorted(given, key=lambda r: sum(value is None for value in _work(r).values())):
         work = _work(row)
         for same, members in grouped:
-            if all(None in (same[name], value) or same[name] == value for name, value in work.items()):
+            if all(
+                None in (same[name], value) or same[name] == value for name, value in work.items()
+            ):
                 members.append(row)
                 same.update({name: value for name, value in work.items() if same[name] is None})
                 break
@@ -86,17 +110,26 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
     first = grouped[0][0] if grouped else {}
     return tuple(
         Group(
-            same={"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"},
-            summaries=_summaries(members, names), difference=_difference(first, same),
+            same={
+                "data" if name == "dataset" else name: value
+                for name, value in same.items()
+                if name != "data"
+            },
+            summaries=_summaries(members, names),
+            difference=_difference(first, same),
         )
         for same, members in grouped
-    )  # fmt: skip
+    )
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
     """Whether the ranges of a figure, from smallest to largest, share no value."""
     spread, others = one.spreads.get(figure), other.spreads.get(figure)
-    return spread is not None and others is not None and (spread.low > others.high or others.low > spread.high)
+    return (
+        spread is not None
+        and others is not None
+        and (spread.low > others.high or others.low > spread.high)
+    )
 
 
 def _work(row: BenchmarkRow) -> dict[str, object]:
@@ -143,7 +176,9 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
         return Summary(name=name, row=good[0] if good else ordered[-1], rows=ordered)
     values = {f: [v for row in good if (v := getattr(row, f)) is not None] for f in FIGURES}
     spreads = {
-        figure: Spread(median=statistics.median(seen), low=min(seen), high=max(seen), count=len(seen))
+        figure: Spread(
+            median=statistics.median(seen), low=min(seen), high=max(seen), count=len(seen)
+        )
         for figure, seen in values.items()
         if len(seen) > 1
     }
@@ -164,7 +199,9 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
     match row.scaling.get("sending_s"), row.scaling.get("slowdown"), row.scaling.get("shards"):
         case float() as sending_s, float() as slowdown, int() as shards if one.step_s is not None:
             counts = {"rows": one.per_device_batch or 1, "accumulation": one.accumulation or 1}
-            pace = Pace.of(step_s=one.step_s, micro_batch_s=one.micro_batch_s or one.step_s, **counts)
+            pace = Pace.of(
+                step_s=one.step_s, micro_batch_s=one.micro_batch_s or one.step_s, **counts
+            )
             rows, accumulation = row.per_device_batch or 1, row.accumulation or 1
             step_s = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards).step_s(
                 pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s
@@ -182,7 +219,9 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
     ones = [s for s in among if s.row.pods == 1 and s.row.outcome is Outcome.SUCCEEDED]
     candidates = [s for name in wanted for s in ones if s.row.technique == name]
     # Of several, one with the same launcher is the nearer yardstick.
-    nearest = (s for s in candidates if s.row.technique == row.technique and s.row.launcher == row.launcher)
+    nearest = (
+        s for s in candidates if s.row.technique == row.technique and s.row.launcher == row.launcher
+    )
     return next(nearest, None) or next(iter(candidates), None)
 
 
@@ -195,7 +234,9 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     jobs = {key: part(row.spec, "job") for key, row in firsts.items()}
     named = {}
     for key, row in firsts.items():
-        twins = [k for k, other in firsts.items() if (short[k], other.model) == (short[key], row.model)]
+        twins = [
+            k for k, other in firsts.items() if (short[k], other.model) == (short[key], row.model)
+        ]
         varied = [
             name
             for name, value in jobs[key].items()

@@ -19,7 +19,9 @@ from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.make.script import script_files
 
 _KEPT = "benchmark.json"
-_WHOLE_BYTES = 64 << 20  # a larger file is known by its size and time: it would take seconds to read
+_WHOLE_BYTES = (
+    64 << 20
+)  # a larger file is known by its size and time: it would take seconds to read
 _HOLDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
 
 
@@ -54,7 +56,9 @@ class FinishedRows:
 
     def live(self, note: Mapping[str, object]) -> Path | None:
         """Return the directory of the same run if it goes on, or waits for its cluster."""
-        return next((path for path in self._same(note) if not row_of(path).outcome.is_terminal), None)
+        return next(
+            (path for path in self._same(note) if not row_of(path).outcome.is_terminal), None
+        )
 
     def rows(self) -> Sequence[BenchmarkRow]:
         return [row_of(path) for runs in self._by_place.values() for path, _ in runs]
@@ -91,7 +95,11 @@ def _files(job: Job) -> Iterator[tuple[str, Path]]:
         case FineTune():
             words = filter(None, [*_words(job.dataset), job.model, text(job.deepspeed)])
             places = [Path(word).expanduser() for word in words]
-            named = [(place.parent, path) for place in places for path in (place, *sorted(place.rglob("*")))]
+            named = [
+                (place.parent, path)
+                for place in places
+                for path in (place, *sorted(place.rglob("*")))
+            ]
     for folder, path in named:
         if path.is_file():
             yield path.relative_to(folder).as_posix(), path
@@ -111,4 +119,6 @@ def _words(value: object) -> list[str]:
 
 def _mark(path: Path) -> str:
     stat = path.stat()
-    return file_digest(path) if stat.st_size <= _WHOLE_BYTES else f"{stat.st_size} {stat.st_mtime_ns}"
+    return (
+        file_digest(path) if stat.st_size <= _WHOLE_BYTES else f"{stat.st_size} {stat.st_mtime_ns}"
+    )

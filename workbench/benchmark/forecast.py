@@ -105,7 +105,9 @@ def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> Me
         for need, limit, place in needs
         if fit_of((need, limit)) is Fit.NOT
     ]
-    return MemoryForecast(gib=row.host_gib if row.pod_gpu_gib is None else row.pod_gpu_gib, refusal="; ".join(lacks))
+    return MemoryForecast(
+        gib=row.host_gib if row.pod_gpu_gib is None else row.pod_gpu_gib, refusal="; ".join(lacks)
+    )
 
 
 def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeForecast:
@@ -114,7 +116,10 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     same = [r.duration_s for r in done if r.key == row.key and r.duration_s is not None]
     if same:
         return TimeForecast(seconds=statistics.median(same), basis="measured before")
-    steps, rows = whole(part(row.spec, "job").get("max_steps")), (row.per_device_batch or 0) * (row.accumulation or 0)
+    steps, rows = (
+        whole(part(row.spec, "job").get("max_steps")),
+        (row.per_device_batch or 0) * (row.accumulation or 0),
+    )
     alike = [step for r in done if _shape(r) == _shape(row) and (step := _Step.of(r)) is not None]
     if not alike or not steps or not rows:
         return TimeForecast()
@@ -128,7 +133,11 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     if not alone or (row.slots > 1 and not several):
         return TimeForecast()
     compute_s = statistics.median(step.seconds / step.rows for step in alone)
-    network_s = statistics.median(max(0.0, s.seconds - s.rows * compute_s) for s in several) if row.slots > 1 else 0.0
+    network_s = (
+        statistics.median(max(0.0, s.seconds - s.rows * compute_s) for s in several)
+        if row.slots > 1
+        else 0.0
+    )
     seconds = beside_s + steps * (rows * compute_s + network_s)
     return TimeForecast(seconds=seconds, basis="estimated from other pod counts")
 

@@ -55,12 +55,18 @@ class BenchmarkGrid:
 
 
 class _Factors(Record):
-    jobs: Annotated[Sequence[Job], Field(min_length=1), Allowed("a list of FineTune or Script jobs")]
+    jobs: Annotated[
+        Sequence[Job], Field(min_length=1), Allowed("a list of FineTune or Script jobs")
+    ]
     techniques: Annotated[Sequence[str] | None, Allowed("a list of techniques, or None")] = None
-    pods: Annotated[Sequence[Size], Field(min_length=1), Allowed("a list of whole numbers, 1 or more")] = (1,)
+    pods: Annotated[
+        Sequence[Size], Field(min_length=1), Allowed("a list of whole numbers, 1 or more")
+    ] = (1,)
     vary: Annotated[
         Mapping[str, Annotated[Sequence[object], Field(min_length=1)]],
-        Allowed('an object that holds lists of values by option, as in {"precision": ["fp32", "bf16"]}'),
+        Allowed(
+            'an object that holds lists of values by option, as in {"precision": ["fp32", "bf16"]}'
+        ),
     ] = Field(default_factory=dict)
     repeats: Size = 1
 
@@ -69,10 +75,14 @@ class _Factors(Record):
         for technique in self.techniques or ():
             if technique not in list(Technique):
                 raise one_of("technique", technique, list(Technique))
-        allowed = {name for job in self.jobs for name in type(job).model_fields} | {"global_batch_size"}
+        allowed = {name for job in self.jobs for name in type(job).model_fields} | {
+            "global_batch_size"
+        }
         for key in self.vary:
             if key in ("technique", "pods"):
-                raise ConfigError(f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`")
+                raise ConfigError(
+                    f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`"
+                )
             if key not in allowed:
                 raise one_of("vary key", key, sorted(allowed))
         return self
@@ -93,28 +103,41 @@ def make_grid(
     vary = asked.vary
     varied = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     choices: Sequence[str | None] = asked.techniques or [None]
-    for job, technique, options, count in itertools.product(asked.jobs, choices, varied, asked.pods):
+    for job, technique, options, count in itertools.product(
+        asked.jobs, choices, varied, asked.pods
+    ):
         varying = {key: value for key, value in options.items() if len(vary[key]) > 1}
         name = _name(job, technique, varying, count, many=len(asked.jobs) > 1)
         try:
             made = (
-                _tuned(job, technique, options, count, slots) if isinstance(job, FineTune) else job.replace(**options)
+                _tuned(job, technique, options, count, slots)
+                if isinstance(job, FineTune)
+                else job.replace(**options)
             )
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue
-        rows += [PlannedRun(job=made, pods=count, repeat=repeat, name=name) for repeat in range(asked.repeats)]
+        rows += [
+            PlannedRun(job=made, pods=count, repeat=repeat, name=name)
+            for repeat in range(asked.repeats)
+        ]
     if not rows:
-        raise ConfigError(f"no row of this grid makes sense; the first: {left_out[0].name}: {left_out[0].why}")
+        raise ConfigError(
+            f"no row of this grid makes sense; the first: {left_out[0].name}: {left_out[0].why}"
+        )
     return BenchmarkGrid(_unique(rows), tuple(left_out))
 
 
 def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
     """Keep the first of rows that are the same; a script is the same under every technique."""
-    return tuple(row for n, row in enumerate(rows) if all(row.work != other.work for other in rows[:n]))
+    return tuple(
+        row for n, row in enumerate(rows) if all(row.work != other.work for other in rows[:n])
+    )
 
 
-def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int) -> FineTune:
+def _tuned(
+    job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int
+) -> FineTune:
     technique = given or job.technique
     check_ranks(technique, pods * slots if technique != Technique.SINGLE else pods)
     changed: dict[str, object] = {**options, **({"technique": str(given)} if given else {})}
@@ -125,7 +148,14 @@ def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods
         changed |= _batch(changed.pop("global_batch_size"), of_one.global_batch(ranks))
     if technique != job.technique:
         # What only the job's own technique knows does not go with it to another.
-        changed = {"fsdp": {}, "local_sgd": {}, "deepspeed": None, "device_map": None, "max_memory": {}, **changed}
+        changed = {
+            "fsdp": {},
+            "local_sgd": {},
+            "deepspeed": None,
+            "device_map": None,
+            "max_memory": {},
+            **changed,
+        }
     return job.replace(**changed)
 
 
@@ -134,14 +164,22 @@ def _batch(value: object, parts: int) -> dict[str, object]:
     if rows < 1:
         raise ConfigError(f"global_batch_size is {value!r}; it must be a whole number, 1 or more")
     if rows % parts:
-        raise ConfigError(f"a global batch of {rows} rows does not divide into {parts} micro-batches a step")
+        raise ConfigError(
+            f"a global batch of {rows} rows does not divide into {parts} micro-batches a step"
+        )
     return {"per_device_train_batch_size": rows // parts}
 
 
-def _name(job: Job, technique: str | None, options: Mapping[str, object], pods: int, *, many: bool) -> str:
+def _name(
+    job: Job, technique: str | None, options: Mapping[str, object], pods: int, *, many: bool
+) -> str:
     match job:
         case FineTune():
-            what = f"{job.model}, {technique or job.technique}" if many else str(technique or job.technique)
+            what = (
+                f"{job.model}, {technique or job.technique}"
+                if many
+                else str(technique or job.technique)
+            )
         case _:
             what = f"script {job.path}"
     varied = (f"{key.removeprefix('per_device_')} {value}" for key, value in options.items())

@@ -46,11 +46,16 @@ CAVEATS = (
 )
 """What to bear in mind of the walk-through's table; to be drawn next to it."""
 
-_ALONE_S = {"t5-small": 742.5369, "t5-large": 7465.0}  # seconds on one pod, from its log and from the table
+_ALONE_S = {
+    "t5-small": 742.5369,
+    "t5-large": 7465.0,
+}  # seconds on one pod, from its log and from the table
 _FIVE = "published as 5 epochs; its log says 3"
 
 
-def _walked(model: str, technique: str, pods: int, duration_s: float | None = None, **more: object) -> Published:
+def _walked(
+    model: str, technique: str, pods: int, duration_s: float | None = None, **more: object
+) -> Published:
     speed_up = None if duration_s is None else _ALONE_S[model] / duration_s
     facts: dict[str, object] = {
         "source": WALKTHROUGH,

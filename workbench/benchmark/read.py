@@ -52,7 +52,11 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         result = RunResult.at(run_dir, {**facts, **unsaid})
     outcome, reason = _end_of(paths, result)
     note = part(info, "benchmark")
-    columns = {**_spec_columns(spec), **_result_columns(result), **_shortage_columns(result.error, spec)}
+    columns = {
+        **_spec_columns(spec),
+        **_result_columns(result),
+        **_shortage_columns(result.error, spec),
+    }
     return BenchmarkRow(
         name=text(info.get("id")) or run_dir.name,
         outcome=outcome,
@@ -69,7 +73,9 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     )
 
 
-def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float | None = None) -> BenchmarkRow:
+def skipped_row(
+    spec: RunSpec | Json, reason: str, predicted_memory_gib: float | None = None
+) -> BenchmarkRow:
     raw = _raw(spec)
     key = key_of(raw)
     return BenchmarkRow(
@@ -99,7 +105,9 @@ def key_of(spec: RunSpec | Json) -> str:
     pod = dict(part(cluster, "pods"))
     with suppress(WorkbenchError, TypeError):
         pod = PodSpec.from_dict(pod).to_dict()
-    job = {name: _absolute(value) if name in _PATHS else value for name, value in _job_of(raw).items()}
+    job = {
+        name: _absolute(value) if name in _PATHS else value for name, value in _job_of(raw).items()
+    }
     backend = text(part(cluster, "backend").get("kind")) or "local"
     work = {"job": job, "pods": _pods_and_ranks(raw)[0], "pod": pod, "backend": backend}
     return hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -166,7 +174,11 @@ def _sequence(job: Json) -> str:
     if source is None or target is None:
         return ""
     words = f"source {source}, target {target}, padded to the longest"
-    words += ", grouped by length" if job.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH else ""
+    words += (
+        ", grouped by length"
+        if job.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH
+        else ""
+    )
     prompt, loss_on = text(job.get("prompt")), text(job.get("loss_on"))
     words += f", prompt {prompt}" if prompt not in ("", "plain") else ""
     return words + (f", loss on {loss_on}" if loss_on not in ("", LossOn.ANSWER) else "")
@@ -227,7 +239,10 @@ def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
         return {}
     pod_gib = number(part(part(spec, "cluster"), "pods").get("memory_gib"))
     free = (gib_of(advice.free), gib_of(advice.limit), pod_gib)
-    return {"wanted_gib": gib_of(advice.asked), "free_gib": next((gib for gib in free if gib is not None), None)}
+    return {
+        "wanted_gib": gib_of(advice.asked),
+        "free_gib": next((gib for gib in free if gib is not None), None),
+    }
 
 
 def _provenance(spec: Json, result: RunResult, origin: Json) -> Provenance:
@@ -249,4 +264,6 @@ def _finite(value: float | None) -> float | None:
 
 
 def _highest(by_host: Mapping[str, float]) -> float | None:
-    return max((size for size in by_host.values() if size), default=None)  # 0: a rank that was gone before a look
+    return max(
+        (size for size in by_host.values() if size), default=None
+    )  # 0: a rank that was gone before a look

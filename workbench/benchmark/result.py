@@ -53,16 +53,36 @@ class BenchmarkResult(Shown):
         option of the job in which rows differ. `speed_up`, `efficiency` and
         `predicted_samples_per_s` are those of the row's repeats together.
         """
-        folded = {id(row): summary.row for group in self.groups for summary in group.summaries for row in summary.rows}
+        folded = {
+            id(row): summary.row
+            for group in self.groups
+            for summary in group.summaries
+            for row in summary.rows
+        }
         jobs = [part(row.spec, "job") for row in self.rows]
-        varied = [name for job in jobs[:1] for name in job if len({str(other.get(name)) for other in jobs}) > 1]
+        varied = [
+            name
+            for job in jobs[:1]
+            for name in job
+            if len({str(other.get(name)) for other in jobs}) > 1
+        ]
         rows = []
         for row, job in zip(self.rows, jobs, strict=True):
             its = folded[id(row)]
-            compared = {name: getattr(its, name) for name in ("speed_up", "efficiency", "predicted_samples_per_s")}
+            compared = {
+                name: getattr(its, name)
+                for name in ("speed_up", "efficiency", "predicted_samples_per_s")
+            }
             facts = {**row.to_dict(), **compared}
-            facts = {name: value for name, value in facts.items() if name not in ("spec", "provenance", "scaling")}
-            facts |= {name: getattr(row.provenance, name) for name in ("device", "devices", "seed", "commit")}
+            facts = {
+                name: value
+                for name, value in facts.items()
+                if name not in ("spec", "provenance", "scaling")
+            }
+            facts |= {
+                name: getattr(row.provenance, name)
+                for name in ("device", "devices", "seed", "commit")
+            }
             rows.append(facts | {f"option.{name}": job.get(name) for name in varied})
         return data_frame(rows)
 
@@ -125,7 +145,9 @@ class Report:
         """What could not be read, and what has not ended, a line each."""
         for row in rows:
             if not row.outcome.is_terminal:
-                self.problems.append(f"{row.name} is {row.outcome}: its figures are those so far, and it has no card")
+                self.problems.append(
+                    f"{row.name} is {row.outcome}: its figures are those so far, and it has no card"
+                )
             if row.path is not None and row.path not in self.losses:
                 self._read(row.name, row.path, with_cards)
         self.written_s = time.time()
@@ -138,7 +160,9 @@ class Report:
             view = RunView(path)
             curve, began_s = view.curves["loss"], view.began_s or 0.0
             points = zip(*curve.thinned(len(curve)), strict=True)
-            self.losses[path] = [LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points]
+            self.losses[path] = [
+                LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points
+            ]
             if with_card and RunPaths(path).result.exists():
                 self.cards[path] = card_of(RunResult.load(path), HTML_NAME)
         except Exception as error:  # the border of one run
@@ -155,7 +179,11 @@ class Report:
 
 
 def write_report(
-    rows: Sequence[BenchmarkRow], folder: Path, *, title: str = "Benchmark", problems: Iterable[str] = ()
+    rows: Sequence[BenchmarkRow],
+    folder: Path,
+    *,
+    title: str = "Benchmark",
+    problems: Iterable[str] = (),
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
     target = Path(folder).expanduser().absolute()
@@ -188,17 +216,23 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
                 seen.add(root)
                 try:
                     read.append(row_of(root))
-                except Exception as error:  # the border of one run: whatever its files hold, the others are shown
+                except (
+                    Exception
+                ) as error:  # the border of one run: whatever its files hold, the others are shown
                     logger.debug("reading %s", root, exc_info=True)
                     broken.append(f"{root} cannot be read: {error}")
         kept = kept_rows(place)
         newest = [row for row in read if not _run_again_since(row, kept)]
         if len(newest) < len(read):
-            broken.append(f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)")
+            broken.append(
+                f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)"
+            )
         rows += _in_order(newest, kept)
     if not rows and not broken:
         named = ", ".join(map(str, given)) or "nothing"
-        raise ConfigError(f"no run is at or below {named}; a run directory is one that holds a run.json")
+        raise ConfigError(
+            f"no run is at or below {named}; a run directory is one that holds a run.json"
+        )
     return rows, broken
 
 
@@ -212,8 +246,17 @@ def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> lis
     """Put rows into the order that their benchmark kept, with those that it never started; others stand behind."""
     before = {(row.key, row.repeat): (number, row) for number, row in enumerate(kept)}
     there = {(row.key, row.repeat) for row in read}
-    never = [row for row in kept if row.path is None and row.outcome.is_terminal and (row.key, row.repeat) not in there]
+    never = [
+        row
+        for row in kept
+        if row.path is None and row.outcome.is_terminal and (row.key, row.repeat) not in there
+    ]
     # What money a row cost is known to the benchmark that ran it, not to the run directory.
     last = (len(kept), BenchmarkRow(name="", outcome=Outcome.WAITING))
-    priced = [replace(row, cost=row.cost or before.get((row.key, row.repeat), last)[1].cost) for row in read]
-    return sorted([*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name))
+    priced = [
+        replace(row, cost=row.cost or before.get((row.key, row.repeat), last)[1].cost)
+        for row in read
+    ]
+    return sorted(
+        [*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name)
+    )

@@ -140,8 +140,16 @@ class Schedule:
 
     def _scaling(self, planned: PlannedRun, *, alone: bool) -> Mapping[str, object]:
         """Return what several pods are predicted to make of the step of the one-pod row; empty where there is none."""
-        techniques = [item.planned.job.technique for item in self._items if isinstance(item.planned.job, FineTune)]
-        if not isinstance(planned.job, FineTune) or planned.pods < 2 or Technique.SINGLE not in techniques:
+        techniques = [
+            item.planned.job.technique
+            for item in self._items
+            if isinstance(item.planned.job, FineTune)
+        ]
+        if (
+            not isinstance(planned.job, FineTune)
+            or planned.pods < 2
+            or Technique.SINGLE not in techniques
+        ):
             return {}
         if self._exchange is None and alone:
             self._exchange = self._cluster.doctor().exchange
@@ -159,7 +167,9 @@ class Schedule:
 
     def _read(self, item: _Item, run: Run) -> BenchmarkRow:
         row = row_of(run.path)
-        if row.predicted_memory_gib is None:  # the process that writes it may come later than the run's end
+        if (
+            row.predicted_memory_gib is None
+        ):  # the process that writes it may come later than the run's end
             row = replace(row, predicted_memory_gib=item.memory.gib)
         return row
 
@@ -171,7 +181,9 @@ class Schedule:
         return next(path for path in tries if not path.exists())
 
 
-def _unstarted(spec: RunSpec, planned: PlannedRun, memory: MemoryForecast, force: bool) -> BenchmarkRow:
+def _unstarted(
+    spec: RunSpec, planned: PlannedRun, memory: MemoryForecast, force: bool
+) -> BenchmarkRow:
     row = replace(skipped_row(spec, memory.refusal, memory.gib), repeat=planned.repeat)
     if memory.refusal and not force:
         return row

@@ -40,14 +40,21 @@ _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 
 def diagnose(
-    paths: ClusterPaths, pods: list[Pod], cluster: ClusterSpec, job: FineTune | None = None, *, bandwidth: bool
+    paths: ClusterPaths,
+    pods: list[Pod],
+    cluster: ClusterSpec,
+    job: FineTune | None = None,
+    *,
+    bandwidth: bool,
 ) -> Diagnosis:
     """Examine every pod, measure between them unless a run would be in the way, and judge whether a job will fit."""
     spec = cluster.pods
     standing = ask(paths.socket, {"op": "status"})
     package, running = str(standing["package"]), standing["running"]
     if not package:
-        raise RunError(f"the cluster is {standing['phase']}; its pods can be examined once they are ready")
+        raise RunError(
+            f"the cluster is {standing['phase']}; its pods can be examined once they are ready"
+        )
     identity = Identity(paths.identity)
     began = time.monotonic()
     hosts = examine_pods(pods, identity, package, spec)
@@ -73,7 +80,13 @@ def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool)
     if not reached:
         return "not every pod can be reached"
     names = " and ".join(running)
-    return f"runs {names} are using the pods" if len(running) > 1 else f"run {names} is using the pods" if names else ""
+    return (
+        f"runs {names} are using the pods"
+        if len(running) > 1
+        else f"run {names} is using the pods"
+        if names
+        else ""
+    )
 
 
 def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> Diagnosis:
@@ -91,13 +104,20 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
             sizes = [size for size in (spec_gib, host.memory_limit_gib) if size is not None]
             fit, text = judge(row, (host.gpu_gib, min(sizes, default=None)))
             fix = FIX if fit in _VERDICTS else ""
-            finding = Finding(check=MEMORY_OF_JOB, verdict=_VERDICTS.get(fit, Verdict.GOOD), detail=text, fix=fix)
+            finding = Finding(
+                check=MEMORY_OF_JOB, verdict=_VERDICTS.get(fit, Verdict.GOOD), detail=text, fix=fix
+            )
             findings.append(finding)
-    judged = [replace(h, findings=(*h.findings, f)) for h, f in zip(diagnosis.hosts, findings, strict=False)]
+    judged = [
+        replace(h, findings=(*h.findings, f))
+        for h, f in zip(diagnosis.hosts, findings, strict=False)
+    ]
     return replace(diagnosis, hosts=(*judged, *diagnosis.hosts[len(judged) :]))
 
 
-def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **options: Any) -> PlanTable:
+def plan_for(
+    cluster: Submission, job: FineTune, exchange: Exchange | None, **options: Any
+) -> PlanTable:
     """Plan a job for pods between which was measured, after timing a few of its steps on one of them."""
     paces: dict[str, Pace] = {}
     for technique in (Technique.SINGLE, Technique.ZERO1, Technique.ZERO3, Technique.FSDP):
@@ -108,11 +128,21 @@ def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **op
         result = _run_timed(cluster, timed)
         if result.step_s is None or result.micro_batch_s is None:
             result.raise_for_status()
-            raise RunError(f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}")
-        rows, step_s, micro_batch_s = job.per_device_train_batch_size, result.step_s, result.micro_batch_s
-        paces[technique] = Pace.of(rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION)
+            raise RunError(
+                f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}"
+            )
+        rows, step_s, micro_batch_s = (
+            job.per_device_train_batch_size,
+            result.step_s,
+            result.micro_batch_s,
+        )
+        paces[technique] = Pace.of(
+            rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION
+        )
     if exchange:
-        exchange = replace(exchange, slowdowns=slowdowns(cluster, job, exchange, paces[Technique.SINGLE]))
+        exchange = replace(
+            exchange, slowdowns=slowdowns(cluster, job, exchange, paces[Technique.SINGLE])
+        )
     return plan(job, paces=paces, exchange=exchange, **options)
 
 
@@ -124,16 +154,24 @@ def more_pods(spec: ClusterSpec) -> str:
         table = nodes(KubernetesOptions.from_dict(spec.backend), pod=spec.pods)
     except WorkbenchError as error:
         return f"how many more pods could be scheduled is not known: {error}"
-    more = f"{counted(table.schedulable, 'more pod')} like these could be scheduled now" if table.nodes else ""
+    more = (
+        f"{counted(table.schedulable, 'more pod')} like these could be scheduled now"
+        if table.nodes
+        else ""
+    )
     return "; ".join(part for part in (more, table.note) if part)
 
 
-def slowdowns(cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace) -> tuple[tuple[int, float], ...]:
+def slowdowns(
+    cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace
+) -> tuple[tuple[int, float], ...]:
     """Return the doctor's, and where pods share a processor those of two and of all by the job's own steps."""
     if exchange.slowdown(exchange.pods) < _SHARED:
         return exchange.slowdowns
     try:
-        apart = _timed(job, Technique.LOCAL_SGD).replace(local_sgd={"sync_steps": 10 * _TIMED_STEPS})
+        apart = _timed(job, Technique.LOCAL_SGD).replace(
+            local_sgd={"sync_steps": 10 * _TIMED_STEPS}
+        )
     except ConfigError:  # QLoRA
         return exchange.slowdowns
     alone_s = Scaling().step_s(alone, rows=alone.rows, accumulation=_ACCUMULATION)
@@ -148,7 +186,9 @@ def slowdowns(cluster: Submission, job: FineTune, exchange: Exchange, alone: Pac
 
 
 def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
-    run = cluster.submit(job, pods=pods, path=cluster.path / "timed" / f"{job.technique}-{secrets.token_hex(3)}")
+    run = cluster.submit(
+        job, pods=pods, path=cluster.path / "timed" / f"{job.technique}-{secrets.token_hex(3)}"
+    )
     try:
         return run.wait(_TIMED_S, progress=False)
     except TimeoutError:
@@ -159,7 +199,17 @@ def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
 def _timed(job: FineTune, technique: Technique) -> FineTune:
     """Return a few steps of a job on one pod, without all that is not a step."""
     return as_planned(job, technique).replace(
-        max_steps=_TIMED_STEPS, gradient_accumulation_steps=_ACCUMULATION, eval_strategy="no", eval_steps=None,
-        metrics=(), load_best_model_at_end=False, metric_for_best_model=None, early_stopping_patience=None,
-        save_steps=None, resume=None, report_to=(), predict_rows=0, profile_step=0,
-    )  # fmt: skip
+        max_steps=_TIMED_STEPS,
+        gradient_accumulation_steps=_ACCUMULATION,
+        eval_strategy="no",
+        eval_steps=None,
+        metrics=(),
+        load_best_model_at_end=False,
+        metric_for_best_model=None,
+        early_stopping_patience=None,
+        save_steps=None,
+        resume=None,
+        report_to=(),
+        predict_rows=0,
+        profile_step=0,
+    )

@@ -14,7 +14,14 @@ from workbench.base.files import check_working_directory, is_missing, read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
-from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, occupied, spawn
+from workbench.client.lifecycle import (
+    await_ready,
+    await_successor,
+    close_cluster,
+    is_left,
+    occupied,
+    spawn,
+)
 from workbench.client.run import Run
 from workbench.client.submission import Submission
 from workbench.client.takeover import not_its_keeper, stored_spec, take_over
@@ -123,7 +130,9 @@ class Cluster(ShownLive, Submission):
             raise ConfigError(why)
         status = settled_status(root)
         if not (status.alive or status.phase == "lost"):
-            raise RunError(f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)")
+            raise RunError(
+                f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)"
+            )
         if why := not_its_keeper(root, status):
             raise RunError(why)
         cluster = cls.from_spec(stored_spec(root), path=root)
@@ -150,7 +159,9 @@ class Cluster(ShownLive, Submission):
             self._succeed()
             self._held = True
             return self
-        with Leash() as leash:  # another interrupt, while the pods go, only ends the waiting for that
+        with (
+            Leash() as leash
+        ):  # another interrupt, while the pods go, only ends the waiting for that
             keeper = spawn(self._paths, self.spec.resolved(), leash)
             self._held = True
             with follow(self) as draw:
@@ -203,7 +214,9 @@ class Cluster(ShownLive, Submission):
             RunError: The cluster has not started.
         """
         if not self._paths.hostfile.exists():
-            raise RunError(f"the cluster is {self.phase}; its hostfile is there once the pods are ready")
+            raise RunError(
+                f"the cluster is {self.phase}; its hostfile is there once the pods are ready"
+            )
         try:
             content = read_text(self._paths.hostfile)
         except OSError as error:
@@ -231,7 +244,9 @@ class Cluster(ShownLive, Submission):
         return diagnose(self._paths, list(self.pods), self.spec, job, bandwidth=bandwidth)
 
     @suggests("Cluster.plan")
-    def plan(self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None) -> PlanTable:
+    def plan(
+        self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None
+    ) -> PlanTable:
         """Predict what a job will need here under every technique, and how fast several pods will be against one.
 
         Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods; where
@@ -258,14 +273,19 @@ class Cluster(ShownLive, Submission):
         if len(taken) > 1 and (diagnosis.exchange is None or diagnosis.exchange.problem):
             why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
             raise RunError(f"nothing was measured between the pods: {why}")
-        limits_gib = [self.spec.pod_memory_gib(len(taken)), *(host.memory_limit_gib for host in diagnosis.hosts)]
+        limits_gib = [
+            self.spec.pod_memory_gib(len(taken)),
+            *(host.memory_limit_gib for host in diagnosis.hosts),
+        ]
         table = plan_for(
             self,
             self.spec.chosen(job),
             diagnosis.exchange,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
-            gpu_memory_gib=min((host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None),
+            gpu_memory_gib=min(
+                (host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None
+            ),
             memory_gib=min(filter(None, limits_gib), default=None),
             price_per_pod_hour=price_per_pod_hour,
         )

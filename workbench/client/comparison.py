@@ -52,22 +52,41 @@ class RunComparison(ShownLive):
         asked = [_options(run.view.spec) for run in self.runs]
         names = dict.fromkeys(name for options in asked for name in options)
         rows = [(name, *(options.get(name, UNKNOWN) for options in asked)) for name in names]
-        different = [tuple(middle_cut(cell, _LONGEST) for cell in row) for row in rows if len(set(row[1:])) > 1]
+        different = [
+            tuple(middle_cut(cell, _LONGEST) for cell in row)
+            for row in rows
+            if len(set(row[1:])) > 1
+        ]
         caption = "Options that differ" if different else "Their options are the same"
-        return Grid(columns=("option", *(run.name for run in self.runs)), rows=different, caption=caption)
+        return Grid(
+            columns=("option", *(run.name for run in self.runs)), rows=different, caption=caption
+        )
 
     def figures(self) -> Grid:
         """Return what each run came to, one a row."""
         metrics = list(dict.fromkeys(name for run in self.runs for name in run.record.metrics))
         rows = [_row(run, metrics) for run in self.runs]
         columns = (
-            *("run", "state", "steps", "training loss", "eval loss before", "eval loss", "of step", "perplexity"),
+            *(
+                "run",
+                "state",
+                "steps",
+                "training loss",
+                "eval loss before",
+                "eval loss",
+                "of step",
+                "perplexity",
+            ),
             *(*metrics, "exact match", "samples/s", "peak memory of a pod", "duration"),
         )
-        some = [place for place in range(len(columns)) if any(row[place] != UNKNOWN for row in rows)]
+        some = [
+            place for place in range(len(columns)) if any(row[place] != UNKNOWN for row in rows)
+        ]
         picked = [tuple(row[place] for place in some) for row in rows]
         names = tuple(columns[place] for place in some)
-        return Grid(columns=names, rows=picked, right=names[2:], whole=("run",), caption="What they came to")
+        return Grid(
+            columns=names, rows=picked, right=names[2:], whole=("run",), caption="What they came to"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -78,25 +97,45 @@ class RunComparison(ShownLive):
                 text(read_json(view.paths.origin).get("data")) for view in views
             ],
             "Their losses are of other tokens": [_tokens_of(view.spec) for view in views],
-            "They did not see as many rows": [str((r.steps or 0) * (r.global_batch_size or 0)) for r in records],
+            "They did not see as many rows": [
+                str((r.steps or 0) * (r.global_batch_size or 0)) for r in records
+            ],
             "They ran on other devices, which decides speed and memory": [
                 f"{record.device} x {record.devices}" if record.device else "" for record in records
             ],
         }
         notes = [f"{what}." for what, values in checks.items() if len({*values} - {""}) > 1]
-        unended = [f"{run.name} ({run.record.state})" for run in self.runs if run.record.state != RunState.SUCCEEDED]
-        return (*notes, *([f"Not ended well, figures as far as they go: {', '.join(unended)}."] if unended else []))
+        unended = [
+            f"{run.name} ({run.record.state})"
+            for run in self.runs
+            if run.record.state != RunState.SUCCEEDED
+        ]
+        return (
+            *notes,
+            *(
+                [f"Not ended well, figures as far as they go: {', '.join(unended)}."]
+                if unended
+                else []
+            ),
+        )
 
     def __repr__(self) -> str:
         return plain(f"RunComparison({', '.join(run.name for run in self.runs)})")
 
 
 @overload
-def compare(one: Profile | None, other: Profile | None, *, names: Sequence[str] = ()) -> profiles.ProfileComparison: ...
-@overload
-def compare(one: Sequence[AnyRun], other: None = None, *, names: Sequence[str] = ()) -> RunComparison: ...
 def compare(
-    one: Sequence[AnyRun] | Profile | None, other: Profile | None = None, *, names: Sequence[str] = ()
+    one: Profile | None, other: Profile | None, *, names: Sequence[str] = ()
+) -> profiles.ProfileComparison: ...
+@overload
+def compare(
+    one: Sequence[AnyRun], other: None = None, *, names: Sequence[str] = ()
+) -> RunComparison: ...
+def compare(
+    one: Sequence[AnyRun] | Profile | None,
+    other: Profile | None = None,
+    *,
+    names: Sequence[str] = (),
 ) -> RunComparison | profiles.ProfileComparison:
     """Lay runs over each other: loss curves in one picture, options that differ, and what each came to.
 
@@ -123,15 +162,23 @@ def compare(
     if len(paths) < 2:
         raise ConfigError(f"compare takes two runs or more, and was given {len(paths)}")
     if names and len(names) != len(paths):
-        raise ConfigError(f"compare was given {len(paths)} runs and {len(names)} names; give as many")
+        raise ConfigError(
+            f"compare was given {len(paths)} runs and {len(names)} names; give as many"
+        )
     is_alive = cache(is_keeper_alive)
     views = [RunView(path) for path in paths]
     records = [record_of(view.paths, is_alive) for view in views]
-    named = tuple(names) or tuple(_distinct([record.path for record in records], [record.name for record in records]))
+    named = tuple(names) or tuple(
+        _distinct([record.path for record in records], [record.name for record in records])
+    )
     if len(set(named)) < len(named):
-        raise ConfigError(f"two of the names are the same: {', '.join(map(str, named))}; give names of their own")
+        raise ConfigError(
+            f"two of the names are the same: {', '.join(map(str, named))}; give names of their own"
+        )
     runs = zip(named, records, views, strict=True)
-    return RunComparison(runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in runs))
+    return RunComparison(
+        runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in runs)
+    )
 
 
 def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
@@ -151,7 +198,9 @@ def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
     if not paths:
         raise ConfigError("tensorboard takes a run or several in a list, and was given none")
     names = _distinct([run.root for run in paths], [read_label(run).name for run in paths])
-    return show_tensorboard({name: board_folder(run) for name, run in zip(names, paths, strict=True)})
+    return show_tensorboard(
+        {name: board_folder(run) for name, run in zip(names, paths, strict=True)}
+    )
 
 
 def _paths(runs: Iterable[AnyRun]) -> list[Path]:
@@ -160,7 +209,9 @@ def _paths(runs: Iterable[AnyRun]) -> list[Path]:
 
 def _distinct(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:
     """Call runs by their names or those of their directories, with as much above these as tells the same apart."""
-    distinct = [name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)]
+    distinct = [
+        name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)
+    ]
     for depth in range(2, max((len(path.parts) for path in paths), default=0)):
         distinct = [
             "/".join(path.parts[-depth:]) if distinct.count(name) > 1 else name
@@ -173,7 +224,11 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     if spec is None:
         return {}
     cluster = spec.cluster
-    pods = {"pods": spec.pods or cluster.count, "cpus": cluster.pods.cpus, "gpus": cluster.pods.gpus}
+    pods = {
+        "pods": spec.pods or cluster.count,
+        "cpus": cluster.pods.cpus,
+        "gpus": cluster.pods.gpus,
+    }
     asked = {**spec.job.to_dict(), **{f"{name} (cluster)": value for name, value in pods.items()}}
     return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
 
@@ -182,11 +237,20 @@ def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:
     record = run.record
     peak = max(record.peak_memory_gib.values(), default=None)
     return (
-        run.name, str(record.state), count(record.steps), number(record.train_loss), number(record.first_eval_loss),
-        number(record.eval_loss), count(record.eval_step), number(record.perplexity),
-        *(number(record.metrics.get(name)) for name in metrics), percent(record.exact_match),
-        number(record.train_samples_per_s), gib(peak), duration(record.duration_s),
-    )  # fmt: skip
+        run.name,
+        str(record.state),
+        count(record.steps),
+        number(record.train_loss),
+        number(record.first_eval_loss),
+        number(record.eval_loss),
+        count(record.eval_step),
+        number(record.perplexity),
+        *(number(record.metrics.get(name)) for name in metrics),
+        percent(record.exact_match),
+        number(record.train_samples_per_s),
+        gib(peak),
+        duration(record.duration_s),
+    )
 
 
 def _tokens_of(spec: RunSpec | None) -> str:

@@ -27,12 +27,49 @@ if TYPE_CHECKING:
 
 _NEWEST = "-submitted_s"
 _COLUMNS = (
-    *("id", "name", "note", "submitted_s", "state", "message", "model", "technique", "peft", "precision", "pods"),
-    *("world_size", "steps", "epochs", "global_batch_size", "learning_rate", "train_loss", "first_eval_loss"),
-    *("eval_loss", "eval_step", "perplexity", "exact_match", "train_samples_per_s", "useful_tokens_per_s"),
-    *("duration_s", "time_to_first_step_s", "train_runtime_s", "peak_memory_gib", "device", "devices", "path"),
+    *(
+        "id",
+        "name",
+        "note",
+        "submitted_s",
+        "state",
+        "message",
+        "model",
+        "technique",
+        "peft",
+        "precision",
+        "pods",
+    ),
+    *(
+        "world_size",
+        "steps",
+        "epochs",
+        "global_batch_size",
+        "learning_rate",
+        "train_loss",
+        "first_eval_loss",
+    ),
+    *(
+        "eval_loss",
+        "eval_step",
+        "perplexity",
+        "exact_match",
+        "train_samples_per_s",
+        "useful_tokens_per_s",
+    ),
+    *(
+        "duration_s",
+        "time_to_first_step_s",
+        "train_runtime_s",
+        "peak_memory_gib",
+        "device",
+        "devices",
+        "path",
+    ),
 )
-_SHOWN = frozenset(("kind", "model", "technique", "env", "max_steps"))  # by other columns, or holds no value
+_SHOWN = frozenset(
+    ("kind", "model", "technique", "env", "max_steps")
+)  # by other columns, or holds no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +109,14 @@ class History(ShownLive):
         return {
             name: values
             for name, values in columns.items()
-            if len({str(value) for value, options in zip(values, asked, strict=True) if name in options}) > 1
+            if len(
+                {
+                    str(value)
+                    for value, options in zip(values, asked, strict=True)
+                    if name in options
+                }
+            )
+            > 1
         }
 
     def compare(self, *which: int | str) -> RunComparison:
@@ -96,7 +140,9 @@ class History(ShownLive):
     def _record(self, which: int | str) -> RunRecord:
         if isinstance(which, int):
             return self.records[which]
-        records = [r for r in self.records if r.name == which] or [r for r in self.records if r.id.startswith(which)]
+        records = [r for r in self.records if r.name == which] or [
+            r for r in self.records if r.id.startswith(which)
+        ]
         if len(records) != 1:
             raise RunError(
                 f"{len(records)} runs below {self.folder} are called {which!r} or have an id that begins so; "
@@ -190,7 +236,9 @@ def _asked(record: RunRecord) -> dict[str, object]:
     for name, value in part(read_json(RunPaths(record.path).spec), "job").items():
         match value:
             case dict():
-                options |= {f"{name}.{inner}": it for inner, it in value.items()} if name != "env" else {}
+                options |= (
+                    {f"{name}.{inner}": it for inner, it in value.items()} if name != "env" else {}
+                )
             case _:
                 options[name] = value
     return options

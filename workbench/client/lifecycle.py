@@ -21,7 +21,13 @@ from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.base.wire import ask
-from workbench.client.takeover import end_broken_off, not_to_be_tidied, obstacle, take_over, unfinished_runs
+from workbench.client.takeover import (
+    end_broken_off,
+    not_to_be_tidied,
+    obstacle,
+    take_over,
+    unfinished_runs,
+)
 from workbench.keeper.spawn import Leash, spawn_keeper, start_error
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
@@ -53,12 +59,20 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{root} is being taken by another start at this moment; {_hint(root)}") from None
+            raise ConfigError(
+                f"{root} is being taken by another start at this moment; {_hint(root)}"
+            ) from None
         except OSError as error:
-            raise ConfigError(f"{no_locks_there(paths.lock, error)}; nothing has started") from error
+            raise ConfigError(
+                f"{no_locks_there(paths.lock, error)}; nothing has started"
+            ) from error
         if _is_in_use(root):
             raise ConfigError(occupied(root))
-        holder = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()), "user": getpass.getuser()}
+        holder = {
+            "pid": os.getpid(),
+            "start_time": process_start_time(os.getpid()),
+            "user": getpass.getuser(),
+        }
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         write_json(paths.holder, {**holder, "host": socket.gethostname(), "time": when})
         write_json(paths.config, _stored(spec))
@@ -90,7 +104,13 @@ def occupied(root: Path) -> str:
 
 def _holder(root: Path) -> str:
     match read_json(ClusterPaths(root).holder):
-        case {"pid": int(pid), "start_time": int() | None as since, "user": user, "host": host, "time": when}:
+        case {
+            "pid": int(pid),
+            "start_time": int() | None as since,
+            "user": user,
+            "host": host,
+            "time": when,
+        }:
             alive = is_alive(pid, since) or host != socket.gethostname()
             return f"process {pid} of {user} on {host}{'' if alive else ', which has ended,'} started it at {when}"
     return "who started it is not known"
@@ -102,7 +122,11 @@ def _hint(root: Path) -> str:
 
 def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
     """Whether the directory holds this very cluster, and its keeper died; a ConfigError where it holds another."""
-    if end_broken_off(paths.root) or settled_status(paths.root).phase != "lost" or obstacle(paths.root):
+    if (
+        end_broken_off(paths.root)
+        or settled_status(paths.root).phase != "lost"
+        or obstacle(paths.root)
+    ):
         return False
     if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
@@ -119,11 +143,16 @@ def _stored(spec: ClusterSpec) -> dict[str, object]:
 def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Callable[..., None]) -> None:
     """Wait until a keeper that takes over has found the pods."""
     deadline = time.monotonic() + spec.start_timeout_s + spec.lease_s
-    while (status := cluster_status(paths.root)).phase in ("starting", UNKNOWN) and time.monotonic() < deadline:
+    while (status := cluster_status(paths.root)).phase in (
+        "starting",
+        UNKNOWN,
+    ) and time.monotonic() < deadline:
         draw()
         time.sleep(_LOOK_S)
     if status.phase != "ready":
-        raise RunError(f"the cluster in {paths.root} is {status.phase}: {status.message}; see {paths.keeper_log}")
+        raise RunError(
+            f"the cluster in {paths.root} is {status.phase}: {status.message}; see {paths.keeper_log}"
+        )
 
 
 def await_ready(
@@ -137,14 +166,21 @@ def await_ready(
     limit_s = spec.start_timeout_s + 30
     deadline, message = time.monotonic() + limit_s, ""
     try:
-        while (status := cluster_status(paths.root)).phase in ("starting", UNKNOWN) and not is_given_up():
+        while (status := cluster_status(paths.root)).phase in (
+            "starting",
+            UNKNOWN,
+        ) and not is_given_up():
             draw()
-            if status.message != message:  # the keeper keeps the time-out itself, and waits longer while images come
+            if (
+                status.message != message
+            ):  # the keeper keeps the time-out itself, and waits longer while images come
                 deadline, message = time.monotonic() + limit_s, status.message
             if keeper.poll() is not None and cluster_status(paths.root).phase == "starting":
                 raise PodError(f"the keeper ended with {keeper.returncode}; see {paths.keeper_log}")
             if time.monotonic() > deadline:
-                raise PodError(f"the cluster is still starting: {status.message}; see {paths.keeper_log}")
+                raise PodError(
+                    f"the cluster is still starting: {status.message}; see {paths.keeper_log}"
+                )
             time.sleep(_LOOK_S)
         if is_given_up():  # by another thread
             raise PodError("the cluster was closed during its start")
@@ -177,8 +213,12 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
         keeper = settled_status(paths.root)
     if not keeper.alive:
         if why := not_to_be_tidied(paths.root):
-            raise PodError(f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}")
-        Identity(paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
+            raise PodError(
+                f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}"
+            )
+        Identity(
+            paths.identity
+        ).destroy()  # a keeper that was killed could not; the pods' leases run out
         paths.socket.unlink(missing_ok=True)
         remove_left(spec.backend, paths.root)
         return
@@ -186,13 +226,19 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     while keeper.alive:
         asked = asked or _ask_to_close(paths)
         looked = cluster_status(paths.root)
-        if looked.pid is not None:  # else the state has been removed: the process named before counts
+        if (
+            looked.pid is not None
+        ):  # else the state has been removed: the process named before counts
             keeper = looked
         now = keeper.message
-        if now != message or not deadline:  # it may be bringing a checkpoint back, and says how far it is
+        if (
+            now != message or not deadline
+        ):  # it may be bringing a checkpoint back, and says how far it is
             message, deadline = now, time.monotonic() + _CLOSE_S
         if time.monotonic() > deadline:
-            raise PodError(f"the keeper (pid {keeper.pid}) does not end: {message}; see {paths.keeper_log}")
+            raise PodError(
+                f"the keeper (pid {keeper.pid}) does not end: {message}; see {paths.keeper_log}"
+            )
         time.sleep(_LOOK_S)
     remove_left(spec.backend, paths.root)
 
@@ -204,7 +250,9 @@ def _end_process(paths: ClusterPaths, keeper: Process) -> None:
     deadline = time.monotonic() + _CLOSE_S
     while keeper.is_alive():
         if time.monotonic() > deadline:
-            raise PodError(f"the keeper (pid {keeper.pid}) of {paths.root}, which is gone or damaged, does not end")
+            raise PodError(
+                f"the keeper (pid {keeper.pid}) of {paths.root}, which is gone or damaged, does not end"
+            )
         time.sleep(_LOOK_S)
 
 

@@ -44,7 +44,9 @@ class RunResult(Shown, ResultRecord):
         if self.state is RunState.SUCCEEDED:
             return self
         why = str(self.error) if self.error else printable(self.message)
-        raise RunFailed(f"the run {self.state}: {why}\nIts logs are in {RunPaths(self.path).logs}", result=self)
+        raise RunFailed(
+            f"the run {self.state}: {why}\nIts logs are in {RunPaths(self.path).logs}", result=self
+        )
 
     @property
     def tflops_per_device(self) -> float | None:
@@ -102,7 +104,9 @@ class RunResult(Shown, ResultRecord):
             "samples_per_s": self.train_samples_per_s,
         }
         measured = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
-        return plain(f"RunResult({self.state}, {self.technique} on {counted(len(self.hosts), 'pod')}{measured})")
+        return plain(
+            f"RunResult({self.state}, {self.technique} on {counted(len(self.hosts), 'pod')}{measured})"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,4 +168,6 @@ def replace_text(target: Path, text: str) -> None:
     try:
         write_bytes(target, text.encode(errors="replace"), mode=0o644)
     except OSError as error:
-        raise RunError(f"{target.name} cannot be written to {target.parent}: {error.strerror or error}") from error
+        raise RunError(
+            f"{target.name} cannot be written to {target.parent}: {error.strerror or error}"
+        ) from error

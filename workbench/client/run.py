@@ -229,7 +229,9 @@ class Run(ShownLive, TrainedModel):
                     elif not warned:
                         warnings.warn(self.message, RuntimeWarning, stacklevel=2)
                         warned = True
-                    if time.monotonic() > asked_s + _ASK_S:  # what no file could take, the keeper has in memory
+                    if (
+                        time.monotonic() > asked_s + _ASK_S
+                    ):  # what no file could take, the keeper has in memory
                         if raw := self._outcome().get("result"):
                             return RunResult.at(self.path, raw)
                         settle_handover(self.paths)
@@ -317,7 +319,12 @@ class Run(ShownLive, TrainedModel):
         Raises:
             RunError: The run has not ended, its cluster is closed, or there is no room still.
         """
-        return list(map(str, ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)["notes"]))
+        return list(
+            map(
+                str,
+                ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)["notes"],
+            )
+        )
 
     def _ask_to_end(self, how: str) -> None:
         deadline = time.monotonic() + _ADOPTED_S
@@ -328,7 +335,9 @@ class Run(ShownLive, TrainedModel):
                 ask(self._cluster.socket, {"op": how, "run": self.id})
                 return
             except WorkbenchError:
-                if self.state.is_terminal:  # it has ended, and its keeper is gone or does not answer
+                if (
+                    self.state.is_terminal
+                ):  # it has ended, and its keeper is gone or does not answer
                     return
                 if not adopts or time.monotonic() > deadline:
                     raise

@@ -45,7 +45,9 @@ class Submission:
     def _check_ready(self) -> None: ...
 
     @suggests("submit")
-    def submit(self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None) -> Run:
+    def submit(
+        self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None
+    ) -> Run:
         """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
 
         Runs start in the order of submission, each once as many pods are free as it takes: runs of one pod go beside
@@ -100,13 +102,17 @@ class Submission:
             result = run.wait(timeout_s, progress=progress)
         except TimeoutError:
             run.cancel()
-            raise TimeoutError(f"{run.id} was cancelled after {timeout_s} s; see {run.paths.logs}") from None
+            raise TimeoutError(
+                f"{run.id} was cancelled after {timeout_s} s; see {run.paths.logs}"
+            ) from None
         if progress and result.error is not None:
             run.show()
         result.raise_for_status()
         return run.returned
 
-    def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
+    def submit_prepared(
+        self, prepared: PreparedRun, note: Mapping[str, object] | None = None
+    ) -> Run:
         """Hand a run that `prepare_run` made to the keeper; the note goes into its `run.json`.
 
         Where the keeper's answer is late, a warning says so and the run is returned: it is queued until the keeper
@@ -115,7 +121,12 @@ class Submission:
         Raises:
             RunError: The cluster is not ready, or the run wants more pods than it has.
         """
-        info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
+        info = {
+            **(note or {}),
+            "id": prepared.run_id,
+            "cluster": str(self.path),
+            "submitted_s": time.time(),
+        }
         job, paths = prepared.spec.job, prepared.paths
         try:
             write_json(paths.info, info)
@@ -124,12 +135,16 @@ class Submission:
             raise
         pods = prepared.spec.pods or self.spec.count
         gpus, memory_gib = self.spec.pods.gpus, self.spec.pod_memory_gib(pods)
-        begin_prediction(job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib)
+        begin_prediction(
+            job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib
+        )
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             asked = {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods}
             ask(self._paths.socket, asked, timeout_s=_ANSWER_S)
-        except Unanswered as error:  # the request may still lie in the keeper's socket: the run may start later
+        except (
+            Unanswered
+        ) as error:  # the request may still lie in the keeper's socket: the run may start later
             late = f"{error}. Run {prepared.run_id} starts once the keeper takes it; run.wait() asks the keeper for it"
             warnings.warn(late, RuntimeWarning, stacklevel=2)
         except RunError as error:  # its directory must say why it never ran
@@ -150,7 +165,10 @@ class Submission:
         """
         prepared = self._prepare(job, pods, self.path / "dry")
         request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
-        answer = ask(self._paths.socket, {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods})
+        answer = ask(
+            self._paths.socket,
+            {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods},
+        )
         return LaunchCommand(argv=answer["argv"], env=answer["env"])
 
     def _prepare(
@@ -159,4 +177,6 @@ class Submission:
         check_working_directory()
         script = as_script(job, self.path / "functions", cluster_status(self.path).pods)
         spec = RunSpec(cluster=self.spec, job=script, pods=pods)
-        return prepare_run(spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path))
+        return prepare_run(
+            spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path)
+        )

@@ -50,14 +50,18 @@ _START_S = 30.0
 _SETTLE_S = 20.0  # for a run whose ranks have ended to have its result
 _LOOK_S = 0.05
 _SETTLED_S = 2.0
-_HANDED_S = 40.0  # from the time of submission until the request that hands a run over has been given up
+_HANDED_S = (
+    40.0  # from the time of submission until the request that hands a run over has been given up
+)
 _TWICE_S = 1.0  # a request that lay in the socket of a keeper that was asleep is carried out within this time
 
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
     """Start a keeper where a cluster's own died and wait for it; one that is there will do. RunError says why not."""
     if why := end_broken_off(cluster):
-        raise RunError(f"the cluster in {cluster} is closed: {why}, and what it left has been removed; start another")
+        raise RunError(
+            f"the cluster in {cluster} is closed: {why}, and what it left has been removed; start another"
+        )
     if why := obstacle(cluster):
         raise RunError(f"the cluster in {cluster} cannot be taken over: {why}")
     paths = ClusterPaths(cluster)
@@ -82,7 +86,9 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
             return True
         if why := _foreign((run.root, run.info, run.state)):
             raise RunError(why)
-        if os.path.realpath(run.root) not in {os.path.realpath(each.path) for each in own_runs(cluster)}:
+        if os.path.realpath(run.root) not in {
+            os.path.realpath(each.path) for each in own_runs(cluster)
+        }:
             raise RunError(f"{cluster} knows no such run, or the run does not name that cluster")
         take_over(cluster)
     except (WorkbenchError, OSError) as error:
@@ -103,7 +109,11 @@ def settle_handover(run: RunPaths) -> bool:
     if result_file(run).exists():
         return False
     cluster = cluster_of(run)
-    if cluster_status(cluster).phase == "starting" or is_listed(run, cluster) or _foreign((run.root, run.info)):
+    if (
+        cluster_status(cluster).phase == "starting"
+        or is_listed(run, cluster)
+        or _foreign((run.root, run.info))
+    ):
         return False
     for pause_s in (_TWICE_S, 0.0):
         try:
@@ -122,7 +132,9 @@ def settle_handover(run: RunPaths) -> bool:
     return True
 
 
-def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None, ranks: int) -> Checkpoint | None:
+def checkpoint_on_pods(
+    cluster: Path, run: RunPaths, last_step: int | None, ranks: int
+) -> Checkpoint | None:
     """Return the checkpoint that a run's pods hold, as a new keeper finds it if theirs died; see `held_checkpoint`."""
     home, ended = cluster_of(run), result_file(run).exists()
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
@@ -210,7 +222,9 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
 def _brought_along(cluster: Path) -> str:
     """Return which file that the place uses lies in a directory that may have been given away with it; else empty."""
     paths = ClusterPaths(cluster)
-    folders = [_real(str(folder)) for folder in (cluster, *(run.path for run in read_queue(paths.queue)))]
+    folders = [
+        _real(str(folder)) for folder in (cluster, *(run.path for run in read_queue(paths.queue)))
+    ]
     for option, value in _texts(read_json(paths.config).get("backend"), "backend"):
         for folder in filter(None, folders):
             if os.sep in value and _real(value).startswith(f"{folder}{os.sep}"):

@@ -58,11 +58,15 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     return ClusterView(
         phase=status.phase,
         message="; ".join(filter(None, [status.message, silence_of(cluster.path, status)])),
-        idle_end=time.strftime("%H:%M:%S", time.localtime(end_s)) if (end_s := status.idle_end_s) else "",
+        idle_end=time.strftime("%H:%M:%S", time.localtime(end_s))
+        if (end_s := status.idle_end_s)
+        else "",
         path=str(cluster.path),
         count=count,
         pods=status.pods or _arriving(status, count),
-        memory={address: now for address, host in run.memory.items() if (now := host.gib.last)} if run else {},
+        memory={address: now for address, host in run.memory.items() if (now := host.gib.last)}
+        if run
+        else {},
         running=run.id if run else "",
     )
 
@@ -71,8 +75,13 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
     """Return the pods that are up by now, and those that the start still waits for."""
     if status.phase != "starting" or not status.arrived:
         return ()
-    here = {pod.name: replace(pod, phase=Phase.RUNNING) if pod.address else pod for pod in status.arrived}
-    return [here.get(name) or Pod(name=name) for name in (f"pod-{number}" for number in range(count))]
+    here = {
+        pod.name: replace(pod, phase=Phase.RUNNING) if pod.address else pod
+        for pod in status.arrived
+    }
+    return [
+        here.get(name) or Pod(name=name) for name in (f"pod-{number}" for number in range(count))
+    ]
 
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
@@ -87,28 +96,44 @@ def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
 
 def cluster_doc(view: ClusterView) -> Doc:
     grid = cluster_grid(view.phase, view.message, view.pods, view.memory)
-    waits = "" if view.pods or view.phase != "starting" else f"{view.count} pods were asked for; none has come yet"
+    waits = (
+        ""
+        if view.pods or view.phase != "starting"
+        else f"{view.count} pods were asked for; none has come yet"
+    )
     running = f"Run in progress: {view.running}" if view.running else ""
     idle = f"Its pods stop at {view.idle_end} unless a run or a notebook that shows this panel uses them before"
-    lines = [line for line in (waits, running, idle if view.idle_end else "", f"Directory: {view.path}") if line]
+    lines = [
+        line
+        for line in (waits, running, idle if view.idle_end else "", f"Directory: {view.path}")
+        if line
+    ]
     return Doc(blocks=[Table(grid), *map(Note, lines)])
 
 
-def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapping[str, float] | None = None) -> Grid:
+def cluster_grid(
+    phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapping[str, float] | None = None
+) -> Grid:
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []
     memory = ["memory in use"] if memory_gib else []
     rows = [
         (
-            pod.name, _where(pod), str(pod.slots),
+            pod.name,
+            _where(pod),
+            str(pod.slots),
             # What the keeper saw last is no more true of a cluster that is closed.
             "stopped" if phase == "closed" and not pod.phase.is_terminal else str(pod.phase),
             *(pod.versions.get(name, "") for name in shown),
-            *([gib(used) if (used := (memory_gib or {}).get(pod.address)) else UNKNOWN] if memory else []),
+            *(
+                [gib(used) if (used := (memory_gib or {}).get(pod.address)) else UNKNOWN]
+                if memory
+                else []
+            ),
             *([pod.message] if notes else []),
         )
         for pod in pods
-    ]  # fmt: skip
+    ]
     return Grid(
         columns=("pod", "address", "slots", "phase", *shown, *memory, *notes),
         rows=rows,
@@ -177,9 +202,12 @@ class ClusterPanel(Watched):
     def _draw_bar(self) -> None:
         assert self._bar is not None
         stop = Button(
-            name="stop", text="Stop the cluster", sure="Really stop? A run in progress ends",
-            tip="Ends the run in progress, then the pods; files stay", disabled=self.over or self._phase == "closing",
-        )  # fmt: skip
+            name="stop",
+            text="Stop the cluster",
+            sure="Really stop? A run in progress ends",
+            tip="Ends the run in progress, then the pods; files stay",
+            disabled=self.over or self._phase == "closing",
+        )
         self._bar.draw([stop])
 
 
@@ -203,4 +231,6 @@ def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
     with closing(ProgressLine()) as line:
         yield draw
     if screen.is_notebook and drawn_at > begun:
-        screen.show({"text/plain": f"{cluster.message}, {time.monotonic() - begun:.1f} s after the start"})
+        screen.show(
+            {"text/plain": f"{cluster.message}, {time.monotonic() - begun:.1f} s after the start"}
+        )

@@ -34,7 +34,9 @@ _RED, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[1m", "\x1b[0m"
 _NOT_THEIRS = ("IPython", "ipykernel", "workbench")
 _UNKNOWN = re.compile(r"'(\w{1,80})'( is not known.{0,200}? Allowed: )(\w+(?:, \w+){12,})")
 _NEAREST = 6
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARY = re.compile(
@@ -59,7 +61,9 @@ class FaultCard(Shown):
     @property
     def error(self) -> str:
         """The exception or signal, in its own words."""
-        return plain(f"{self.fault.kind}: {self.fault.message}" if self.fault.kind else self.fault.message)
+        return plain(
+            f"{self.fault.kind}: {self.fault.message}" if self.fault.kind else self.fault.message
+        )
 
     @property
     def memory(self) -> list[tuple[str, str]]:
@@ -78,14 +82,18 @@ class FaultCard(Shown):
         """The end of the failing rank's own traceback."""
         lines = clean(self.fault.traceback).rstrip().split("\n")
         left_out = len(lines) - _SHOWN_LINES
-        return "\n".join([f"… {left_out} lines before", *lines[-_SHOWN_LINES:]] if left_out > 0 else lines).strip("\n")
+        return "\n".join(
+            [f"… {left_out} lines before", *lines[-_SHOWN_LINES:]] if left_out > 0 else lines
+        ).strip("\n")
 
     @property
     def is_long(self) -> bool:
         return self.traceback.count("\n") >= _FOLDED_LINES
 
 
-def fault_card(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> FaultCard:
+def fault_card(
+    fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None
+) -> FaultCard:
     return FaultCard(fault=fault, advice=advise(fault, job, prediction))
 
 
@@ -112,7 +120,10 @@ def fault_text(card: FaultCard, *, brief: bool = False) -> str:
     if card.fault.others:
         lines.append(f"the others: {plain(card.fault.others)}")
     if card.advice.fixes:
-        lines += ["Likely fixes:", *(f"  {n}. {plain(fix)}" for n, fix in enumerate(card.advice.fixes, 1))]
+        lines += [
+            "Likely fixes:",
+            *(f"  {n}. {plain(fix)}" for n, fix in enumerate(card.advice.fixes, 1)),
+        ]
     shown = card.traceback and not (brief and card.is_long)
     return "\n".join([*lines, "", card.traceback] if shown else lines)
 
@@ -143,7 +154,10 @@ def _with_nearest(match: re.Match[str]) -> str:
 def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
     """Return the user's own lines that led to the error, the cell's first, and what stands there."""
     for frame, number in traceback.walk_tb(error.__traceback__):
-        file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        file, package = (
+            frame.f_code.co_filename,
+            str(frame.f_globals.get("__name__", "")).partition(".")[0],
+        )
         if package not in _NOT_THEIRS and not file.startswith((*_LIBRARIES, "<frozen")):
             summary = traceback.FrameSummary(file, number, frame.f_code.co_name)
             yield f"{_cell(file) or file}, line {number}:", summary.line or ""
@@ -158,7 +172,9 @@ def _cell(file: str) -> str:
 def _whole(error: WorkbenchError) -> list[str]:
     if (shell := _shell()) is None:
         return traceback.format_exception(error)
-    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
+    lines: list[str] = shell.InteractiveTB.structured_traceback(
+        type(error), error, error.__traceback__, tb_offset=1
+    )
     return lines
 
 
@@ -174,7 +190,8 @@ def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
     for rank, text in sorted(stacks.items()):
         places.setdefault(readable(clean(text)) or "it did not answer", []).append(rank)
     blocks: list[Block] = [
-        Fold(f"rank {ranks_word(ranks, 0)}", [Code(text)], open=True) for text, ranks in places.items()
+        Fold(f"rank {ranks_word(ranks, 0)}", [Code(text)], open=True)
+        for text, ranks in places.items()
     ]
     return blocks or [Note("no rank answered")]
 

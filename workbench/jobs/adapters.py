@@ -9,7 +9,17 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text, Unit
+from workbench.base.record import (
+    Allowed,
+    Choice,
+    Count,
+    PathText,
+    Positive,
+    Record,
+    Size,
+    Text,
+    Unit,
+)
 from workbench.jobs.choices import Shard
 from workbench.jobs.instead import LORA
 

@@ -57,7 +57,9 @@ def _is_rendered(job: FineTune, row: Example) -> bool:
         return False
     has_template = bool(job.chat_template) or has_chat_template(job.model)
     # What the hub alone knows may lie in its cache.
-    return bool(has_template) or (has_template is None and bool(row.messages or job.prompt or job.system))
+    return bool(has_template) or (
+        has_template is None and bool(row.messages or job.prompt or job.system)
+    )
 
 
 class _Child:
@@ -75,7 +77,9 @@ class _Child:
         if self._process is None:
             pipe, none = subprocess.PIPE, subprocess.DEVNULL
             words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
-            self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
+            self._process = start(
+                "-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none
+            )
         given, answers = self._process.stdin, self._process.stdout
         assert given is not None and answers is not None
         end = threading.Timer(_ANSWER_S, self._process.kill)
@@ -85,7 +89,10 @@ class _Child:
             given.write(to_line({**self._model, "turns": turns, "tools": tools}))
             given.flush()
             return str(from_line(answers.readline())["refusal"])
-        except (OSError, ValueError):  # the pods, which have the model, refuse what it would have refused
+        except (
+            OSError,
+            ValueError,
+        ):  # the pods, which have the model, refuse what it would have refused
             self._is_silent = True
             return ""
         finally:

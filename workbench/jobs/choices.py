@@ -32,7 +32,12 @@ class Technique(StrEnum):
     @property
     def zero_stage(self) -> int:
         """Return the ZeRO stage, 0 where there is none."""
-        stages = {Technique.ZERO1: 1, Technique.ZERO2: 2, Technique.ZERO3: 3, Technique.ZERO3_OFFLOAD: 3}
+        stages = {
+            Technique.ZERO1: 1,
+            Technique.ZERO2: 2,
+            Technique.ZERO3: 3,
+            Technique.ZERO3_OFFLOAD: 3,
+        }
         return stages.get(self, 0)
 
     @property

@@ -114,16 +114,26 @@ def check_evaluation(job: FineTune) -> None:
 def _check_when(job: FineTune) -> None:
     match job.eval_strategy:
         case EvalStrategy.STEPS if job.eval_steps is None:
-            raise ConfigError("eval_strategy is 'steps', and eval_steps is not set; set it, or choose 'epoch'")
+            raise ConfigError(
+                "eval_strategy is 'steps', and eval_steps is not set; set it, or choose 'epoch'"
+            )
         case EvalStrategy.EPOCH | EvalStrategy.NO if job.eval_steps is not None:
             raise ConfigError(
                 f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; drop one of them"
             )
     if not evaluates(job) and job.metrics:
-        raise ConfigError("metrics is measured at evaluations, and eval_strategy is 'no'; drop one of them")
+        raise ConfigError(
+            "metrics is measured at evaluations, and eval_strategy is 'no'; drop one of them"
+        )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if getattr(job, name) and job.eval_steps is None and job.eval_strategy != EvalStrategy.EPOCH:
-            raise ConfigError(f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'")
+        if (
+            getattr(job, name)
+            and job.eval_steps is None
+            and job.eval_strategy != EvalStrategy.EPOCH
+        ):
+            raise ConfigError(
+                f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'"
+            )
 
 
 def _judges(job: FineTune) -> bool:
@@ -133,20 +143,34 @@ def _judges(job: FineTune) -> bool:
 def _check_what(job: FineTune) -> None:
     judges = _judges(job)
     if judges and not answered_rows(job):
-        raise ConfigError("metrics judge answers, and predict_rows is 0; set metric_rows to how many rows to answer")
+        raise ConfigError(
+            "metrics judge answers, and predict_rows is 0; set metric_rows to how many rows to answer"
+        )
     if job.metric_rows is not None and not judges:
-        raise ConfigError(f"metric_rows is for metrics of answers; set metrics to some of {', '.join(_OF_ANSWERS)}")
+        raise ConfigError(
+            f"metric_rows is for metrics of answers; set metrics to some of {', '.join(_OF_ANSWERS)}"
+        )
 
 
 def _check_best(job: FineTune) -> None:
     compared = job.load_best_model_at_end or job.early_stopping_patience is not None
     for name in ("metric_for_best_model", "greater_is_better"):
         if getattr(job, name) is not None and not compared:
-            raise ConfigError(f"{name} is for load_best_model_at_end and early_stopping_patience; set one, or drop it")
+            raise ConfigError(
+                f"{name} is for load_best_model_at_end and early_stopping_patience; set one, or drop it"
+            )
     if job.early_stopping_threshold and job.early_stopping_patience is None:
-        raise ConfigError("early_stopping_threshold is for early_stopping_patience; set it, or drop the threshold")
-    if job.save_total_limit is not None and job.save_steps is None and not job.load_best_model_at_end:
-        raise ConfigError("save_total_limit limits checkpoints, and none is saved; set save_steps, or drop it")
+        raise ConfigError(
+            "early_stopping_threshold is for early_stopping_patience; set it, or drop the threshold"
+        )
+    if (
+        job.save_total_limit is not None
+        and job.save_steps is None
+        and not job.load_best_model_at_end
+    ):
+        raise ConfigError(
+            "save_total_limit limits checkpoints, and none is saved; set save_steps, or drop it"
+        )
     if not own_metrics(job.metrics) and best_metric(job) not in (measured := _measured(job)):
         raise one_of("metric_for_best_model", best_metric(job), measured)
 
@@ -155,5 +179,14 @@ def _measured(job: FineTune) -> list[str]:
     causal = family_by_name(job.model) is not Family.ENCODER_DECODER
     names = [LOSS, *(["perplexity"] if causal else [])]
     return list(
-        dict.fromkeys([*names, *(figure for name in job.metrics for figure in _FIGURES.get(str(name), (str(name),)))])
+        dict.fromkeys(
+            [
+                *names,
+                *(
+                    figure
+                    for name in job.metrics
+                    for figure in _FIGURES.get(str(name), (str(name),))
+                ),
+            ]
+        )
     )

@@ -35,7 +35,14 @@ from workbench.jobs.choices import (
     Technique,
 )
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
-from workbench.jobs.evaluation import METRICS, Metric, check_metrics, metric_function, metric_text, own_metrics
+from workbench.jobs.evaluation import (
+    METRICS,
+    Metric,
+    check_metrics,
+    metric_function,
+    metric_text,
+    own_metrics,
+)
 from workbench.jobs.instead import value_hint
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
@@ -78,7 +85,10 @@ def _moved(dataset: object, move: Callable[[object], object]) -> object:
         case {"dataset": part, **options}:
             return {**options, "dataset": _moved(part, move)}
         case Mapping():
-            return {name: move(value) if name in _DATASET_PATHS else value for name, value in dataset.items()}
+            return {
+                name: move(value) if name in _DATASET_PATHS else value
+                for name, value in dataset.items()
+            }
     return move(dataset)
 
 
@@ -109,19 +119,25 @@ class FineTune(Record):
 
     model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'")] = "tiny-t5"
     """A hub id, a local folder, or one of the built-in `tiny-t5` and `tiny-llama` that need neither."""
-    dataset: Annotated[PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")] = (
-        "wikisql-mini"
-    )
+    dataset: Annotated[
+        PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
+    ] = "wikisql-mini"
     """A name (`wikisql-mini`), a path, or an object with `kind` and its options."""
     technique: Annotated[str, Choice(Technique)] = "zero1"
     """One of `Technique`; left open, the stage of `deepspeed` says which."""
     peft: Annotated[str, Choice(Peft)] = "none"
     """One of `Peft`: which weights are trained."""
-    lora: Annotated[Mapping[str, object], BeforeValidator(_checked(Lora))] = Field(default_factory=dict)
+    lora: Annotated[Mapping[str, object], BeforeValidator(_checked(Lora))] = Field(
+        default_factory=dict
+    )
     """Options of the adapters, see `Lora`; only with `peft`."""
-    fsdp: Annotated[Mapping[str, object], BeforeValidator(_checked(Fsdp))] = Field(default_factory=dict)
+    fsdp: Annotated[Mapping[str, object], BeforeValidator(_checked(Fsdp))] = Field(
+        default_factory=dict
+    )
     """Options of the sharding, see `Fsdp`; only with technique `fsdp`."""
-    local_sgd: Annotated[Mapping[str, object], BeforeValidator(_checked(LocalSgd))] = Field(default_factory=dict)
+    local_sgd: Annotated[Mapping[str, object], BeforeValidator(_checked(LocalSgd))] = Field(
+        default_factory=dict
+    )
     """Options of the averaging, see `LocalSgd`; only with technique `local-sgd`."""
     device_map: Annotated[str, Choice(["auto"])] | None = None
     """`auto` lays the layers over the GPUs of one pod, a naive pipeline; only with `single`. Default None: on one."""
@@ -136,7 +152,9 @@ class FineTune(Record):
     computing; else the technique's own."""
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
-    deepspeed: Annotated[PathText | Mapping[str, object] | None, Allowed("a path, an object or None")] = None
+    deepspeed: Annotated[
+        PathText | Mapping[str, object] | None, Allowed("a path, an object or None")
+    ] = None
     """A DeepSpeed JSON of one's own, as a path or an object; what it says goes for options that are left open. Default
     None: the technique's in `dsconfig/`."""
     epochs: Positive = 1.0
@@ -181,7 +199,9 @@ class FineTune(Record):
     `router_aux_loss_coef` of the model's configuration; 0 trains without it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
-    checkpoint_layers: Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of class names")] = ()
+    checkpoint_layers: Annotated[
+        Sequence[Text], AfterValidator(tuple), Allowed("a list of class names")
+    ] = ()
     """Class names of the layers that `gradient_checkpointing` recomputes, such as those of `fsdp` `layers`. Default:
     every transformer layer."""
     attn_implementation: Annotated[str, Choice(Attention)] | None = None
@@ -196,7 +216,9 @@ class FineTune(Record):
     `epoch`, or `no`, which leaves those two out as well. Default None: `steps` where `eval_steps` is set."""
     eval_steps: Steps | None = None
     """Steps between evaluations. Default None: before the first step and after the last."""
-    metrics: Annotated[Sequence[_Metric], AfterValidator(check_metrics), Allowed(_METRIC_FORMS)] = ()
+    metrics: Annotated[
+        Sequence[_Metric], AfterValidator(check_metrics), Allowed(_METRIC_FORMS)
+    ] = ()
     """What every evaluation measures beside the loss, and the perplexity of a causal model: of answers `exact_match`,
     `execution_match` (of queries, where the dataset has tables), `rouge` (F1 of ROUGE-1, 2 and L); of tokens `accuracy`
     (the share that is right where those before are given) and `perplexity`; and functions of one's own, of the notebook
@@ -246,7 +268,9 @@ class FineTune(Record):
     a rank killed from outside (not for its memory). A lost pod is replaced; a host that is gone is left out, and the
     others share the global batch, or the nearest that they can share evenly. Checkpoints are then carried here as with
     `bring`. Default 0: it fails."""
-    report_to: Annotated[Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")] = ()
+    report_to: Annotated[
+        Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")
+    ] = ()
     """Trackers that get the metrics too, where they are installed: `wandb`, `mlflow`."""
     profile_step: Count = 5
     """The optimizer step on which the FLOPS profiler looks; 0 for never."""
@@ -283,7 +307,10 @@ class FineTune(Record):
     @property
     def facts(self) -> Mapping[str, object]:
         """What a result says of the job."""
-        return {name: getattr(self, name) for name in ("technique", "model", "precision", "peft", "launcher")}
+        return {
+            name: getattr(self, name)
+            for name in ("technique", "model", "precision", "peft", "launcher")
+        }
 
     @property
     def number_format(self) -> Precision:
@@ -314,12 +341,22 @@ class FineTune(Record):
     def on_ranks(self, ranks: int, before: int) -> Self:
         """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before."""
         rows, most = self.global_batch(before), self.per_device_train_batch_size
-        counts = [(max(1, rows // (micro * ranks) + more), micro) for micro in range(1, most + 1) for more in (0, 1)]
-        accumulation, micro = min(counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0]))
+        counts = [
+            (max(1, rows // (micro * ranks) + more), micro)
+            for micro in range(1, most + 1)
+            for more in (0, 1)
+        ]
+        accumulation, micro = min(
+            counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0])
+        )
         match own := self.deepspeed:
             case Mapping():
                 own = {**own, **AUTO_BATCHES}
-        return self.replace(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation, deepspeed=own)
+        return self.replace(
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            deepspeed=own,
+        )
 
     def global_batch(self, ranks: int) -> int:
         """Return the rows that one optimizer step learns from, on so many ranks."""

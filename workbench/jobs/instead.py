@@ -154,7 +154,9 @@ LORA = _by_name(
 )
 """Options of peft's LoraConfig."""
 
-_ATTENTION = "use 'sdpa', or 'flash_attention_2' where the pods have flash-attn; a Script can load others"
+_ATTENTION = (
+    "use 'sdpa', or 'flash_attention_2' where the pods have flash-attn; a Script can load others"
+)
 _TRACKER = "wandb and mlflow are offered; TensorBoard has the metrics anyway, and a Script can use any tracker"
 _METHOD = "FineTune learns from given answers; a Script with TRL can do it"
 _VALUES: Mapping[str, Mapping[str, str]] = {
@@ -163,14 +165,26 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         "none": "leave it out: no tracker is the default",
         "all": "name the trackers: wandb, mlflow",
         **dict.fromkeys(
-            ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "neptune", "swanlab"),
+            (
+                "azure_ml",
+                "clearml",
+                "codecarbon",
+                "comet_ml",
+                "dagshub",
+                "dvclive",
+                "flyte",
+                "neptune",
+                "swanlab",
+            ),
             _TRACKER,
         ),
         **dict.fromkeys(("trackio", "aim"), _TRACKER),
         "kubeflow": "a handed-over TrainJob reports to Kubeflow by itself; leave it out",
     },
     "attn_implementation": {
-        **dict.fromkeys(("flash_attention_3", "flash_attention_4", "flex_attention", "xformers"), _ATTENTION),
+        **dict.fromkeys(
+            ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers"), _ATTENTION
+        ),
     },
     "precision": _by_name(
         {
@@ -203,7 +217,9 @@ def value_hint(option: str, value: object) -> str:
         >>> value_hint("attn_implementation", "kernels-community/flash-attn2").startswith("use 'sdpa', or")
         True
     """
-    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    texts = (
+        [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    )
     for text in texts:
         if option == "attn_implementation" and "/" in str(text):  # a kernel of the hub
             return _ATTENTION

@@ -19,7 +19,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _AT_REVISION = re.compile(rf"(?P<id>{_HUB_ID.pattern})@(?P<revision>\S+)")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/{1,2}\S+", re.IGNORECASE)
 _AT_HUB = re.compile(
-    rf"(?:hf:/{{1,2}}|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)({_HUB_ID.pattern})", re.IGNORECASE
+    rf"(?:hf:/{{1,2}}|https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)({_HUB_ID.pattern})",
+    re.IGNORECASE,
 )
 
 
@@ -60,7 +61,13 @@ def family_by_name(model: str) -> Family | None:
     if not _HUB_ID.fullmatch(model):
         return None
     words = set(re.split(r"[^a-z0-9]+", model.lower()))
-    return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None
+    return (
+        Family.ENCODER_DECODER
+        if words & {"t5", "mt5", "t0"}
+        else Family.CAUSAL
+        if "llama" in words
+        else None
+    )
 
 
 def check_address(model: str) -> None:
@@ -87,7 +94,9 @@ def model_kind(model: str) -> ModelKind:
     folder = user_path(model)
     if is_folder(folder):
         if not (is_there(folder / "config.json") or is_there(folder / ADAPTERS)):
-            raise ConfigError(f"model folder {model!r} holds no config.json; give a folder made by save_pretrained")
+            raise ConfigError(
+                f"model folder {model!r} holds no config.json; give a folder made by save_pretrained"
+            )
         return ModelKind.FOLDER
     if _HUB_ID.fullmatch(model) and not is_there(folder):
         return ModelKind.HUB
@@ -117,7 +126,9 @@ def has_chat_template(model: str) -> bool | None:
     folder = Path(model).expanduser()
     if not is_there(folder / "config.json"):
         return None
-    return is_there(folder / "chat_template.jinja") or bool(_config_of(model, "tokenizer_config").get("chat_template"))
+    return is_there(folder / "chat_template.jinja") or bool(
+        _config_of(model, "tokenizer_config").get("chat_template")
+    )
 
 
 def _config_of(model: str, name: str = "config") -> Json:

@@ -48,12 +48,16 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
         'Q: 1 + 1? A:'
     """
     if prompt == "chat":
-        raise ConfigError("prompt 'chat' is the template of a model's tokenizer; use its apply_chat_template")
+        raise ConfigError(
+            "prompt 'chat' is the template of a model's tokenizer; use its apply_chat_template"
+        )
     if not instruction and not input:
         return ""
-    template = {"plain": _PLAIN, "alpaca": _ALPACA_WITH_INPUT if input else _ALPACA, "llama2-chat": _LLAMA2}.get(
-        prompt, prompt
-    )
+    template = {
+        "plain": _PLAIN,
+        "alpaca": _ALPACA_WITH_INPUT if input else _ALPACA,
+        "llama2-chat": _LLAMA2,
+    }.get(prompt, prompt)
     values = {"instruction": instruction, "input": input}
     if "{input}" not in template:
         values["instruction"] = source_text(instruction, input)

@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Shard, Technique
+from workbench.jobs.choices import (
+    Attention,
+    Launcher,
+    LossOn,
+    Optimizer,
+    Peft,
+    Precision,
+    Schedule,
+    Shard,
+    Technique,
+)
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.evaluation import check_evaluation
-from workbench.jobs.model import TINY_LLAMA, Family, check_address, family_by_name, has_chat_template, model_family
+from workbench.jobs.model import (
+    TINY_LLAMA,
+    Family,
+    check_address,
+    family_by_name,
+    has_chat_template,
+    model_family,
+)
 from workbench.jobs.training import check_training
 
 if TYPE_CHECKING:
@@ -33,13 +50,23 @@ def check_together(job: FineTune) -> None:
     _check_schedule(job)
     check_training(job.training, type(job).model_fields)
     if job.checkpoint_layers and not job.gradient_checkpointing:
-        raise ConfigError("checkpoint_layers says which layers are recomputed: give gradient_checkpointing=True too")
+        raise ConfigError(
+            "checkpoint_layers says which layers are recomputed: give gradient_checkpointing=True too"
+        )
     if job.checkpoint_layers and "activation_checkpointing_kwargs" in job.training:
-        raise ConfigError("activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers")
+        raise ConfigError(
+            "activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers"
+        )
     _check_device_map(job)
     if job.torch_compile and job.technique == Technique.FSDP:
-        raise ConfigError("torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage")
-    if job.packing and job.attn_implementation == Attention.FLASH_ATTENTION_2 and job.per_device_train_batch_size > 1:
+        raise ConfigError(
+            "torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage"
+        )
+    if (
+        job.packing
+        and job.attn_implementation == Attention.FLASH_ATTENTION_2
+        and job.per_device_train_batch_size > 1
+    ):
         raise ConfigError(
             f"packing with attn_implementation 'flash_attention_2' keeps texts apart in one row alone, and "
             f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
@@ -72,7 +99,9 @@ def check_family(job: FineTune, family: Family | None) -> None:
         "loss_on": job.loss_on != LossOn.ANSWER,
     }
     if key := next((key for key, given in others.items() if given), None):
-        raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
+        raise ConfigError(
+            f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it"
+        )
 
 
 def no_template(model: str) -> str:
@@ -89,18 +118,29 @@ def unlearned_turns(row: Example) -> str:
 
 def row_refusal(job: FineTune) -> Refusal:
     """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
-    family, has_template = model_family(job.model), bool(job.chat_template) or has_chat_template(job.model)
+    family, has_template = (
+        model_family(job.model),
+        bool(job.chat_template) or has_chat_template(job.model),
+    )
 
     def refusal(row: Example) -> str:
         if family is Family.ENCODER_DECODER and (row.messages or not row.asks):
             kind = "a row of messages" if row.messages else "plain text"
-            causal = "a causal model with a chat template" if row.messages else "a causal model such as 'tiny-llama'"
+            causal = (
+                "a causal model with a chat template"
+                if row.messages
+                else "a causal model such as 'tiny-llama'"
+            )
             return f"is {kind}, and the model answers a source: use {causal}, or rows with a source"
         if row.messages and job.prompt not in (None, "chat"):
             return f"is a row of messages, and prompt is {job.prompt!r}; drop it, or use 'chat'"
         if job.loss_on == LossOn.ALL and (why := unlearned_turns(row)):
             return why
-        return f"is a row of messages, and {no_template(job.model)}" if row.messages and has_template is False else ""
+        return (
+            f"is a row of messages, and {no_template(job.model)}"
+            if row.messages and has_template is False
+            else ""
+        )
 
     return refusal
 
@@ -116,13 +156,17 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
             "use 'full' or 'grads', or give a group"
         )
     if gpus and (missing := [gpu for gpu in job.max_memory if int(gpu) >= gpus]):
-        raise ConfigError(f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop it")
+        raise ConfigError(
+            f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop it"
+        )
     if gpus:
         return
     if job.attn_implementation == Attention.FLASH_ATTENTION_2:
         raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
     if job.precision == Precision.TF32:
-        raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+        raise ConfigError(
+            "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
+        )
     if job.precision == Precision.FP16 and job.technique != Technique.FSDP:
         raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
     if Optimizer(job.optimizer).uses_bitsandbytes:
@@ -132,7 +176,9 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
 def check_ranks(technique: str, ranks: int) -> None:
     """Refuse a technique that takes another number of ranks."""
     if technique == Technique.SINGLE and ranks > 1:
-        raise ConfigError(f"technique 'single' is one rank on one pod, and {ranks} are asked for; use 'ddp'")
+        raise ConfigError(
+            f"technique 'single' is one rank on one pod, and {ranks} are asked for; use 'ddp'"
+        )
     if technique == Technique.LOCAL_SGD and ranks < 2:
         raise ConfigError(
             "technique 'local-sgd' averages the weights of several ranks, and there is one; use 'single', or two pods "
@@ -142,11 +188,15 @@ def check_ranks(technique: str, ranks: int) -> None:
 
 def _check_prompt(job: FineTune, has_template: bool | None) -> None:
     if job.chat_template is not None and job.prompt not in (None, "chat"):
-        raise ConfigError(f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them")
+        raise ConfigError(
+            f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them"
+        )
     lacks = job.chat_template is None and has_template is False
     if job.prompt == "chat" and lacks:
         raise ConfigError(f"prompt is 'chat', and {no_template(job.model)}")
-    if job.system is not None and (lacks if job.prompt in (None, "chat") else job.prompt != "llama2-chat"):
+    if job.system is not None and (
+        lacks if job.prompt in (None, "chat") else job.prompt != "llama2-chat"
+    ):
         raise ConfigError(
             "system is the system turn of prompt 'chat', which takes a model with a chat template, or the system block "
             "of prompt 'llama2-chat'; choose one of them, or drop it"
@@ -156,24 +206,37 @@ def _check_prompt(job: FineTune, has_template: bool | None) -> None:
 def _check_technique(job: FineTune) -> None:
     technique = Technique(job.technique)
     if technique is Technique.SINGLE and job.launcher != Launcher.SSH:
-        raise ConfigError(f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'")
+        raise ConfigError(
+            f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'"
+        )
     if job.deepspeed is not None and not technique.uses_deepspeed:
         raise ConfigError(
             f"technique '{technique}' runs without DeepSpeed: drop `deepspeed`, or choose zero1, zero2 or zero3"
         )
-    for key, options, owner in (("fsdp", job.fsdp, Technique.FSDP), ("local_sgd", job.local_sgd, Technique.LOCAL_SGD)):
+    for key, options, owner in (
+        ("fsdp", job.fsdp, Technique.FSDP),
+        ("local_sgd", job.local_sgd, Technique.LOCAL_SGD),
+    ):
         if options and technique is not owner:
-            raise ConfigError(f"{key} has options, and the technique is '{technique}'; choose '{owner}', or drop them")
+            raise ConfigError(
+                f"{key} has options, and the technique is '{technique}'; choose '{owner}', or drop them"
+            )
     fsdp = Fsdp.from_dict(job.fsdp)
     if fsdp.group is not None and fsdp.shard != Shard.HYBRID:
-        raise ConfigError(f"fsdp group is for shard 'hybrid', and shard is '{fsdp.shard}'; drop one")
+        raise ConfigError(
+            f"fsdp group is for shard 'hybrid', and shard is '{fsdp.shard}'; drop one"
+        )
     if fsdp.layer_parameters is not None and fsdp.layers:
-        raise ConfigError("fsdp layers and layer_parameters both say what is sharded by itself; give one")
+        raise ConfigError(
+            "fsdp layers and layer_parameters both say what is sharded by itself; give one"
+        )
 
 
 def _check_device_map(job: FineTune) -> None:
     if job.max_memory and not job.device_map:
-        raise ConfigError("max_memory says what device_map puts on each GPU: give device_map='auto' too")
+        raise ConfigError(
+            "max_memory says what device_map puts on each GPU: give device_map='auto' too"
+        )
     if job.device_map and job.technique != Technique.SINGLE:
         raise ConfigError(
             f"device_map spreads layers over the GPUs that one process sees, and technique '{job.technique}' takes a "
@@ -187,14 +250,18 @@ def _check_device_map(job: FineTune) -> None:
 def _check_peft(job: FineTune) -> None:
     technique = Technique(job.technique)
     if job.lora and job.peft == Peft.NONE:
-        raise ConfigError("lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them")
+        raise ConfigError(
+            "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them"
+        )
     if job.peft == Peft.QLORA and technique.zero_stage == 3:
         raise ConfigError(
             f"peft 'qlora' with technique '{technique}' would shard weights of 4 bits; "
             "use 'fsdp', which can, 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
         )
     if job.peft == Peft.QLORA and job.precision == Precision.FP16:
-        raise ConfigError("peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'")
+        raise ConfigError(
+            "peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'"
+        )
 
 
 def _check_schedule(job: FineTune) -> None:
@@ -220,12 +287,20 @@ def _check_schedule(job: FineTune) -> None:
 def _check_optimizer(job: FineTune) -> None:
     optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
     fields = type(job).model_fields
-    adams = [n for n in ("adam_beta1", "adam_beta2", "adam_epsilon") if getattr(job, n) != fields[n].default]
+    adams = [
+        n
+        for n in ("adam_beta1", "adam_beta2", "adam_epsilon")
+        if getattr(job, n) != fields[n].default
+    ]
     if optimizer is Optimizer.SGD and adams:
-        raise ConfigError(f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'")
+        raise ConfigError(
+            f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'"
+        )
     if optimizer.uses_bitsandbytes and technique is Technique.ZERO3_OFFLOAD:
         raise ConfigError(
             f"optimizer '{optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use 'adamw', or 'zero3'"
         )
     if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
-        raise ConfigError(f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'")
+        raise ConfigError(
+            f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'"
+        )

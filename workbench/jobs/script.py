@@ -11,7 +11,16 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from workbench.base.errors import suggests
-from workbench.base.record import Allowed, Choice, Count, Environment, PathText, Positive, Record, Unit
+from workbench.base.record import (
+    Allowed,
+    Choice,
+    Count,
+    Environment,
+    PathText,
+    Positive,
+    Record,
+    Unit,
+)
 from workbench.jobs.choices import Launcher
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")

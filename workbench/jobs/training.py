@@ -7,11 +7,23 @@ from collections.abc import Collection, Mapping
 from workbench.base.errors import ConfigError, one_of
 from workbench.jobs.instead import ELSEWHERE, OTHERWISE
 
-ALLOWED = frozenset((
-    "activation_checkpointing_kwargs", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
-    "ddp_static_graph", "full_determinism", "log_level", "log_level_replica", "lr_scheduler_kwargs",
-    "neftune_noise_alpha", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps",
-))  # fmt: skip
+ALLOWED = frozenset(
+    (
+        "activation_checkpointing_kwargs",
+        "ddp_broadcast_buffers",
+        "ddp_bucket_cap_mb",
+        "ddp_find_unused_parameters",
+        "ddp_static_graph",
+        "full_determinism",
+        "log_level",
+        "log_level_replica",
+        "lr_scheduler_kwargs",
+        "neftune_noise_alpha",
+        "torch_compile_backend",
+        "torch_compile_mode",
+        "torch_empty_cache_steps",
+    )
+)
 """What is handed on as it is."""
 
 
@@ -25,11 +37,15 @@ def check_training(given: Mapping[str, object], fields: Collection[str]) -> None
     """
     for name in given:
         if name in fields:
-            raise ConfigError(f"training {name!r} is an option of the job itself: give {name}=… beside `training`")
+            raise ConfigError(
+                f"training {name!r} is an option of the job itself: give {name}=… beside `training`"
+            )
         if name in OTHERWISE:
             raise ConfigError(f"training {name!r} is not for a job to set: {OTHERWISE[name]}")
         if name in ELSEWHERE:
-            raise ConfigError(f"training {name!r} is no argument of transformers: {ELSEWHERE[name]}")
+            raise ConfigError(
+                f"training {name!r} is no argument of transformers: {ELSEWHERE[name]}"
+            )
         if name not in ALLOWED:
             raise one_of("training argument", name, sorted(ALLOWED))
 

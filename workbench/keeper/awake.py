@@ -21,7 +21,9 @@ class AwakeClock:
         self._lock = threading.Lock()
         self._looked = clock()
         self._slept_s = 0.0
-        self._last: tuple[float, float] | None = None  # when it last woke, and after how many seconds
+        self._last: tuple[float, float] | None = (
+            None  # when it last woke, and after how many seconds
+        )
 
     def __call__(self) -> float:
         """Return the seconds; `keep` must run in a thread, for only looks tell sleep from work."""

@@ -47,7 +47,9 @@ PodPart = tuple[AgentLink, int, PurePosixPath]
 """A pod, a rank, and the folder of the rank's part there."""
 _KEPT = 2
 _LOOK_S = 0.5
-_SPARED = 256 << 20  # bytes left free on this machine's disk, for the logs and the result of the run
+_SPARED = (
+    256 << 20
+)  # bytes left free on this machine's disk, for the logs and the result of the run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +63,11 @@ class PodCheckpoints:
     @property
     def whole(self) -> list[int]:
         """The steps of which every rank's part is there, the newest first."""
-        whole = [step for step, parts in self.steps.items() if len({rank for _, rank, _ in parts}) == self.world_size]
+        whole = [
+            step
+            for step, parts in self.steps.items()
+            if len({rank for _, rank, _ in parts}) == self.world_size
+        ]
         return sorted(whole, reverse=True)
 
 
@@ -77,7 +83,9 @@ def look(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
     for link, parts in zip(context.links, answers, strict=True):
         for step, rank, folder in parts or ():
             steps.setdefault(step, []).append((link, rank, folder))
-    silent = sorted(link.pod.name for link, parts in zip(context.links, answers, strict=True) if parts is None)
+    silent = sorted(
+        link.pod.name for link, parts in zip(context.links, answers, strict=True) if parts is None
+    )
     return PodCheckpoints(steps=steps, world_size=len(context.places), silent=silent)
 
 
@@ -89,7 +97,15 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
         link = by_name.get(pod)
         if link is None:
             return "there is no such pod any more", {}
-        argv = ["env", f"PYTHONPATH={link.package}", link.pod.python, "-P", "-c", _JUDGE, str(folder)]
+        argv = [
+            "env",
+            f"PYTHONPATH={link.package}",
+            link.pod.python,
+            "-P",
+            "-c",
+            _JUDGE,
+            str(folder),
+        ]
         try:
             ((problem, manifest),) = json.loads(link.run(argv, _READ_S, again=True))
         except (WorkbenchError, ValueError) as error:
@@ -99,7 +115,9 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
     return read
 
 
-def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None, ranks: int) -> Checkpoint | None:
+def held_checkpoint(
+    cluster: Path, paths: RunPaths, last_step: int | None, ranks: int
+) -> Checkpoint | None:
     """Ask a cluster's keeper for the checkpoint on a run's pods; what other ranks cannot use there is brought back."""
     if not paths.held.exists():
         return None
@@ -108,13 +126,19 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None, ranks
     parts = part(read_json(paths.held), "parts")
     if home != cluster or any(len(part(parts, step)) != ranks for step in parts):
         try:
-            ask(ClusterPaths(home).socket, {"op": "bring", "run": str(info.get("id"))}, timeout_s=_READ_S)
+            ask(
+                ClusterPaths(home).socket,
+                {"op": "bring", "run": str(info.get("id"))},
+                timeout_s=_READ_S,
+            )
             return None
         except RunError as error:
             logger.info("the checkpoints of %s do not come back: %s", paths.root, error)
     try:
         request = {"op": "held", "path": str(paths.root), "last_step": last_step}
-        checkpoint: Any = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)["checkpoint"]
+        checkpoint: Any = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)[
+            "checkpoint"
+        ]
     except RunError as error:
         raise ConfigError(
             f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
@@ -130,8 +154,20 @@ def _answers(link: AgentLink) -> bool:
     return True
 
 
-def _parts_on(link: AgentLink, checkpoints: PurePosixPath) -> list[tuple[int, int, PurePosixPath]] | None:
-    find = ["find", str(checkpoints.parent), "-mindepth", "4", "-maxdepth", "4", "-name", NAME, "-print0"]
+def _parts_on(
+    link: AgentLink, checkpoints: PurePosixPath
+) -> list[tuple[int, int, PurePosixPath]] | None:
+    find = [
+        "find",
+        str(checkpoints.parent),
+        "-mindepth",
+        "4",
+        "-maxdepth",
+        "4",
+        "-name",
+        NAME,
+        "-print0",
+    ]
     try:
         link.ensure()
         folders = [PurePosixPath(name).parent for name in link.run(find).split("\0")]
@@ -186,12 +222,16 @@ class CheckpointCollector:
     def _carry(self, lost: Collection[str]) -> Returned:
         try:
             return (bring_checkpoints_back if self._brings else record_on_pods)(self._context, lost)
-        except Exception as error:  # thread boundary; and the run's outcome must be written whatever happens here
+        except (
+            Exception
+        ) as error:  # thread boundary; and the run's outcome must be written whatever happens here
             logger.exception("bringing back the checkpoints of %s", self._context.run_id)
             return Returned(notes=[f"its checkpoints could not be brought back: {error}"])
 
 
-def bring_checkpoints_back(context: RunContext, lost: Collection[str] = (), most: int | None = None) -> Returned:
+def bring_checkpoints_back(
+    context: RunContext, lost: Collection[str] = (), most: int | None = None
+) -> Returned:
     """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked."""
     checkpoints = look(context, lost)
     limit = getattr(context.spec.job, "save_total_limit", None) or _KEPT
@@ -201,7 +241,11 @@ def bring_checkpoints_back(context: RunContext, lost: Collection[str] = (), most
             for step in checkpoints.whole[: most or limit]
         }
     here = keep_newest(context.paths.checkpoints, limit)
-    notes = [f"the checkpoint of step {step} did not come back: {why}" for step, why in problems.items() if why]
+    notes = [
+        f"the checkpoint of step {step} did not come back: {why}"
+        for step, why in problems.items()
+        if why
+    ]
     return Returned(steps=here, notes=notes + _out_of_reach(checkpoints, here))
 
 
@@ -211,20 +255,26 @@ def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
     steps = checkpoints.whole
     if steps:
         parts = {
-            step: {rank: [link.pod.name, str(folder)] for link, rank, folder in checkpoints.steps[step]}
+            step: {
+                rank: [link.pod.name, str(folder)] for link, rank, folder in checkpoints.steps[step]
+            }
             for step in steps
         }
         write_json(context.paths.held, {"steps": steps, "parts": parts})
     return Returned(steps=steps, notes=_out_of_reach(checkpoints, steps))
 
 
-def send_checkpoint(link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath) -> None:
+def send_checkpoint(
+    link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath
+) -> None:
     """Send the parts of the ranks of one pod into a folder on it; what lies on that pod is used where it is."""
     for rank in sorted(ranks):
         part = chosen.parts[rank]
         if chosen.pods:
             if chosen.pods[rank] != link.pod.name:
-                raise RunError(f"the checkpoint's part of rank {rank} lies on {chosen.pods[rank]}, not {link.pod.name}")
+                raise RunError(
+                    f"the checkpoint's part of rank {rank} lies on {chosen.pods[rank]}, not {link.pod.name}"
+                )
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
             continue
@@ -236,7 +286,9 @@ def _out_of_reach(checkpoints: PodCheckpoints, steps: Sequence[int]) -> list[str
     cut = max(checkpoints.steps, default=0)
     if not checkpoints.silent or cut <= max(steps, default=0):
         return []
-    return [f"parts of the checkpoint of step {cut} are on {', '.join(checkpoints.silent)}, out of reach"]
+    return [
+        f"parts of the checkpoint of step {cut} are on {', '.join(checkpoints.silent)}, out of reach"
+    ]
 
 
 def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:

@@ -91,7 +91,9 @@ class Fleet:
         with self._restoring:
             self.look()
             links = [link for link in self._links if link.pod.name in lost]
-            gone = {link.pod.name for link in links if self._why_gone(link.pod.name) or not _opens(link)}
+            gone = {
+                link.pod.name for link in links if self._why_gone(link.pod.name) or not _opens(link)
+            }
             if not gone:
                 return {}
             before = {pod.name: pod for pod in self.pods}
@@ -100,10 +102,16 @@ class Fleet:
             except WorkbenchError as error:
                 logger.warning("replacing %s: %s", sorted(gone), error)
                 return dict.fromkeys(gone, str(error))
-            left = {name: now[name].message or "it has ended" for name in gone if now[name].phase.is_terminal}
+            left = {
+                name: now[name].message or "it has ended"
+                for name in gone
+                if now[name].phase.is_terminal
+            }
             for link in self._links:
                 pod = now[link.pod.name]
-                if pod.name not in left and (pod.name in gone or pod.host_key != before[pod.name].host_key):
+                if pod.name not in left and (
+                    pod.name in gone or pod.host_key != before[pod.name].host_key
+                ):
                     left[pod.name] = self._renew(link, pod)
             return {name: words for name, words in left.items() if words}
 
@@ -131,13 +139,17 @@ class Fleet:
 
     def _see(self, pods: Sequence[Pod]) -> None:
         seen, gone = {pod.name: pod for pod in pods}, "it is not there any more"
-        self.pods = [seen.get(pod.name, replace(pod, phase=Phase.FAILED, message=gone)) for pod in self.pods]
+        self.pods = [
+            seen.get(pod.name, replace(pod, phase=Phase.FAILED, message=gone)) for pod in self.pods
+        ]
 
     def adopt(self) -> None:
         """Take over the pods of a keeper that died; whoever uses one that does not answer yet tries again."""
         identity = Identity(self.paths.identity)
         if not identity.key.exists():
-            raise PodError(f"the key to its pods, {identity.key}, is gone; nobody can reach them any more")
+            raise PodError(
+                f"the key to its pods, {identity.key}, is gone; nobody can reach them any more"
+            )
         self._identity = identity
         self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())
         self.owned = True
@@ -163,11 +175,21 @@ class Fleet:
     def _connect(self) -> None:
         self.identity.pin(self.pods)
         write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
-        spec, package, folders = self.spec, package_zip(), folders_to_probe(self.spec, self.paths.root)
+        spec, package, folders = (
+            self.spec,
+            package_zip(),
+            folders_to_probe(self.spec, self.paths.root),
+        )
         shared = Stock() if spec.is_local else None
         self._links = [
             AgentLink(
-                pod, self.identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared
+                pod,
+                self.identity,
+                lease_s=spec.lease_s,
+                package=package,
+                warm=spec.warm,
+                folders=folders,
+                stock=shared,
             )
             for pod in self.pods
         ]
@@ -189,7 +211,11 @@ class Fleet:
     def take(self, count: int) -> list[AgentLink]:
         if not 1 <= count <= len(self._links):
             raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
-        ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods if pod.phase.is_terminal]
+        ended = [
+            f"{pod.name} is {pod.phase}: {pod.message}"
+            for pod in self.pods
+            if pod.phase.is_terminal
+        ]
         if len(alive := self._alive()) < count:
             raise RunError("\n".join([*ended, "start another cluster"]))
         return alive[:count]
@@ -226,18 +252,26 @@ class Fleet:
                 self._changed()
             ended = [pod for pod in self.pods if pod.phase.is_terminal and pod.name not in before]
             if ended:
-                self._report("; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in ended))
+                self._report(
+                    "; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in ended)
+                )
             return self.pods
 
     def _why_gone(self, name: str) -> str:
         pod = next(pod for pod in self.look() if pod.name == name)
-        return f"{name} is {pod.phase}: {pod.message or 'no more is known'}" if pod.phase.is_terminal else ""
+        return (
+            f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
+            if pod.phase.is_terminal
+            else ""
+        )
 
     def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
         """Until closing, speak to every agent so often that no lease ends, and look after the pods."""
         pause_s = min(_LOOK_S, self.spec.lease_s / 3)
 
-        def speak(link: AgentLink) -> None:  # each on its own: a silent pod makes none of the others wait
+        def speak(
+            link: AgentLink,
+        ) -> None:  # each on its own: a silent pod makes none of the others wait
             while not closing.wait(pause_s):
                 try:
                     _speak(link, busy())
@@ -245,7 +279,9 @@ class Fleet:
                     logger.exception("speaking to %s", link.pod.name)
 
         for link in self._links:
-            threading.Thread(target=speak, args=(link,), name=f"keep-{link.pod.name}", daemon=True).start()
+            threading.Thread(
+                target=speak, args=(link,), name=f"keep-{link.pod.name}", daemon=True
+            ).start()
         while not closing.wait(pause_s):
             try:
                 self.look()
@@ -298,4 +334,6 @@ def _check_versions(pods: Sequence[Pod]) -> None:
         if len(set(row)) > 1
     ]
     if different:
-        raise PodError("the pods have different versions; make them equal first:\n" + "\n".join(different))
+        raise PodError(
+            "the pods have different versions; make them equal first:\n" + "\n".join(different)
+        )

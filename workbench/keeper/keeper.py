@@ -26,7 +26,15 @@ from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
-from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, RequestServer, Status, Submit
+from workbench.keeper.requests import (
+    Close,
+    NewestCheckpoint,
+    OfRun,
+    Request,
+    RequestServer,
+    Status,
+    Submit,
+)
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
@@ -53,19 +61,28 @@ class Keeper:
     """Own one cluster from its launch to its end."""
 
     def __init__(
-        self, paths: ClusterPaths, spec: ClusterSpec, redact: Redactor, lock: int, before: ClusterStatus | None = None
+        self,
+        paths: ClusterPaths,
+        spec: ClusterSpec,
+        redact: Redactor,
+        lock: int,
+        before: ClusterStatus | None = None,
     ):
         """Own the cluster of this lock; `before`: what the keeper last said that died and left it."""
         self._paths = paths
         self._spec = spec
         self._fleet = Fleet(paths, spec, report=self._report, changed=self._write_state)
-        self._redact = redact  # masks the secrets of the cluster and of its jobs in all that is written down
+        self._redact = (
+            redact  # masks the secrets of the cluster and of its jobs in all that is written down
+        )
         redact.learn(spec.pods.env)
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
         self._runners: dict[str, Runner] = {}
-        self._failed_runs: dict[str, Mapping[str, object]] = {}  # results of those that could not be taken over
+        self._failed_runs: dict[
+            str, Mapping[str, object]
+        ] = {}  # results of those that could not be taken over
         self._was_ready = False
         self._over = False  # whether only its last word is missing, or nothing
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
@@ -81,10 +98,15 @@ class Keeper:
         Returns:
             False where an error of the keeper's own ended it. Pods that were ready are then left to another keeper.
         """
-        self._say("starting", "starting pods" if self._before is None else "taking over from a keeper that died")
+        self._say(
+            "starting",
+            "starting pods" if self._before is None else "taking over from a keeper that died",
+        )
         server = RequestServer(self._paths.own_socket, self._do, self._redact)
         threading.Thread(target=self._mend, args=(server,), daemon=True).start()
-        threading.Thread(target=awake.keep, args=(threading.Event(),), name="awake", daemon=True).start()
+        threading.Thread(
+            target=awake.keep, args=(threading.Event(),), name="awake", daemon=True
+        ).start()
         last = ("closed", "closed")
         try:
             if self._before is not None:
@@ -127,12 +149,17 @@ class Keeper:
     def _mend(self, server: RequestServer) -> None:
         last = ""
         while not self._closing.wait(_MEND_S):
-            parts: list[Callable[[], object]] = [*(partial(file.mend, beat=True) for file in self._states), server.mend]
+            parts: list[Callable[[], object]] = [
+                *(partial(file.mend, beat=True) for file in self._states),
+                server.mend,
+            ]
             parts += [runner.keep_state for runner in list(self._runners.values())]
             for mend in parts:
                 try:
                     mend()
-                except Exception as error:  # thread boundary: the directory may be gone, or no thread may start
+                except (
+                    Exception
+                ) as error:  # thread boundary: the directory may be gone, or no thread may start
                     if str(error) != last:
                         logger.warning("trying again every %g s: %s", _MEND_S, error)
                     last = str(error)
@@ -178,12 +205,16 @@ class Keeper:
             self._fleet.give_up()
 
     def _keep_pods(self, over: threading.Event) -> None:
-        threading.Thread(target=self._fleet.keep, args=(over, lambda: self._turns.busy), daemon=True).start()
+        threading.Thread(
+            target=self._fleet.keep, args=(over, lambda: self._turns.busy), daemon=True
+        ).start()
 
     def _end_idle(self) -> None:
         self._closing.set()
         limit_s = self._spec.idle_timeout_s or 0
-        self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
+        self._say(
+            "closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook"
+        )
 
     def _bring_held(self) -> None:
         over = threading.Event()  # the agents' leases go on until then
@@ -194,7 +225,9 @@ class Keeper:
             try:
                 what = f"{self._message}; bringing the last checkpoint of {run_id} back"
                 links = runner.context.links
-                with TransferProgress(links, lambda how: self._say("closing", how) if how else None, what):
+                with TransferProgress(
+                    links, lambda how: self._say("closing", how) if how else None, what
+                ):
                     runner.bring()
             except Exception:  # run boundary: the pods must go
                 logger.exception("the checkpoint of %s", run_id)
@@ -213,7 +246,9 @@ class Keeper:
                 return self._of_run(request)
             case NewestCheckpoint():
                 links = self._fleet.take(self._spec.count)
-                good = newest_good(request.path, last_step=request.last_step, on_pods=part_reader(links))
+                good = newest_good(
+                    request.path, last_step=request.last_step, on_pods=part_reader(links)
+                )
                 return {"checkpoint": CHECKPOINT.dump_python(good, mode="json")}
             case Close():
                 self.close("closed by the notebook")
@@ -245,21 +280,36 @@ class Keeper:
 
     def _of_failed(self, request: OfRun, result: Mapping[str, object]) -> dict[str, object]:
         if request.op == "outcome":
-            return {"state": result.get("state"), "message": result.get("message"), "result": result}
+            return {
+                "state": result.get("state"),
+                "message": result.get("message"),
+                "result": result,
+            }
         if request.op in ("cancel", "stop"):
             return {}
         raise RunError(f"run {request.run} has ended: {result.get('message')}")
 
     def _status(self) -> dict[str, object]:
-        running = [run_id for run_id, runner in self._runners.items() if runner in self._turns.running]
-        return {"phase": self._phase, "message": self._message, "package": self._fleet.package, "running": running}
+        running = [
+            run_id for run_id, runner in self._runners.items() if runner in self._turns.running
+        ]
+        return {
+            "phase": self._phase,
+            "message": self._message,
+            "package": self._fleet.package,
+            "running": running,
+        }
 
     def _submit(self, request: Submit) -> dict[str, object]:
         with self._turns.lock:
             if request.run in self._runners:  # the answer to an earlier request was lost
                 return {}
-            if result_file(RunPaths(request.path)).exists():  # whoever submitted it has given it up since
-                raise RunError(f"run {request.run} has ended: {request.path} holds a result; submit the job again")
+            if result_file(
+                RunPaths(request.path)
+            ).exists():  # whoever submitted it has given it up since
+                raise RunError(
+                    f"run {request.run} has ended: {request.path} holds a result; submit the job again"
+                )
             runner = self._runner_for(request)
             self._turns.add(runner)
             self._runners[request.run] = runner
@@ -267,8 +317,14 @@ class Keeper:
         return {}
 
     def _write_queue(self) -> None:
-        runs = [QueuedRun(id=name, path=Path(str(result["of"]))) for name, result in self._failed_runs.items()]
-        runs += [QueuedRun(id=name, path=runner.context.paths.root) for name, runner in self._runners.items()]
+        runs = [
+            QueuedRun(id=name, path=Path(str(result["of"])))
+            for name, result in self._failed_runs.items()
+        ]
+        runs += [
+            QueuedRun(id=name, path=runner.context.paths.root)
+            for name, runner in self._runners.items()
+        ]
         try:
             try:
                 write_queue(self._paths.own_queue, runs)
@@ -328,7 +384,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     lock = take_lock(paths.keeper_lock, None if before is None else before.lock or 0)
     before = before and cluster_status(paths.root)
-    if lock is None or (before is not None and before.last_phase in ("closing", "closed", "failed")):
+    if lock is None or (
+        before is not None and before.last_phase in ("closing", "closed", "failed")
+    ):
         logger.info("another keeper has this cluster, or had it until now")
         return TAKEN
     keeper = Keeper(paths, ClusterSpec.from_dict(json.loads(line)), redact, lock, before)
@@ -343,7 +401,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.Thread(target=hold, name="leash", daemon=True).start()
     if not keeper.serve():
         logging.shutdown()
-        os._exit(1)  # as after a kill: no thread of a run does anything once another keeper may be there
+        os._exit(
+            1
+        )  # as after a kill: no thread of a run does anything once another keeper may be there
     return 0
 
 

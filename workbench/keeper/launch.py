@@ -18,7 +18,16 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
 from workbench.base.files.written import open_to_append
-from workbench.base.process import POD_MARK, RUN_MARK, Process, RankPlace, activity, marks, process_table, with_mark
+from workbench.base.process import (
+    POD_MARK,
+    RUN_MARK,
+    Process,
+    RankPlace,
+    activity,
+    marks,
+    process_table,
+    with_mark,
+)
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher
 from workbench.pods.pod import Pod
@@ -27,7 +36,17 @@ _SHELL = ["sh", "-c"]
 # DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
 _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
 # What the launcher needs of the caller's environment; nothing else travels, so no secret can.
-_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_PASSED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+)
 
 # `worker/launcher_site/deepspeed` reads it.
 _PODS_PYTHON = "WORKBENCH_PODS_PYTHON"
@@ -81,7 +100,9 @@ def place_ranks(pods: Sequence[Pod]) -> list[RankPlace]:
         ['pod-0', 'pod-0', 'pod-1']
     """
     slots = [(pod.name, local) for pod in pods for local in range(pod.slots)]
-    return [RankPlace(rank=rank, local_rank=local, pod=name) for rank, (name, local) in enumerate(slots)]
+    return [
+        RankPlace(rank=rank, local_rank=local, pod=name) for rank, (name, local) in enumerate(slots)
+    ]
 
 
 def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
@@ -105,7 +126,13 @@ def build_command(plan: LaunchPlan) -> LaunchCommand:
     if plan.launcher is Launcher.SSH:
         return _ssh(plan)
     client = _rank_client(plan, plan.pods[0])
-    for path in (sys.executable, *client, _launcher_site(plan), str(plan.hostfile), str(plan.rsh_wrapper)):
+    for path in (
+        sys.executable,
+        *client,
+        _launcher_site(plan),
+        str(plan.hostfile),
+        str(plan.rsh_wrapper),
+    ):
         if not _PLAIN_PATH.fullmatch(path):
             raise ConfigError(
                 f"launcher {plan.launcher.value!r} cannot take the path {path!r}: DeepSpeed passes it through a shell "
@@ -131,9 +158,14 @@ def _ssh(plan: LaunchPlan) -> LaunchCommand:
             "--master-addr": plan.pods[0].address,
             "--master-port": plan.master_port,
         }
-        remote = [*_rank_client(plan, by_name[place.pod]), *(str(x) for pair in flags.items() for x in pair)]
+        remote = [
+            *_rank_client(plan, by_name[place.pod]),
+            *(str(x) for pair in flags.items() for x in pair),
+        ]
         plain = all(_PLAIN_PATH.fullmatch(word) for word in remote)  # then a person can read it
-        lines.append(shlex.join([*plan.ssh_argv[place.pod], *(remote if plain else [shlex.join(remote)])]))
+        lines.append(
+            shlex.join([*plan.ssh_argv[place.pod], *(remote if plain else [shlex.join(remote)])])
+        )
     # `wait` alone forgets exit codes; waiting for each keeps the last that failed.
     script = "".join(f"{line} & p{n}=$!\n" for n, line in enumerate(lines))
     waits = " ".join(f"wait $p{n} || code=$?;" for n in range(len(lines)))
@@ -142,7 +174,11 @@ def _ssh(plan: LaunchPlan) -> LaunchCommand:
 
 def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
     program = Path(sys.executable).with_name("deepspeed")
-    argv = [str(program)] if program.exists() else [sys.executable, "-P", "-m", "deepspeed.launcher.runner"]
+    argv = (
+        [str(program)]
+        if program.exists()
+        else [sys.executable, "-P", "-m", "deepspeed.launcher.runner"]
+    )
     argv += ["--hostfile", str(plan.hostfile), "--master_addr", plan.pods[0].address]
     argv += ["--master_port", str(plan.master_port), "--launcher", plan.launcher.value]
     # Without --force_multi a hostfile of one host trains on this machine; DeepSpeed's own ssh check calls plain ssh.
@@ -205,7 +241,11 @@ class LauncherProcess:
     @classmethod
     def left_by_another(cls, run_id: str, log: Path) -> LauncherProcess | None:
         """Find the launcher that a keeper which died had started for a run; None where there is none any more."""
-        marked = [p for p in with_mark(RUN_MARK, [run_id]) if p.pid == p.session and not marks(p.pid, [POD_MARK])]
+        marked = [
+            p
+            for p in with_mark(RUN_MARK, [run_id])
+            if p.pid == p.session and not marks(p.pid, [POD_MARK])
+        ]
         return cls(min(marked, key=lambda process: process.start_time), log) if marked else None
 
     @property
@@ -234,7 +274,9 @@ class LauncherProcess:
         match self._process:
             case Process():
                 if self._process.is_alive():
-                    members = [p for p in process_table().values() if p.session == self._process.session]
+                    members = [
+                        p for p in process_table().values() if p.session == self._process.session
+                    ]
                     for process in members:
                         process.send(signal.SIGKILL)
             case _:

@@ -74,7 +74,9 @@ def request_from(message: Mapping[str, object]) -> Request:
         problems = [f"{each['loc'][-1]}: {each['msg']}" for each in error.errors() if each["loc"]]
         if not problems:
             raise RunError(f"the keeper does not know the request {message.get('op')!r}") from error
-        raise RunError(f"the request {message.get('op')!r} cannot be read: {'; '.join(problems)}") from error
+        raise RunError(
+            f"the request {message.get('op')!r} cannot be read: {'; '.join(problems)}"
+        ) from error
 
 
 class RequestServer:
@@ -115,7 +117,9 @@ class RequestServer:
         server = listen(self._path)
         self._server, self._unanswered = server, 0
         try:
-            threading.Thread(target=self._accept, args=(server,), name="requests", daemon=True).start()
+            threading.Thread(
+                target=self._accept, args=(server,), name="requests", daemon=True
+            ).start()
         except RuntimeError:
             self.close()  # a file without a listener would look like a keeper that is busy
             raise
@@ -127,7 +131,9 @@ class RequestServer:
                 probe.shutdown(socket.SHUT_WR)
                 answered = bool(probe.recv(1))  # an empty request is answered with an error
         except OSError as error:
-            if error.errno in _NO_DESCRIPTOR:  # the probe itself had none: nothing is known of the socket
+            if (
+                error.errno in _NO_DESCRIPTOR
+            ):  # the probe itself had none: nothing is known of the socket
                 return False
             answered = False
         self._unanswered = 0 if answered else self._unanswered + 1
@@ -153,7 +159,9 @@ class RequestServer:
 
     def _hand_on(self, connection: socket.socket) -> None:
         try:
-            threading.Thread(target=_answer, args=(connection, self._do, self._redact), daemon=True).start()
+            threading.Thread(
+                target=_answer, args=(connection, self._do, self._redact), daemon=True
+            ).start()
         except RuntimeError as error:  # no thread can start at this moment
             self._warn("answering in the accepting thread: %s", error)
             _answer(connection, self._do_at_once, self._redact)
@@ -164,7 +172,9 @@ class RequestServer:
             return self._do(request)
         if isinstance(request, OfRun) and request.op in _SHORT:
             return self._do(request)
-        raise RunError("the keeper can start no thread at this moment: the limit of processes is reached; try again")
+        raise RunError(
+            "the keeper can start no thread at this moment: the limit of processes is reached; try again"
+        )
 
     def _keep_spare(self) -> None:
         if self._spare is None:

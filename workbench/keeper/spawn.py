@@ -14,7 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base import child, entries, errors
-from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
+from workbench.base.errors import (
+    BackendError,
+    ConfigError,
+    PodError,
+    PodTimeout,
+    RunError,
+    WorkbenchError,
+)
 from workbench.base.files.locks import no_locks_there
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import boot_id, process_start_time
@@ -71,7 +78,9 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
 def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
     _make_own_folder(paths)
     with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
-        return child.start("-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log)
+        return child.start(
+            "-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log
+        )
 
 
 def _make_own_folder(paths: ClusterPaths) -> None:
@@ -85,7 +94,12 @@ def _make_own_folder(paths: ClusterPaths) -> None:
 
 def process_facts(pid: int) -> dict[str, object]:
     """Return what the state file names a keeper by."""
-    return {"pid": pid, "start_time": process_start_time(pid), "boot": boot_id(), "host": socket.gethostname()}
+    return {
+        "pid": pid,
+        "start_time": process_start_time(pid),
+        "boot": boot_id(),
+        "host": socket.gethostname(),
+    }
 
 
 def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
@@ -110,14 +124,18 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
             os.close(handle)
             if time.monotonic() > deadline:
                 return None
-            time.sleep(_LOCK_LOOK_S)  # it may have been somebody who only looks whether it is locked
+            time.sleep(
+                _LOCK_LOOK_S
+            )  # it may have been somebody who only looks whether it is locked
             continue
         except OSError as error:
             raise RunError(f"{no_locks_there(path, error)}; another keeper may be there") from error
         locked = os.fstat(handle).st_ino
         if inode not in (None, locked):
             os.close(handle)
-            raise RunError(f"{path} is not the lock of the keeper before: the directory is a copy, or was changed")
+            raise RunError(
+                f"{path} is not the lock of the keeper before: the directory is a copy, or was changed"
+            )
         if inode_at(path) == locked:
             return locked  # the handle stays open for as long as the process lives
         os.close(handle)  # another file has its name by now

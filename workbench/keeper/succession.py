@@ -66,7 +66,9 @@ def left_runners(
     for run in read_queue(fleet.paths.queue):
         # A record that can be read and names another cluster is a stranger's: it is neither continued nor ended.
         if read_json(RunPaths(run.path).info) and run not in own:
-            logger.warning("run %s in %s does not name this cluster, and is left alone", run.id, run.path)
+            logger.warning(
+                "run %s in %s does not name this cluster, and is left alone", run.id, run.path
+            )
             continue
         try:
             if not is_there(RunPaths(run.path).info):
@@ -95,7 +97,9 @@ def _fail_left(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, o
             fleet.paths.results.mkdir(mode=0o700, exist_ok=True)
             write_json(fleet.paths.results / f"{run.id}.json", result)
         except OSError as again:
-            logger.error("cannot write the result of %s to the cluster's directory either: %s", run.id, again)
+            logger.error(
+                "cannot write the result of %s to the cluster's directory either: %s", run.id, again
+            )
     return result
 
 

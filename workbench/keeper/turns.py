@@ -41,7 +41,9 @@ class IdleTime:
         if self._limit_s is None:
             return False
         left_s = self._used + self._limit_s - time.monotonic()
-        if left_s > 0 and abs(now_s() + left_s - (self.end_s or 0)) > min(_SHIFT_S, self._limit_s / 10):
+        if left_s > 0 and abs(now_s() + left_s - (self.end_s or 0)) > min(
+            _SHIFT_S, self._limit_s / 10
+        ):
             self.end_s = now_s() + left_s
             self._announce()
         return left_s <= 0
@@ -113,10 +115,14 @@ class Turns:
                 return True
         try:
             threading.Thread(target=self._carry, args=(runner,), name="run", daemon=True).start()
-        except RuntimeError as error:  # no thread can start at this moment: the run waits for the next look
+        except (
+            RuntimeError
+        ) as error:  # no thread can start at this moment: the run waits for the next look
             logger.warning("run %s waits: %s", runner.context.run_id, error)
             return False
-        self._running.append(self._waiting.popleft())  # the thread needs the lock, held here, before it ends
+        self._running.append(
+            self._waiting.popleft()
+        )  # the thread needs the lock, held here, before it ends
         self._idle.suspend()
         return True
 

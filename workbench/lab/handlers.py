@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from workbench.lab.listing import Listing
 
 _MOST = 2000  # rows at once
-_READER = ThreadPoolExecutor(1, "workbench-reader")  # one look at a time, however many windows are open
+_READER = ThreadPoolExecutor(
+    1, "workbench-reader"
+)  # one look at a time, however many windows are open
 _ACTOR = ThreadPoolExecutor(4, "workbench-actor")
 
 
-def routes(base_url: str, root: str) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
+def routes(
+    base_url: str, root: str
+) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
     """Return the routes, for a server whose contents are below a root."""
     api: dict[str, object] = {"root": root}
     boards: dict[str, object] = {"update_last_activity": False}  # its page asks anew all day
@@ -53,7 +57,9 @@ class _Handler(APIHandler):
     async def answer(self, pool: ThreadPoolExecutor, work: Callable[[Listing], object]) -> None:
         """Do the work in a thread and answer with what it returns, or with the words of what went wrong."""
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: work(_listing(self.root)))
+            answer = await asyncio.get_running_loop().run_in_executor(
+                pool, lambda: work(_listing(self.root))
+            )
         except (WorkbenchError, OSError) as error:
             self.set_status(409)
             answer = {"message": plain(str(error))}
@@ -68,7 +74,9 @@ class _Handler(APIHandler):
 
 @cache
 def _listing(root: str) -> Listing:
-    from workbench.lab.listing import Listing  # at the first question: a server that is asked none starts as before
+    from workbench.lab.listing import (
+        Listing,
+    )  # at the first question: a server that is asked none starts as before
 
     return Listing(Path(root))
 
@@ -79,7 +87,10 @@ class RunsHandler(_Handler):
     @web.authenticated
     async def get(self) -> None:
         """List what is below `folder`, the newest `limit` runs."""
-        folder, limit = self.get_query_argument("folder", ""), self.get_query_argument("limit", "50")
+        folder, limit = (
+            self.get_query_argument("folder", ""),
+            self.get_query_argument("limit", "50"),
+        )
         most = min(int(limit), _MOST) if limit.isdecimal() else 50
         await self.answer(_READER, lambda listing: listing.look(folder, most))
 
@@ -108,7 +119,9 @@ class BoardsHandler(_Handler):
         """Start TensorBoard of `runs`, unless it runs, and answer with the path of its page."""
         match self.body():
             case {"runs": [_, *_] as runs}:
-                await self.answer(_ACTOR, lambda listing: listing.open_board([str(run) for run in runs]))
+                await self.answer(
+                    _ACTOR, lambda listing: listing.open_board([str(run) for run in runs])
+                )
             case _:
                 raise web.HTTPError(400, "runs must be a list of paths")
 
@@ -161,7 +174,9 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
     async def http_get(self, key: str, path: str) -> None:
         server = await asyncio.get_running_loop().run_in_executor(_ACTOR, find_by_key, key)
         if server is None or server.port:
-            raise web.HTTPError(404, "TensorBoard has ended: run its cell again, or open it in the sidebar again")
+            raise web.HTTPError(
+                404, "TensorBoard has ended: run its cell again, or open it in the sidebar again"
+            )
         self.proxy_base = f"{BOARD_PATH}/{key}"
         with short_path(server.socket) as self.unix_socket:
             await self.proxy("localhost", 80, f"{server.token}/{path}")

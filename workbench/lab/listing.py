@@ -66,13 +66,24 @@ class Listing:
                 clusters.append(self._cluster(paths))
             else:
                 runs.append(self._run(paths, is_alive))
-        runs.sort(key=lambda r: (not r["live"], r["state"] == RunState.QUEUED, -r["submitted_s"], r["path"]))
+        runs.sort(
+            key=lambda r: (
+                not r["live"],
+                r["state"] == RunState.QUEUED,
+                -r["submitted_s"],
+                r["path"],
+            )
+        )
         shown = [{**row, **self._so_far(row)} if row["live"] else row for row in runs[:limit]]
         live = sum(bool(row["live"]) for row in runs)
         return {
-            "runs": shown, "clusters": clusters, "total": len(runs), "live": live, "cut": cut,
+            "runs": shown,
+            "clusters": clusters,
+            "total": len(runs),
+            "live": live,
+            "cut": cut,
             "took_s": time.thread_time() - began,
-        }  # fmt: skip
+        }
 
     def page(self, name: str) -> Row:
         began = time.thread_time()
@@ -81,9 +92,13 @@ class Listing:
         page = RunPage(view, partial(drawings.draw, at_once=view.state.is_terminal))
         html = to_page(page.doc(), title)
         return {
-            "title": title, "state": view.state, "live": not view.state.is_terminal, "over": view.is_over,
-            "html": html, "took_s": time.thread_time() - began,
-        }  # fmt: skip
+            "title": title,
+            "state": view.state,
+            "live": not view.state.is_terminal,
+            "over": view.is_over,
+            "html": html,
+            "took_s": time.thread_time() - began,
+        }
 
     def card(self, name: str) -> str:
         return as_page(card_of(RunResult.load(self.run(name).root)))
@@ -96,7 +111,9 @@ class Listing:
     def model(self, name: str) -> Iterator[bytes]:
         """Return the model of a run as the pieces of a zip; links in its folder are left out."""
         folder = self._place(self._name(self.run(name).model))
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        files = sorted(
+            path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+        )
         if not files:
             raise RunError(f"there is no model in {folder}")
         return _zip(folder, files)
@@ -109,7 +126,9 @@ class Listing:
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard of runs, unless it runs, and return the path of its page."""
         runs = map(self.run, names)
-        server = serve_folders({read_label(run).name or run.root.name: board_folder(run) for run in runs})
+        server = serve_folders(
+            {read_label(run).name or run.root.name: board_folder(run) for run in runs}
+        )
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
     def close_board(self, key: str) -> Row:
@@ -170,7 +189,10 @@ class Listing:
         except Exception:  # the border of one run: whatever its files hold, the others are shown
             logger.exception("reading %s", row["path"])
             return {}
-        now = max((size for host in view.memory.values() if (size := host.gib.last) is not None), default=None)
+        now = max(
+            (size for host in view.memory.values() if (size := host.gib.last) is not None),
+            default=None,
+        )
         memory = f"{gib(now)} now" if now is not None else ""
         share = facts.share if facts.progress.max_steps else None
         # What a run that trains says of itself is in the bar.
@@ -192,9 +214,12 @@ class Listing:
         status = cluster_status(paths.root)
         pods = len(status.pods) if status.alive else 0
         return {
-            "path": self._name(paths.root), "phase": plain(status.phase), "message": plain(status.message),
-            "pods": counted(pods, "pod") if pods else "", "live": status.alive,
-        }  # fmt: skip
+            "path": self._name(paths.root),
+            "phase": plain(status.phase),
+            "message": plain(status.message),
+            "pods": counted(pods, "pod") if pods else "",
+            "live": status.alive,
+        }
 
 
 class _Pieces(io.RawIOBase):

@@ -56,7 +56,9 @@ class Scaling:
         return computing_s * self.slowdown + self.sending_s
 
 
-def scaling_of(setting: Setting, trace: Trace, *, accumulation: int, exchange: Exchange | None) -> Scaling | None:
+def scaling_of(
+    setting: Setting, trace: Trace, *, accumulation: int, exchange: Exchange | None
+) -> Scaling | None:
     """Work it out for a technique; None where ranks exchange data and how fast they do was not measured."""
     if setting.ranks == 1:
         return Scaling()
@@ -72,7 +74,10 @@ def scaling_of(setting: Setting, trace: Trace, *, accumulation: int, exchange: E
 
 def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange) -> float:
     technique, ranks = setting.technique, setting.ranks
-    latency_s, wait_s = exchange.meet_s(ranks // setting.on_pod), exchange.wait_s(ranks // setting.on_pod)
+    latency_s, wait_s = (
+        exchange.meet_s(ranks // setting.on_pod),
+        exchange.wait_s(ranks // setting.on_pod),
+    )
     reduced_s = exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks)
     gathered_s = exchange.all_reduce_s(setting.compute_bytes * trace.trained, ranks) / 2
     match technique:
@@ -85,7 +90,9 @@ def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exch
         case Technique.ZERO2:
             return accumulation * (wait_s + reduced_s) + gathered_s
     if setting.shards < ranks:  # within a pod, and a replica on each
-        return accumulation * exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks // setting.on_pod)
+        return accumulation * exchange.all_reduce_s(
+            setting.reduce_bytes * trace.trained, ranks // setting.on_pod
+        )
     # Each layer by itself: gathered before its forward pass and, unless it was kept, its backward pass; then scattered,
     # which gloo does by an all-reduce. ZeRO-3 scatters by buckets; small parameters it gathers once a step, each.
     zero3 = technique.zero_stage == 3
@@ -94,10 +101,14 @@ def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exch
     layers = [layer for layer in trace.layers if layer.largest > persist]
     twice = 0 if setting.gathers_all else sum(layer.all for layer in layers)
     gathered = max(0, trace.parameters - kept) + max(0, twice - kept)
-    whole_s, kept_s = (exchange.all_reduce_s(setting.compute_bytes * size, ranks) / 2 for size in (gathered, kept))
+    whole_s, kept_s = (
+        exchange.all_reduce_s(setting.compute_bytes * size, ranks) / 2 for size in (gathered, kept)
+    )
     scattered_s = reduced_s if exchange.backend == "gloo" else reduced_s / 2
     scatters = -(-trace.trained // setting.bucket) if zero3 else len(layers) + 1
-    messages = (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist) + scatters
+    messages = (
+        (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist) + scatters
+    )
     at_the_end_s = kept_s + (small - 1) * (exchange.latency_s or 0.0) if small else 0.0
     return accumulation * (whole_s + scattered_s + messages * latency_s) + at_the_end_s
 
@@ -116,12 +127,16 @@ class Speeds:
     def added(self, row: PlanRow, accumulation: int, *, price: float | None = None) -> PlanRow:
         """Put the predicted speed into a row; it stays as it is where none can be predicted."""
         setting = self.settings.get(row.technique)
-        scaling = setting and scaling_of(setting, self.trace, accumulation=accumulation, exchange=self.exchange)
+        scaling = setting and scaling_of(
+            setting, self.trace, accumulation=accumulation, exchange=self.exchange
+        )
         if not setting or not scaling:
             return row
         single = self.paces[Technique.SINGLE]
         pace = self.paces.get(TIMED_AS.get(setting.technique, setting.technique), single)
-        step_s = scaling.step_s(pace, rows=self.micro, accumulation=accumulation, spread_s=single.update_s)
+        step_s = scaling.step_s(
+            pace, rows=self.micro, accumulation=accumulation, spread_s=single.update_s
+        )
         alone_s = Scaling().step_s(single, rows=self.micro, accumulation=accumulation)
         samples_per_s = self.micro * accumulation * setting.ranks / step_s
         pod_hours = setting.ranks // setting.on_pod * 1e6 / samples_per_s / 3600

@@ -67,7 +67,9 @@ class GpuTable(Shown):
         for row in self.rows:
             if row.kind == kind:
                 return row
-        raise ConfigError(f"the table has no GPU {kind!r}; it has {', '.join(row.kind for row in self.rows)}")
+        raise ConfigError(
+            f"the table has no GPU {kind!r}; it has {', '.join(row.kind for row in self.rows)}"
+        )
 
     def __repr__(self) -> str:
         return f"GpuTable({self.job.model}, {len(self.rows)} kinds)"
@@ -116,15 +118,28 @@ def gpus_for(
     for kind, (memory, bf16) in kinds.items():
         row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))
         if jobs[bf16].precision == Precision.BF16 and not bf16:
-            rows.append(replace(row, why="it has no bf16 in the hardware: leave precision open, or use 'fp32'"))
+            rows.append(
+                replace(
+                    row, why="it has no bf16 in the hardware: leave precision open, or use 'fp32'"
+                )
+            )
             continue
         steps = _steps(gpus_on_pod, most_pods)
-        best = next(filter(None, (_least(row, jobs[bf16], trace, at, (memory_gib, techniques)) for at in steps)), row)
+        best = next(
+            filter(
+                None, (_least(row, jobs[bf16], trace, at, (memory_gib, techniques)) for at in steps)
+            ),
+            row,
+        )
         rows.append(best)
     return GpuTable(
-        job=job, parameters=trace.parameters, memory_gib=memory_gib, gpus_on_pod=gpus_on_pod, most_pods=most_pods,
+        job=job,
+        parameters=trace.parameters,
+        memory_gib=memory_gib,
+        gpus_on_pod=gpus_on_pod,
+        most_pods=most_pods,
         rows=rows,
-    )  # fmt: skip
+    )
 
 
 def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:
@@ -137,7 +152,11 @@ def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:
 
 
 def _least(
-    row: GpuRow, job: FineTune, trace: Trace, at: tuple[int, int], bounds: tuple[float | None, Sequence[str] | None]
+    row: GpuRow,
+    job: FineTune,
+    trace: Trace,
+    at: tuple[int, int],
+    bounds: tuple[float | None, Sequence[str] | None],
 ) -> GpuRow | None:
     """Return the row where some technique fits on so many GPUs of a pod and pods."""
     (gpus, pods), (memory_gib, allowed) = at, bounds

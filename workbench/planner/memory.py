@@ -57,13 +57,17 @@ class Memory:
     @property
     def tensors(self) -> float:
         """The sum of what is in tensors; pages of files are not."""
-        return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead - self.files)
+        return float(
+            sum(getattr(self, field.name) for field in fields(self)) - self.overhead - self.files
+        )
 
     def times(self, factor: float) -> Memory:
         return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
     def plus(self, other: Memory) -> Memory:
-        return Memory(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return Memory(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +79,18 @@ class Need:
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     passed = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=trace.trained)
-    moments = [_at(setting, trace, moment, rows) for moment in (*trace.moments[setting.arithmetic], passed)]
+    moments = [
+        _at(setting, trace, moment, rows) for moment in (*trace.moments[setting.arithmetic], passed)
+    ]
     moments.append(_update(setting, trace))
     device = max((pair[0] for pair in moments), key=lambda memory: memory.total)
     host = max((pair[1] for pair in moments), key=lambda memory: memory.total)
     if not setting.gpu:  # all of it is in the pod's memory: the highest moment is that of the sum
         both = max((d.plus(h) for d, h in moments), key=lambda memory: memory.total)
         return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
-    return Need(gpu=replace(device, overhead=_CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES))
+    return Need(
+        gpu=replace(device, overhead=_CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES)
+    )
 
 
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
@@ -93,7 +101,10 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
         held += trace.largest_packed * setting.compute_bytes
     gradients, communication = _backward(setting, trace, moment)
     moving = Memory(
-        activations=max(0.0, held - logits), logits=logits, gradients=gradients, communication=communication
+        activations=max(0.0, held - logits),
+        logits=logits,
+        gradients=gradients,
+        communication=communication,
     )
     return device.plus(moving), host
 
@@ -120,10 +131,14 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         if "optimizer" in setting.offload:  # the gradients lie there in FP32 already
             return device, host.plus(replace(work, gradients=0.0))
         return device.plus(replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)), host
-    device = device.plus(Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0])))
+    device = device.plus(
+        Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0]))
+    )
     if "optimizer" not in setting.offload:
         return device.plus(work), host
-    return device, host.plus(Memory(optimizer=work.optimizer + work.gradients * int(not setting.gpu)))
+    return device, host.plus(
+        Memory(optimizer=work.optimizer + work.gradients * int(not setting.gpu))
+    )
 
 
 def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
@@ -138,10 +153,14 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     states = setting.state_bytes * trained / shards
     gradients = setting.weight_bytes * trained / shards if stage == 3 else 0.0
     bucket = float(setting.bucket * setting.weight_bytes) if stage == 3 else 0.0
-    device = Memory(parameters=scales, communication=bucket, optimizer=setting.outer_bytes * trained)
+    device = Memory(
+        parameters=scales, communication=bucket, optimizer=setting.outer_bytes * trained
+    )
     host = Memory()
     if "parameters" in setting.offload:
-        if setting.weight_buffers:  # DeepSpeed keeps so many of its trained elements here all the same (`max_in_cpu`)
+        if (
+            setting.weight_buffers
+        ):  # DeepSpeed keeps so many of its trained elements here all the same (`max_in_cpu`)
             here = setting.weight_buffers + min(setting.weights_kept, trained / shards)
             weights = setting.weight_bytes * here
         host = host.plus(Memory(parameters=weights))
@@ -152,14 +171,20 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         return device, host.plus(Memory(optimizer=through, gradients=gradients))
     if "optimizer" in setting.offload:
         # Gradients are kept there in FP32, by ZeRO-3 beside those of the weights' own format.
-        host = host.plus(Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards))
-        if stage in (1, 2):  # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_` and `_gpu_`
+        host = host.plus(
+            Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards)
+        )
+        if (
+            stage in (1, 2)
+        ):  # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_` and `_gpu_`
             largest = Memory(communication=float(setting.weight_bytes * trace.largest))
             updated = Memory(optimizer=setting.weight_bytes * trained / shards)
             return device.plus(largest), host.plus(largest).plus(updated)
         return device, host
     if setting.paged and setting.gpu:
-        return device.plus(Memory(optimizer=master, gradients=gradients)), host.plus(Memory(optimizer=states))
+        return device.plus(Memory(optimizer=master, gradients=gradients)), host.plus(
+            Memory(optimizer=states)
+        )
     return device.plus(Memory(optimizer=master + states, gradients=gradients)), host
 
 
@@ -171,12 +196,18 @@ def _weights(setting: Setting, trace: Trace) -> float:
 
 
 def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
-    trained, arrived, technique = trace.trained, min(moment.gradients, trace.trained), setting.technique
+    trained, arrived, technique = (
+        trace.trained,
+        min(moment.gradients, trace.trained),
+        setting.technique,
+    )
     held = trained if setting.accumulates else arrived
     if technique.replicates:
         return _FP32 * held, float(_FP32 * trained) if technique is Technique.DDP else 0.0
     if technique is Technique.FSDP:
-        return 0.0 if setting.offload else _FP32 * held / setting.shards, _gathered_by_fsdp(setting, trace, moment)
+        return 0.0 if setting.offload else _FP32 * held / setting.shards, _gathered_by_fsdp(
+            setting, trace, moment
+        )
     size = setting.weight_bytes
     bucket = min(setting.bucket, trained)
     reduced = bucket if arrived >= bucket else 0
@@ -219,15 +250,21 @@ def _largest_layer(trace: Trace) -> Parameters:
     return max(trace.layers, key=lambda layer: layer.all, default=trace.rest)
 
 
-def host_of(setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None) -> Mapping[str, Memory]:
+def host_of(
+    setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None
+) -> Mapping[str, Memory]:
     """Return the need by stage: `loading`, `training`, `saving`; on a GPU of so many bytes, where that is known."""
     device, host = _kept(setting, trace)
     held = host if setting.gpu else device.plus(host)
     start = Memory(overhead=need.host.overhead)
-    read = trace.parameters - (trace.trained if trace.trained < trace.parameters else 0)  # adapters are in no file
+    read = trace.parameters - (
+        trace.trained if trace.trained < trace.parameters else 0
+    )  # adapters are in no file
     files = Memory(files=float(setting.file_bytes * read))
     return {
-        "loading": start.plus(_loading(setting, trace, gpu_bytes)).times(setting.on_pod).plus(files),
+        "loading": start.plus(_loading(setting, trace, gpu_bytes))
+        .times(setting.on_pod)
+        .plus(files),
         "training": need.host.times(setting.on_pod),
         "saving": start.plus(held).times(setting.on_pod).plus(_saving(setting, trace)),
     }
@@ -240,14 +277,20 @@ def _loading(setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
     if setting.weight_bytes != setting.file_bytes:
         turned += trace.trained * setting.weight_bytes
     if setting.frozen_bytes != setting.file_bytes:
-        turned += (trace.parameters - trace.trained - trace.packed * setting.packed) * setting.frozen_bytes
+        turned += (
+            trace.parameters - trace.trained - trace.packed * setting.packed
+        ) * setting.frozen_bytes
     share = turned / trace.parameters
     if technique is Technique.FSDP:
         if setting.packed:  # each rank packs the whole model here, and then cuts it up
             scales = trace.packed * (_PACKED - _FOUR_BITS)
             return Memory(parameters=_weights(setting, trace) + scales)
         group = max(_largest_layer(trace).all, trace.rest.all)
-        shards = 0.0 if setting.gpu and not setting.offload else _weights(setting, trace) / setting.shards
+        shards = (
+            0.0
+            if setting.gpu and not setting.offload
+            else _weights(setting, trace) / setting.shards
+        )
         return Memory(parameters=shards, communication=share * group)
     if technique.zero_stage == 3:
         offloads = setting.gpu and "parameters" not in setting.offload
@@ -255,7 +298,10 @@ def _loading(setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
         whole = 0.0 if setting.gpu else float(setting.weight_bytes * trace.largest)
         return Memory(parameters=shards, communication=whole)
     if setting.gpu:
-        return Memory(parameters=share * trace.largest, communication=_flattened_here(setting, trace, gpu_bytes))
+        return Memory(
+            parameters=share * trace.largest,
+            communication=_flattened_here(setting, trace, gpu_bytes),
+        )
     flat = float(setting.weight_bytes * trace.trained) if technique.zero_stage else 0.0
     return Memory(parameters=float(turned), communication=flat)
 
@@ -276,4 +322,8 @@ def _saving(setting: Setting, trace: Trace) -> Memory:
         return Memory()
     saved = trace.trained if trace.trained < trace.parameters else trace.parameters
     layer = max(_largest_layer(trace).all, trace.rest.largest)
-    return Memory(communication=min(setting.weight_bytes * saved, SAVED_AT_ONCE + setting.weight_bytes * layer))
+    return Memory(
+        communication=min(
+            setting.weight_bytes * saved, SAVED_AT_ONCE + setting.weight_bytes * layer
+        )
+    )

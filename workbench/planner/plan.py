@@ -50,7 +50,7 @@ class _Hardware(Record):
 
 
 @suggests("plan")
-def plan(
+def plan(  # noqa: PLR0913
     job: FineTune,
     *,
     pods: int = 1,
@@ -87,9 +87,12 @@ def plan(
         WorkbenchError: The model's step cannot be traced.
     """
     _Hardware(
-        pods=pods, gpus=gpus, gpu_memory_gib=gpu_memory_gib, memory_gib=memory_gib,
+        pods=pods,
+        gpus=gpus,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib,
         price_per_pod_hour=price_per_pod_hour,
-    )  # fmt: skip
+    )
     if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
@@ -98,25 +101,39 @@ def plan(
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
-    rows = [refused.get(name) or _row(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
+    rows = [
+        refused.get(name) or _row(settings[name], trace, micro, limits)
+        for name in techniques or list(Technique)
+    ]
     accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
     if paces:
         speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
         speed_ups = speeds.speed_ups(rows, accumulation)
     return PlanTable(
-        model=job.model, parameters=trace.parameters, trained=trace.trained, pods=pods, gpu_memory_gib=gpu_memory_gib,
-        memory_gib=memory_gib, job=job, lengths=lengths or (job.max_source_length, job.max_target_length),
-        rows=_marked(rows), paces=paces or {}, exchange=exchange, speed_ups=speed_ups,
+        model=job.model,
+        parameters=trace.parameters,
+        trained=trace.trained,
+        pods=pods,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib,
+        job=job,
+        lengths=lengths or (job.max_source_length, job.max_target_length),
+        rows=_marked(rows),
+        paces=paces or {},
+        exchange=exchange,
+        speed_ups=speed_ups,
         scheduling=nodes.verdict if nodes is not None else "",
-    )  # fmt: skip
+    )
 
 
 def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
     if setting.spread and trace.unplaced:
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
     if why := trace.failed.get(setting.arithmetic):
-        what = f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
+        what = (
+            f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
+        )
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=what)
     return row_of(setting, trace, rows, limits)
 
@@ -148,14 +165,22 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
     """Predict what a job needs as it is, without a verdict."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     there = trace_step(request) if trace else cached_trace(request)
-    return None if there is None else row_of(setting, there, job.per_device_train_batch_size, (None, None))
+    return (
+        None
+        if there is None
+        else row_of(setting, there, job.per_device_train_batch_size, (None, None))
+    )
 
 
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
     """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     there, accumulation = cached_trace(request), job.gradient_accumulation_steps
-    return None if there is None else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
+    return (
+        None
+        if there is None
+        else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
+    )
 
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
@@ -172,8 +197,12 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
     )
 
 
-def traced(job: FineTune, arithmetic: Sequence[str], *, gpus: int, lengths: tuple[int, int] | None) -> Trace:
-    return trace_step(request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths))
+def traced(
+    job: FineTune, arithmetic: Sequence[str], *, gpus: int, lengths: tuple[int, int] | None
+) -> Trace:
+    return trace_step(
+        request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths)
+    )
 
 
 def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
@@ -184,9 +213,13 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
     return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > MARGIN else Fit.FITS
 
 
-def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True) -> PlanRow:
+def row_of(
+    setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True
+) -> PlanRow:
     """Work out a row of the table; where it `searches`, with the largest micro-batch."""
-    if not setting.gpu:  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
+    if (
+        not setting.gpu
+    ):  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
     stages = host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
@@ -201,7 +234,9 @@ def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searche
         stages=stages,
         gpus_on_pod=trace.gpus if setting.spread else setting.on_pod if setting.gpu else 0,
         ranks=setting.ranks,
-        micro_batch=most_rows(setting, trace, limits) if searches and fit is not Fit.UNKNOWN else None,
+        micro_batch=most_rows(setting, trace, limits)
+        if searches and fit is not Fit.UNKNOWN
+        else None,
     )
 
 

@@ -61,7 +61,10 @@ def inquiry_of(job: FineTune, *, pods: int, gpus: int, memory_gib: float | None)
 
 
 def prediction_of(
-    inquiry: Mapping[str, Any], trace: Trace, limits: Limits = (None, None), free_gib: float | None = None
+    inquiry: Mapping[str, Any],
+    trace: Trace,
+    limits: Limits = (None, None),
+    free_gib: float | None = None,
 ) -> dict[str, Any]:
     """Answer an inquiry; `limits` are those of the pod itself, `free_gib` is on its disk."""
     setting = setting_from(inquiry["setting"])
@@ -94,22 +97,33 @@ def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[st
     for technique in Technique:
         with contextlib.suppress(ConfigError):
             other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)
-            if technique != job.technique and (other.arithmetic, other.ranks) == (setting.arithmetic, setting.ranks):
+            if technique != job.technique and (other.arithmetic, other.ranks) == (
+                setting.arithmetic,
+                setting.ranks,
+            ):
                 others[technique.value] = asdict(other)
     return others
 
 
 def _largest(inquiry: Mapping[str, Any], trace: Trace, limits: Limits) -> dict[str, int]:
-    settings = [setting_from(raw) for raw in (inquiry["setting"], *inquiry.get("others", {}).values())]
+    settings = [
+        setting_from(raw) for raw in (inquiry["setting"], *inquiry.get("others", {}).values())
+    ]
     if limits[0 if settings[0].gpu else 1] is None:
         return {}
     gpu_gib, pod_gib = (None if limit is None else limit * MARGIN for limit in limits)
-    return {setting.technique.value: most_rows(setting, trace, (gpu_gib, pod_gib)) for setting in settings}
+    return {
+        setting.technique.value: most_rows(setting, trace, (gpu_gib, pod_gib))
+        for setting in settings
+    }
 
 
 def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
     """Compare what is predicted with what there is, in words; the place with the least room decides."""
-    needs = {"of each GPU's": (row.gpu_gib, limits[0]), "of each pod's memory": (row.host_gib, limits[1])}
+    needs = {
+        "of each GPU's": (row.gpu_gib, limits[0]),
+        "of each pod's memory": (row.host_gib, limits[1]),
+    }
     parts = [
         f"{need:.2f} GiB {where}" + ("" if limit is None else f" (there are {limit:.2f})")
         for where, (need, limit) in needs.items()
@@ -122,7 +136,11 @@ def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
 
 def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     """Return the GiB that the first pod must store: the model, two checkpoints, what is offloaded."""
-    model = setting.weight_bytes * trace.trained if trace.trained < trace.parameters else 4 * trace.parameters
+    model = (
+        setting.weight_bytes * trace.trained
+        if trace.trained < trace.parameters
+        else 4 * trace.parameters
+    )
     share = trace.trained / setting.shards * setting.on_pod
     checkpoint = (4 + setting.state_bytes) * share
     swapped = share * (8 + setting.state_bytes) * bool(setting.swap_buffers)

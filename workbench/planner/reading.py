@@ -81,14 +81,19 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
     job = on_base(job)
     dataset = dataset_from(job.dataset)
-    with tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch, checked_rows(job) as refusal:
+    with (
+        tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch,
+        checked_rows(job) as refusal,
+    ):
         folder = Path(scratch)
         if isinstance(dataset, Hub):
             dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))
             written = dataset.write(folder, refusal=refusal)
         else:
             made = prepare(dataset, folder, refusal=refusal)
-            written = Written(made.train_rows, made.eval_rows, made.not_read, made.empty_answers or 0)
+            written = Written(
+                made.train_rows, made.eval_rows, made.not_read, made.empty_answers or 0
+            )
         train = set(_digests(folder / "train.jsonl"))
         overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
         answer = _ask(job, folder, written.train, rows)
@@ -96,7 +101,8 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         job=job,
         rows=[[(str(text), bool(learned)) for text, learned in row] for row in answer["shown"]],
         lengths=[
-            Length(int(read), int(own), bool(cut), bool(own_cut)) for read, own, cut, own_cut in answer["lengths"]
+            Length(int(read), int(own), bool(cut), bool(own_cut))
+            for read, own, cut, own_cut in answer["lengths"]
         ],
         train_rows=written.train,
         eval_rows=written.eval,
@@ -123,7 +129,9 @@ def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, An
         "shown": shown,
     }
     try:
-        (answer,) = replies(entries.ROW_LOOK, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES)
+        (answer,) = replies(
+            entries.ROW_LOOK, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+        )
     except ValueError as error:
         raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {error}") from error
     if "error" in answer:

@@ -16,7 +16,13 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_ranks
 
 # DeepSpeed's own defaults: https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
-_BUCKET, _PREFETCH, _PERSIST, _REUSE, _SUB_GROUP = 500_000_000, 50_000_000, 100_000, 1_000_000_000, 1_000_000_000
+_BUCKET, _PREFETCH, _PERSIST, _REUSE, _SUB_GROUP = (
+    500_000_000,
+    50_000_000,
+    100_000,
+    1_000_000_000,
+    1_000_000_000,
+)
 # Bytes that an optimizer keeps for an element: two FP32 numbers, or two bytes with an FP32 scale for each block of 256
 # (https://arxiv.org/abs/2110.02861, section 2.1).
 _STATES = {
@@ -88,7 +94,9 @@ class Setting:
     """Steps between two synchronisations of local SGD."""
 
 
-def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, object] | None = None) -> Setting:
+def setting_of(
+    job: FineTune, *, pods: int, gpus: int, model: Mapping[str, object] | None = None
+) -> Setting:
     """Work out a job's setting; `model` is the configuration of its model, which says the format of the files."""
     technique, precision = Technique(job.technique), job.number_format
     on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
@@ -97,19 +105,25 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
     fsdp = Fsdp.from_dict(job.fsdp)
     config: Mapping[str, Any] = load(job)[0] if technique.uses_deepspeed else {}
     zero = config.get("zero_optimization", {})
-    ahead = 0 if part(zero, "offload_param").get("device") == "nvme" else _PREFETCH  # as `resolve` fills it in
+    ahead = (
+        0 if part(zero, "offload_param").get("device") == "nvme" else _PREFETCH
+    )  # as `resolve` fills it in
     half = precision in (Precision.BF16, Precision.FP16)
     shards = 1 if technique.replicates else ranks
     # That of FSDP, and on CPUs DeepSpeed's own.
     own = not gpus and bool("optimizer" in config or zero.get("offload_optimizer"))
     local = LocalSgd.from_dict(job.local_sgd)
     anchors = 8.0 if local.outer_momentum else 4.0
-    saved = str((model or {}).get("dtype") or (model or {}).get("torch_dtype")).removeprefix("torch.")
+    saved = str((model or {}).get("dtype") or (model or {}).get("torch_dtype")).removeprefix(
+        "torch."
+    )
     unfused = job.optimizer == Optimizer.ADAMW and (technique is Technique.FSDP or own)
     return Setting(
         technique=technique,
         ranks=ranks,
-        shards=(fsdp.group or on_pod) if technique is Technique.FSDP and fsdp.shard == Shard.HYBRID else shards,
+        shards=(fsdp.group or on_pod)
+        if technique is Technique.FSDP and fsdp.shard == Shard.HYBRID
+        else shards,
         on_pod=on_pod,
         spread=job.device_map is not None and gpus > 1,
         gpu=gpus > 0,
@@ -150,7 +164,9 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
 
 def setting_from(data: Mapping[str, Any]) -> Setting:
     """Read the JSON form of a setting, which `dataclasses.asdict` gives."""
-    return Setting(**{**data, "technique": Technique(data["technique"]), "offload": tuple(data["offload"])})
+    return Setting(
+        **{**data, "technique": Technique(data["technique"]), "offload": tuple(data["offload"])}
+    )
 
 
 def arithmetic_of(job: FineTune) -> str:
@@ -174,7 +190,9 @@ def request_of(
     source, target = lengths or (job.max_source_length, job.max_target_length)
     lora = Lora.from_dict(job.lora)
     return {
-        "config": {name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")},
+        "config": {
+            name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")
+        },
         "source": -(-source // 8) * 8,  # as the trainer pads
         "target": -(-target // 8) * 8,
         "arithmetic": sorted(set(arithmetic)),
@@ -184,7 +202,11 @@ def request_of(
         if job.peft == Peft.NONE
         else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
         "gpu": gpus > 0,
-        **({} if job.router_aux_loss_coef is None else {"router_aux_loss_coef": job.router_aux_loss_coef}),
+        **(
+            {}
+            if job.router_aux_loss_coef is None
+            else {"router_aux_loss_coef": job.router_aux_loss_coef}
+        ),
         **({"spread": _spread(job, gpus)} if job.device_map and gpus > 1 else {}),
     }
 
@@ -200,9 +222,13 @@ def _spread(job: FineTune, gpus: int) -> dict[str, object]:
 
 def _reduce_bytes(job: FineTune, config: Mapping[str, Any], *, half: bool) -> int:
     technique = Technique(job.technique)
-    if technique is not Technique.LOCAL_SGD and (asked := config.get("communication_data_type") or job.communication):
+    if technique is not Technique.LOCAL_SGD and (
+        asked := config.get("communication_data_type") or job.communication
+    ):
         return 4 if asked == Communication.FP32 else 2
-    shrinks = technique.uses_deepspeed or (technique is Technique.FSDP and not Fsdp.from_dict(job.fsdp).reduce_in_fp32)
+    shrinks = technique.uses_deepspeed or (
+        technique is Technique.FSDP and not Fsdp.from_dict(job.fsdp).reduce_in_fp32
+    )
     return 2 if half and shrinks else 4
 
 
@@ -220,4 +246,6 @@ def _number(zero: Mapping[str, Any], key: str, default: int) -> int:
         case int() | float() as value:
             return int(value)
         case value:
-            raise ConfigError(f"deepspeed zero_optimization.{key} is {value!r}; it must be a number")
+            raise ConfigError(
+                f"deepspeed zero_optimization.{key} is {value!r}; it must be a number"
+            )

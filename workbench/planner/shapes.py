@@ -26,7 +26,9 @@ def _t5(width: int, inner: int, heads: int, layers: int, head: int = 64) -> Mapp
     }
 
 
-def _llama(width: int, inner: int, heads: int, layers: int, kv_heads: int | None = None) -> Mapping[str, object]:
+def _llama(
+    width: int, inner: int, heads: int, layers: int, kv_heads: int | None = None
+) -> Mapping[str, object]:
     return {
         "model_type": "llama",
         "vocab_size": 32000,
@@ -50,7 +52,9 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
     # https://arxiv.org/abs/2302.13971, table 2; Llama 2 reads twice as far.
     "llama-2-7b": _llama(4096, 11008, 32, 32),
     "llama-2-13b": _llama(5120, 13824, 40, 40),
-    "llama-2-70b": _llama(8192, 28672, 64, 80, kv_heads=8),  # https://arxiv.org/abs/2307.09288, table 1
+    "llama-2-70b": _llama(
+        8192, 28672, 64, 80, kv_heads=8
+    ),  # https://arxiv.org/abs/2307.09288, table 1
     # The built-in ones, with as many words as their tokenizers learn from the bundled questions.
     TINY_T5: {
         **_t5(128, 256, 8, 2, head=16),
@@ -59,7 +63,12 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
         "dropout_rate": 0.0,  # runs with other numbers of ranks follow the same curve only without dropout
     },
     # The inner size is 8/3 of the hidden size, rounded up to a multiple of 32, as Llama's are.
-    TINY_LLAMA: {**_llama(128, 352, 8, 2), "vocab_size": 4096, "max_position_embeddings": 2048, "dtype": "float32"},
+    TINY_LLAMA: {
+        **_llama(128, 352, 8, 2),
+        "vocab_size": 4096,
+        "max_position_embeddings": 2048,
+        "dtype": "float32",
+    },
 }
 
 
@@ -90,7 +99,9 @@ def _read(path: Path) -> Mapping[str, object]:
     try:
         config = json.loads(read_given(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); give a folder made by save_pretrained") from error
+        raise ConfigError(
+            f"{path} cannot be read ({error}); give a folder made by save_pretrained"
+        ) from error
     match config:
         case {"model_type": str()}:
             return dict(config)
@@ -101,5 +112,7 @@ def _cached(model: str) -> Path | None:
     # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    configs = sorted((cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    configs = sorted(
+        (cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json")
+    )
     return configs[-1] if configs else None

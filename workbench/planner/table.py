@@ -130,7 +130,9 @@ class PlanTable(Shown):
     @property
     def fastest(self) -> PlanRow | None:
         """The fastest row that fits, `local-sgd` left out, which changes the result; None where no speed is known."""
-        speeds = [row for row in self.rows if row.samples_per_s and row.technique != Technique.LOCAL_SGD]
+        speeds = [
+            row for row in self.rows if row.samples_per_s and row.technique != Technique.LOCAL_SGD
+        ]
         fitting = [row for row in speeds if row.fit in (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN)]
         return max(fitting, key=lambda row: row.samples_per_s or 0.0, default=None)
 

@@ -113,7 +113,12 @@ class Trace:
 
     def no_larger_than(self, elements: int) -> tuple[int, int]:
         """Return the elements of all parameters that have no more than so many each, and how many these are."""
-        small = [(size, times) for g in self._groups for size, times in g.small.items() if size <= elements]
+        small = [
+            (size, times)
+            for g in self._groups
+            for size, times in g.small.items()
+            if size <= elements
+        ]
         return sum(size * times for size, times in small), sum(times for _, times in small)
 
 
@@ -142,7 +147,9 @@ def trace_step(request: Request) -> Trace:
         answer = _ask(rest)
         answers |= remember(rest, answer)
         failed = answer.get("failed", {})
-    return replace(trace_of([answer for answer in answers.values() if answer is not None]), failed=failed)
+    return replace(
+        trace_of([answer for answer in answers.values() if answer is not None]), failed=failed
+    )
 
 
 def trace_of(answers: Sequence[Answer]) -> Trace:
@@ -150,7 +157,9 @@ def trace_of(answers: Sequence[Answer]) -> Trace:
     sizes = answers[0]["sizes"]
     return Trace(
         moments={
-            name: [Moment(*values) for values in each["points"][name]] for each in answers for name in each["points"]
+            name: [Moment(*values) for values in each["points"][name]]
+            for each in answers
+            for name in each["points"]
         },
         layers=[_parameters(layer) for layer in sizes["layers"]],
         rest=_parameters(sizes["rest"]),
@@ -168,7 +177,9 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
         if name not in answer["points"]:  # it could not be traced
             continue
         answers[name] = {**answer, "points": {name: answer["points"][name]}}
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, not the plan
+        with contextlib.suppress(
+            OSError
+        ):  # a cache that cannot be written costs seconds, not the plan
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json(place, answers[name])
     return answers
@@ -176,7 +187,9 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
 
 def _ask(request: Request) -> Answer:
     try:
-        (answer,) = replies(entries.TRACE, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES)
+        (answer,) = replies(
+            entries.TRACE, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+        )
     except ValueError as error:
         raise WorkbenchError(f"the model cannot be traced: {error}") from error
     return dict(answer)
@@ -201,11 +214,17 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspeed-workbench" / "traces"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "deepspeed-workbench"
+        / "traces"
+    )
 
 
 def _place(request: Request) -> Path:
-    text = json.dumps([_FORM, *map(_version, ("torch", "transformers", "peft")), request], sort_keys=True)
+    text = json.dumps(
+        [_FORM, *map(_version, ("torch", "transformers", "peft")), request], sort_keys=True
+    )
     return _cache() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 

@@ -22,14 +22,18 @@ def backend_class(kind: object) -> type[Place]:
     entry = next((entry for name, entry in entries.PLACES.items() if name == kind), None)
     if entry is None:
         raise one_of("backend kind", kind, KINDS)
-    module, _, name = entry.partition(":")  # only the place that is used is imported: each takes some 20 ms
+    module, _, name = entry.partition(
+        ":"
+    )  # only the place that is used is imported: each takes some 20 ms
     return cast(type[Place], getattr(importlib.import_module(module), name))
 
 
 def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
     """Make the backend that `to_dict` described."""
     if "kind" not in data:
-        raise ConfigError(f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}')
+        raise ConfigError(
+            f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}'
+        )
     return cast(PodBackend, backend_class(data["kind"]).from_dict(data))
 
 

@@ -61,7 +61,9 @@ def _is_whole(value: object, most: int) -> bool:
 def check_user(user: str) -> str:
     """Return the user name unchanged if it is one that needs no quoting anywhere."""
     if not _USER.fullmatch(user):
-        raise ConfigError(f"{user[:60]!r} is not a user name; letters, digits and _ . - may stand in one")
+        raise ConfigError(
+            f"{user[:60]!r} is not a user name; letters, digits and _ . - may stand in one"
+        )
     return user
 
 
@@ -73,7 +75,9 @@ class HostEntry:
     def __post_init__(self) -> None:
         check_address(self.address)
         if not _is_whole(self.slots, MAX_SLOTS):
-            raise ConfigError(f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to {MAX_SLOTS}")
+            raise ConfigError(
+                f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to {MAX_SLOTS}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +94,9 @@ class Hostfile:
         for entry in self.entries:
             key = _identity_of(entry.address)
             if key in seen:
-                raise ConfigError(f"host {entry.address} stands twice in the hostfile (first as {seen[key]})")
+                raise ConfigError(
+                    f"host {entry.address} stands twice in the hostfile (first as {seen[key]})"
+                )
             seen[key] = entry.address
 
     @classmethod
@@ -108,11 +114,15 @@ class Hostfile:
                 raise ConfigError(f"{source}, line {number}: {error}") from None
             key = _identity_of(entry.address)
             if key in lines:
-                raise ConfigError(f"{source}, line {number}: host {entry.address} stands on line {lines[key]} already")
+                raise ConfigError(
+                    f"{source}, line {number}: host {entry.address} stands on line {lines[key]} already"
+                )
             lines[key] = number
             entries.append(entry)
         if not entries:
-            raise ConfigError(f"{source} names no host; write one line `address slots=N` for each pod")
+            raise ConfigError(
+                f"{source} names no host; write one line `address slots=N` for each pod"
+            )
         return cls(entries=tuple(entries))
 
     @classmethod
@@ -136,7 +146,9 @@ class Hostfile:
     def format(self, form: Literal["deepspeed", "openmpi"] = "deepspeed") -> str:
         """Return the text of the file; OpenMPI's also forbids more ranks on a host than its slots."""
         limit = "" if form == "deepspeed" else " max_slots={0}"
-        return "".join(f"{e.address} slots={e.slots}{limit.format(e.slots)}\n" for e in self.entries)
+        return "".join(
+            f"{e.address} slots={e.slots}{limit.format(e.slots)}\n" for e in self.entries
+        )
 
     def __str__(self) -> str:
         return self.format()
@@ -147,7 +159,9 @@ def _parse_entry(words: Sequence[str]) -> HostEntry:
     for word in words[1:]:
         match = _OPTION.fullmatch(word)
         if match is None:
-            raise ConfigError(f"{word!r} is not `slots=N`; write `address slots=N`, with no blank in the address")
+            raise ConfigError(
+                f"{word!r} is not `slots=N`; write `address slots=N`, with no blank in the address"
+            )
         name = match[1].replace("-", "_")
         if name in options:
             raise ConfigError(f"{name} is given twice")

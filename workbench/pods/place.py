@@ -24,7 +24,10 @@ class Place(Record):
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form `{"kind": …, option: …}`; holds no secret."""
-        return {"kind": self.kind, **self.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
+        return {
+            "kind": self.kind,
+            **self.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        }
 
     def __repr__(self) -> str:
         options = {name: value for name, value in self.to_dict().items() if name != "kind"}

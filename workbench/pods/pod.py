@@ -126,7 +126,9 @@ class PodBackend(Protocol):
         """Take over, in rank order, the pods of a keeper that is no more; WorkbenchError where they cannot be found."""
         ...
 
-    def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
+    def restore(
+        self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /
+    ) -> Sequence[Pod]:
         """Put others in the place of lost pods, by name; return all, in rank order, failed where none can be had."""
         ...
 

@@ -11,7 +11,12 @@ from workbench.base.record import Allowed, Count, Environment, Positive, Record,
 
 
 def _requirement(value: str) -> str:
-    if not value.strip() or value != value.strip() or value.startswith("-") or not value.isprintable():
+    if (
+        not value.strip()
+        or value != value.strip()
+        or value.startswith("-")
+        or not value.isprintable()
+    ):
         raise ValueError(value)  # an option of pip's: those are PIP_… in env
     return value
 
@@ -34,7 +39,9 @@ class PodSpec(Record):
     """Container image, where the place runs containers. Default None: the place's own."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank, as in a job's `env`. Default none."""
-    pip: Annotated[Sequence[_Requirement], AfterValidator(tuple), Allowed("a list such as ['evaluate>=0.4']")] = ()
+    pip: Annotated[
+        Sequence[_Requirement], AfterValidator(tuple), Allowed("a list such as ['evaluate>=0.4']")
+    ] = ()
     """Packages that each pod gets, by its own pip, as the cluster starts: names with versions, addresses, or paths on
     the pod. They lie in a folder of the cluster, behind the pod's own on the import path; what a pod has of its own
     stays as it is. Default none."""

@@ -34,7 +34,9 @@ from workbench.rundir.spec import hide_values, stored
 _MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
 _MOST_ROWS = 512 << 20  # bytes of rows that are looked at
 _MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
-_VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?")
+_VERSION = re.compile(
+    r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?"
+)
 _PINNED = ("torch", "deepspeed", "transformers", "accelerate")
 
 
@@ -58,19 +60,30 @@ class Recipe:
 def recipe_of(result: ResultRecord) -> Recipe:
     paths = RunPaths(result.path)
     # PEP 440 and no more: versions become lines of requirements.txt and of a command.
-    versions = {name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)}
+    versions = {
+        name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)
+    }
     result = replace(result, versions=versions)
     job = part(read_json(paths.spec), "job")
-    recipe = _script(result, paths, job) if job.get("kind") == Script.kind else _finetune(result, paths)
+    recipe = (
+        _script(result, paths, job) if job.get("kind") == Script.kind else _finetune(result, paths)
+    )
     files = {name: _masked(name, content) for name, content in recipe.files.items()}
     hidden = [name for name, content in recipe.files.items() if files[name] != content]
-    differs = [*recipe.differs, *(f"what looks like a secret is masked in {name}" for name in hidden)]
+    differs = [
+        *recipe.differs,
+        *(f"what looks like a secret is masked in {name}" for name in hidden),
+    ]
     return replace(recipe, files=files, differs=differs, commands=mask_secrets(recipe.commands))
 
 
 def _masked(name: str, content: bytes) -> bytes:
     # Rows and tokenizers are data: a mask would change what is learned.
-    return content if name.endswith(".jsonl") or name.startswith("tokenizer/") else Redactor().blob(content)
+    return (
+        content
+        if name.endswith(".jsonl") or name.startswith("tokenizer/")
+        else Redactor().blob(content)
+    )
 
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
@@ -82,23 +95,43 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     losses = [result.first_eval_loss, result.eval_loss]
     carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
     carried["order"] = whole(resolved.get("order")) or 1
-    files = {**_program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
+    files = {
+        **_program(),
+        "job.json": json.dumps(carried, indent=1).encode(),
+        **_common(result, paths),
+    }
     differs: list[str] = []
     files |= _there(paths, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
     _add_tokenizer(files, differs, paths, str(options.get("model", "")))
-    lines = [*_install(result), *fetched, *_environment(paths), *_start(result, ["train.py"], options)]
-    return Recipe(files=files, commands="\n".join(lines), same=_SAME, differs=[*differs, *_DIFFERS, *_places(result)])
+    lines = [
+        *_install(result),
+        *fetched,
+        *_environment(paths),
+        *_start(result, ["train.py"], options),
+    ]
+    return Recipe(
+        files=files,
+        commands="\n".join(lines),
+        same=_SAME,
+        differs=[*differs, *_DIFFERS, *_places(result)],
+    )
 
 
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
     trained = read_json(paths.model / "config.json")
-    causal = not trained.get("is_encoder_decoder") if trained else "llama" in str(job.get("model", "")).lower()
+    causal = (
+        not trained.get("is_encoder_decoder")
+        if trained
+        else "llama" in str(job.get("model", "")).lower()
+    )
     parts = {
         "a causal model": family == Family.CAUSAL if family else causal,
-        f"technique {job.get('technique')!r}": job.get("technique") in (Technique.FSDP, Technique.LOCAL_SGD),
+        f"technique {job.get('technique')!r}": job.get("technique")
+        in (Technique.FSDP, Technique.LOCAL_SGD),
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
-        f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
+        f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw")
+        not in ("adamw", "sgd"),
         "going on from a checkpoint": bool(job.get("resume")),
         "the best model": bool(job.get("load_best_model_at_end")),
         "recomputed layers by name": bool(job.get("checkpoint_layers")),
@@ -127,13 +160,19 @@ def _with_workbench(
         files |= own
         job["deepspeed"] = "deepspeed.json"
     if (whole(resolved.get("order")) or 1) != ROW_ORDER:
-        differs.append("steps of fewer than 32 rows mix lengths in this version, and did not in the run")
+        differs.append(
+            "steps of fewer than 32 rows mix lengths in this version, and did not in the run"
+        )
     sent = parts(part(resolved, "metric_inputs").get("metrics"))
-    job["metrics"], metrics = carried_metrics([text(metric) for metric in items(job.get("metrics"))], sent)
+    job["metrics"], metrics = carried_metrics(
+        [text(metric) for metric in items(job.get("metrics"))], sent
+    )
     files |= metrics
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
     if Path(str(job.get("model", ""))).is_absolute():
-        differs.append(f"the model {job['model']} is a folder of the machine where the run was started: copy it")
+        differs.append(
+            f"the model {job['model']} is a folder of the machine where the run was started: copy it"
+        )
     start = [
         "# WORKBENCH is a checkout of DeepSpeed Workbench in which `make setup` has been done",
         ': "${WORKBENCH:?set it first}"',
@@ -143,7 +182,9 @@ def _with_workbench(
     return Recipe(
         files=files,
         commands="\n".join([*fetched, *_environment(paths), *start]),
-        same=("the job with all its options, the rows and their order, and the kind and number of pods",),
+        same=(
+            "the job with all its options, the rows and their order, and the kind and number of pods",
+        ),
         differs=[why, *differs, "speed and memory are those of your machines"],
     )
 
@@ -153,12 +194,16 @@ def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) ->
     args = [str(arg) for arg in given] if isinstance(given, list) else []
     files, differs = {**_script_files(paths, name), **_common(result, paths)}, []
     if name not in files:
-        differs.append(f"{name} is not in the run directory: put it, with its folder, beside the other files")
+        differs.append(
+            f"{name} is not in the run directory: put it, with its folder, beside the other files"
+        )
     lines = [*_install(result), *_environment(paths), *_start(result, [name, *args], {})]
     return Recipe(
         files=files,
         commands="\n".join(lines),
-        same=("the script with its folder, its arguments, the number of ranks and the versions of the libraries",),
+        same=(
+            "the script with its folder, its arguments, the number of ranks and the versions of the libraries",
+        ),
         differs=[*differs, *_places(result)],
     )
 
@@ -168,8 +213,13 @@ def _script_files(paths: RunPaths, script: str) -> dict[str, bytes]:
     try:
         with open_record(paths.script, within=paths.root) as file, zipfile.ZipFile(file) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and _is_inside(m.filename)]
-            if sum(m.file_size for m in members) > _MOST_SCRIPT or os.fstat(file.fileno()).st_size > _MOST_DATA:
-                members = [m for m in members if m.filename == script and m.file_size <= _MOST_SCRIPT]
+            if (
+                sum(m.file_size for m in members) > _MOST_SCRIPT
+                or os.fstat(file.fileno()).st_size > _MOST_DATA
+            ):
+                members = [
+                    m for m in members if m.filename == script and m.file_size <= _MOST_SCRIPT
+                ]
             return {m.filename: archive.read(m) for m in members}
     except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return {}
@@ -194,13 +244,22 @@ _DIFFERS = (
 
 def _program() -> dict[str, bytes]:
     program = Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py")
-    train = program.read_bytes().replace(b"from workbench.worker.order import", b"from order import")
+    train = program.read_bytes().replace(
+        b"from workbench.worker.order import", b"from order import"
+    )
     return {"train.py": train, "order.py": program.with_name("order.py").read_bytes()}
 
 
 def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
-    pins = [f"{name}=={result.versions[name].partition('+')[0]}" for name in _PINNED if name in result.versions]
-    return {"requirements.txt": "".join(f"{pin}\n" for pin in pins).encode(), **_there(paths, paths.hostfile)}
+    pins = [
+        f"{name}=={result.versions[name].partition('+')[0]}"
+        for name in _PINNED
+        if name in result.versions
+    ]
+    return {
+        "requirements.txt": "".join(f"{pin}\n" for pin in pins).encode(),
+        **_there(paths, paths.hostfile),
+    }
 
 
 def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
@@ -228,21 +287,35 @@ def _add_rows(
     if len(zip_contents(rows)) <= _MOST_DATA:
         files |= rows
         return []
-    differs.append(f"the rows are too many for this card; they are in {paths.inputs} where the run was started")
-    files["rows.sha256"] = "".join(f"{hashlib.sha256(b).hexdigest()}  {name}\n" for name, b in rows.items()).encode()
+    differs.append(
+        f"the rows are too many for this card; they are in {paths.inputs} where the run was started"
+    )
+    files["rows.sha256"] = "".join(
+        f"{hashlib.sha256(b).hexdigest()}  {name}\n" for name, b in rows.items()
+    ).encode()
     copies = [f"cp {shlex.quote(str(source))} ." for source in sources]
     return ["# the rows, which are too many for this card", *copies, "sha256sum -c rows.sha256", ""]
 
 
-def _add_tokenizer(files: dict[str, bytes], differs: list[str], paths: RunPaths, model: str) -> None:
+def _add_tokenizer(
+    files: dict[str, bytes], differs: list[str], paths: RunPaths, model: str
+) -> None:
     if model != "tiny-t5":
-        where = "a folder of that machine: copy it to every host" if Path(model).is_absolute() else "the model hub"
+        where = (
+            "a folder of that machine: copy it to every host"
+            if Path(model).is_absolute()
+            else "the model hub"
+        )
         differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
         return
-    kept = _there(paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json")))
+    kept = _there(
+        paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json"))
+    )
     files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
-        differs.append("the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so")
+        differs.append(
+            "the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so"
+        )
 
 
 def _install(result: ResultRecord) -> Sequence[str]:
@@ -262,16 +335,27 @@ def _environment(paths: RunPaths) -> Sequence[str]:
     """Set the variables of the job and of its pods; every value must be given by whoever repeats the run."""
     spec = read_json(paths.spec)
     given = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
-    names = {name: value for name, value in hide_values(given).items() if name.isidentifier() and name.isascii()}
+    names = {
+        name: value
+        for name, value in hide_values(given).items()
+        if name.isidentifier() and name.isascii()
+    }
     if not names:
         return []
-    lines = ["# the variables of the run; DeepSpeed passes on to other hosts what ~/.deepspeed_env holds"]
-    lines += [f': "${{{name}:?set it first; its value is not kept}}"' for name in references(names.values())]
+    lines = [
+        "# the variables of the run; DeepSpeed passes on to other hosts what ~/.deepspeed_env holds"
+    ]
+    lines += [
+        f': "${{{name}:?set it first; its value is not kept}}"'
+        for name in references(names.values())
+    ]
     lines += [f'export {name}="{value}"' for name, value in names.items()]
     return [*lines, ""]
 
 
-def _start(result: ResultRecord, program: Sequence[str], options: Mapping[str, object]) -> Sequence[str]:
+def _start(
+    result: ResultRecord, program: Sequence[str], options: Mapping[str, object]
+) -> Sequence[str]:
     quoted, ranks = shlex.join(program), max(1, result.world_size)
     if options.get("technique") == "single" or ranks == 1:
         return ["# the one rank", f".venv/bin/python {quoted}"]
@@ -286,5 +370,7 @@ def _start(result: ResultRecord, program: Sequence[str], options: Mapping[str, o
 
 def _places(result: ResultRecord) -> Sequence[str]:
     if any(host.address.startswith("127.") for host in result.hosts):
-        return ("the hosts were pods on one machine, and are gone: put your own into hostfile, or use torchrun",)
+        return (
+            "the hosts were pods on one machine, and are gone: put your own into hostfile, or use torchrun",
+        )
     return ("put your own hosts into hostfile if those of the run are gone",)

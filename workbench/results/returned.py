@@ -22,7 +22,10 @@ def returned(paths: RunPaths, ranks: int) -> list[object]:
 
 def _of_rank(paths: RunPaths, rank: int) -> object:
     # Rank 0's pod leaves its files at the top, others below their name.
-    folders = [paths.outputs, *sorted(path for path in paths.outputs.glob("*") if path.name != RETURNED)]
+    folders = [
+        paths.outputs,
+        *sorted(path for path in paths.outputs.glob("*") if path.name != RETURNED),
+    ]
     for folder in folders:
         values = folder / RETURNED / f"rank-{rank}.json"
         if not is_there(values):
@@ -32,7 +35,9 @@ def _of_rank(paths: RunPaths, rank: int) -> object:
             return _value(tree, _arrays(values.with_suffix(".safetensors"), paths.root))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{values} cannot be read: {error or type(error).__name__}") from error
-    raise RunError(f"rank {rank} of {paths.root} returned nothing: it was no function, has not ended, or failed")
+    raise RunError(
+        f"rank {rank} of {paths.root} returned nothing: it was no function, has not ended, or failed"
+    )
 
 
 def _arrays(file: Path, root: Path) -> Mapping[str, Any]:

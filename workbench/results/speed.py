@@ -66,15 +66,24 @@ def peak_tflops(device: str, precision: str) -> float | None:
         >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16"), peak_tflops("Tesla V100-SXM2-16GB", "bf16")
         (989.4, None)
     """
-    return next((peaks.get(precision) for name, peaks in _PEAKS if re.fullmatch(name, device)), None)
+    return next(
+        (peaks.get(precision) for name, peaks in _PEAKS if re.fullmatch(name, device)), None
+    )
 
 
 def _peaks(fp32: float, tf32: float | None, half: float, *, bf16: bool = True) -> dict[str, float]:
-    return {"fp32": fp32, "fp16": half, **({"tf32": tf32} if tf32 else {}), **({"bf16": half} if bf16 else {})}
+    return {
+        "fp32": fp32,
+        "fp16": half,
+        **({"tf32": tf32} if tf32 else {}),
+        **({"bf16": half} if bf16 else {}),
+    }
 
 
 # NVIDIA's own figures, without sparsity and with accumulation in FP32.
-_H100 = _peaks(66.9, 494.7, 989.4)  # SXM5: https://resources.nvidia.com/en-us-tensor-core (H100 architecture, table 2)
+_H100 = _peaks(
+    66.9, 494.7, 989.4
+)  # SXM5: https://resources.nvidia.com/en-us-tensor-core (H100 architecture, table 2)
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet.pdf
     (r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe", _peaks(19.5, 156.0, 312.0)),

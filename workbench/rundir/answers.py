@@ -112,8 +112,13 @@ def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
         if path.stat().st_size == 0:
             return []
         rows = [Fields(data, where) for where, data in read_lines(path, path.parent)]
-        of_source = _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent) if tables else {}
-        ids = [row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row)) for row in rows]
+        of_source = (
+            _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent) if tables else {}
+        )
+        ids = [
+            row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row))
+            for row in rows
+        ]
         there = read_tables(tables, tables.parent.parent) if tables else ()
         by_id = {table.id: table for table in there if table.id in ids}
         return [

@@ -47,7 +47,9 @@ CHECKPOINT = TypeAdapter(Checkpoint)
 """Reads and writes the JSON form."""
 
 
-def newest_good(root: Path, *, last_step: int | None = None, on_pods: ReadPart | None = None) -> Checkpoint:
+def newest_good(
+    root: Path, *, last_step: int | None = None, on_pods: ReadPart | None = None
+) -> Checkpoint:
     """Choose among the checkpoints before `last_step` in a run directory, or that its pods kept; every byte is read."""
     paths = RunPaths(root)
     read, steps = (on_pods, _on_pods(paths)) if on_pods else (_read_here, _here(paths.checkpoints))
@@ -56,15 +58,22 @@ def newest_good(root: Path, *, last_step: int | None = None, on_pods: ReadPart |
         if last_step is not None and step >= last_step:
             problem = f"max_steps is {last_step}, nothing is left to do after it"
         else:
-            problem = _problem(step, {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()})
+            problem = _problem(
+                step, {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()}
+            )
         if not problem:
             parts = {rank: part for rank, (_, part) in places.items()}
             pods = {rank: pod for rank, (pod, _) in places.items()} if on_pods else {}
             return Checkpoint(step=step, parts=parts, pods=pods, notes=notes)
         notes.append(f"the checkpoint of step {step} was left out: {problem}")
     if on_pods:
-        raise ConfigError(f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}")
-    why = "; ".join(notes) or f"{paths.checkpoints} is empty: its run saved none (save_steps), or has not ended"
+        raise ConfigError(
+            f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}"
+        )
+    why = (
+        "; ".join(notes)
+        or f"{paths.checkpoints} is empty: its run saved none (save_steps), or has not ended"
+    )
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
 
 
@@ -102,7 +111,9 @@ def _here(folder: Path) -> dict[int, Places]:
     steps = {number_in(path.name, "step"): path for path in folder.glob("step-*")}
     return {
         step: {
-            number_in(part.name, "rank"): (part.parent.name, part) for part in path.glob("*/rank-*") if part.is_dir()
+            number_in(part.name, "rank"): (part.parent.name, part)
+            for part in path.glob("*/rank-*")
+            if part.is_dir()
         }
         for step, path in steps.items()
         if step >= 0
@@ -114,7 +125,9 @@ def _on_pods(paths: RunPaths) -> dict[int, Places]:
     try:
         return {int(step): _places(part(steps, step)) for step in steps}
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{paths.held} does not say where the checkpoints are ({error}); resume needs it") from error
+        raise ConfigError(
+            f"{paths.held} does not say where the checkpoints are ({error}); resume needs it"
+        ) from error
 
 
 def _places(parts: Json) -> Places:
@@ -130,7 +143,11 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
     for rank, (pod, problem, manifest) in parts.items():
         if problem:
             return f"{problem} ({pod})"
-        if (manifest.get("rank"), manifest.get("step"), manifest.get("world_size")) != (rank, step, size):
+        if (manifest.get("rank"), manifest.get("step"), manifest.get("world_size")) != (
+            rank,
+            step,
+            size,
+        ):
             return f"rank-{rank} is the part of another checkpoint ({pod})"
     return "" if size and len(parts) == size else "it has no parts with a manifest that can be read"
 
@@ -144,7 +161,10 @@ def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
 
 def write_manifest(folder: Path, **facts: object) -> int:
     files = {path.name: path for path in sorted(folder.iterdir()) if path.name != NAME}
-    listed = {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()}
+    listed = {
+        name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+        for name, path in files.items()
+    }
     write_json(folder / NAME, {**facts, "files": listed})
     return sum(path.stat().st_size for path in files.values())
 

@@ -71,7 +71,13 @@ class EventKind(StrEnum):
 
 # They decide how a run stands: a script that prints such a line has only printed it.
 _TRAINERS_OWN = {
-    *(EventKind.PHASE, EventKind.FIRST_STEP, EventKind.RESUMED, EventKind.STOPPED, EventKind.SAMPLE),
+    *(
+        EventKind.PHASE,
+        EventKind.FIRST_STEP,
+        EventKind.RESUMED,
+        EventKind.STOPPED,
+        EventKind.SAMPLE,
+    ),
     *(EventKind.RESTARTED, EventKind.CHECKPOINT, EventKind.CHECKPOINT_FAILED),
 }
 
@@ -89,7 +95,9 @@ class Event:
     data: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data})
+        return json.dumps(
+            {"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data}
+        )
 
     def number(self, name: str) -> float | None:
         """Return a number of its data, which may be no finite one; None where there is none of that name."""
@@ -140,7 +148,9 @@ def log(step: int, **figures: object) -> None:
         return
     numbers: dict[str, float] = {}
     for name, value in figures.items():
-        with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # what is not a number is not shown
+        with suppress(
+            TypeError, ValueError, OverflowError, RuntimeError
+        ):  # what is not a number is not shown
             numbers[name] = int(value) if name == "max_steps" else float(value)  # type: ignore[call-overload, arg-type]
     evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
     trained = {name: value for name, value in numbers.items() if name not in evaluated}
@@ -148,8 +158,17 @@ def log(step: int, **figures: object) -> None:
         if set(trained) - {"epoch", "max_steps"}:
             emit(EventKind.STEP, step=int(step), **trained)
         if evaluated:
-            metrics = {name.removeprefix("eval_"): value for name, value in evaluated.items() if name != "eval_loss"}
-            emit(EventKind.EVAL, step=int(step), eval_loss=evaluated.get("eval_loss"), metrics=metrics)
+            metrics = {
+                name.removeprefix("eval_"): value
+                for name, value in evaluated.items()
+                if name != "eval_loss"
+            }
+            emit(
+                EventKind.EVAL,
+                step=int(step),
+                eval_loss=evaluated.get("eval_loss"),
+                metrics=metrics,
+            )
 
 
 def parse_event(line: str, *, of_script: bool = False) -> Event | None:
@@ -182,7 +201,10 @@ class EventTail:
     def read(self) -> Iterator[Event]:
         """Yield the events since the last look; broken lines are left out, and one that is still being written."""
         rest = b""
-        with suppress(OSError), open_record(self._path) as file:  # not there yet, or gone: what was read before stands
+        with (
+            suppress(OSError),
+            open_record(self._path) as file,
+        ):  # not there yet, or gone: what was read before stands
             file.seek(self._offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
@@ -224,7 +246,12 @@ def event_of(raw: object) -> Event | None:
         case {"time_s": time, "kind": str() as kind, "rank": rank, **data}:
             time_s, its_rank = number(time), whole(rank)
             if time_s is not None and its_rank == rank:
-                return Event(time_s=time_s, rank=its_rank, kind=kind, data={str(name): data[name] for name in data})
+                return Event(
+                    time_s=time_s,
+                    rank=its_rank,
+                    kind=kind,
+                    data={str(name): data[name] for name in data},
+                )
     return None
 
 

@@ -150,7 +150,9 @@ class Journal:
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
-            logger.warning("cannot write events of %s yet: %s; the run continues", self._paths.root, error)
+            logger.warning(
+                "cannot write events of %s yet: %s; the run continues", self._paths.root, error
+            )
         self._warned = True
 
     def finish(
@@ -189,7 +191,9 @@ class Journal:
             self._paths.reserve.unlink(missing_ok=True)
             write_json(self._paths.result, self.result)
         except OSError as error:
-            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result)
+            logger.error(
+                "cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result
+            )
             self._keep_elsewhere(error)
         self._write_late()
         self._change(state=state, message=message, hint="", wish="")
@@ -200,11 +204,18 @@ class Journal:
             return RunTotals.of(read_events(self._paths.events)).facts(started_s), ""
         except Exception as error:  # the border of what ranks printed
             logger.exception("the figures of %s", self._paths.root)
-            return {}, f"; its figures are missing: {self._paths.events} cannot be summed up ({type(error).__name__})"
+            return (
+                {},
+                f"; its figures are missing: {self._paths.events} cannot be summed up ({type(error).__name__})",
+            )
 
     def _keep_elsewhere(self, error: OSError) -> None:
         why = f"{self._paths.root} could not take the result ({error.strerror or error})"
-        self.result = {**self.result, "message": f"{self.result['message']}; {why}", "of": str(self._paths.root)}
+        self.result = {
+            **self.result,
+            "message": f"{self.result['message']}; {why}",
+            "of": str(self._paths.root),
+        }
         if self._spare is not None:
             try:
                 self._spare.parent.mkdir(mode=0o700, exist_ok=True)
@@ -228,7 +239,10 @@ class Journal:
     def mend(self, message: str, facts: Mapping[str, object]) -> None:
         """Let a run have succeeded whose results alone were missing."""
         mended = {"state": RunState.SUCCEEDED, "message": message}
-        write_json(self._paths.result, {**read_json(result_file(self._paths)), **facts, **mended, "error": None})
+        write_json(
+            self._paths.result,
+            {**read_json(result_file(self._paths)), **facts, **mended, "error": None},
+        )
         write_json(self._paths.state, {**read_json(self._paths.state), **mended})
 
     def _close_scalars(self) -> None:
@@ -314,7 +328,10 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
 def _printed(paths: RunPaths) -> Iterator[Event]:
     of_script = paths.script.exists()
     for log in sorted(paths.logs.glob("rank-*.stdout.log")):
-        with suppress(OSError), io.TextIOWrapper(open_record(log, paths.root), "utf-8", "replace", "\n") as lines:
+        with (
+            suppress(OSError),
+            io.TextIOWrapper(open_record(log, paths.root), "utf-8", "replace", "\n") as lines,
+        ):
             for line in lines:
                 whole = line.startswith(MARK) and line.endswith("\n")
                 if whole and (event := parse_event(line[:-1], of_script=of_script)):

@@ -59,10 +59,16 @@ class RankStatus(TolerantRecord):
 
     @property
     def failed(self) -> bool:
-        return not self.done and not self.stopped and (self.error is not None or self.phase == "exited")
+        return (
+            not self.done
+            and not self.stopped
+            and (self.error is not None or self.phase == "exited")
+        )
 
 
-def rank_statuses(pod: Pod, answer: Mapping[str, object], clock_offset_s: float) -> list[RankStatus]:
+def rank_statuses(
+    pod: Pod, answer: Mapping[str, object], clock_offset_s: float
+) -> list[RankStatus]:
     """Read the ranks of an agent's answer to `poll`."""
     return [_status(pod, raw, clock_offset_s) for raw in parts(answer.get("ranks"))]
 
@@ -72,7 +78,9 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
     ended_s, error = status.ended_s, status.error
     if error is not None and error.time_s is not None:
         error = replace(error, time_s=error.time_s - clock_offset_s)
-    return replace(status, ended_s=None if ended_s is None else ended_s - clock_offset_s, error=error)
+    return replace(
+        status, ended_s=None if ended_s is None else ended_s - clock_offset_s, error=error
+    )
 
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
@@ -82,7 +90,9 @@ def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
     if not failed:
         return None
     if only_echoes(ranks) and (early := _ended_early(ranks, failed[0])) is not None:
-        return _fault(early, RankError(message="ended early with 0 while others waited for it"), failed)
+        return _fault(
+            early, RankError(message="ended early with 0 while others waited for it"), failed
+        )
     cause, *others = failed
     return _fault(cause, cause.error or RankError(), others)
 
@@ -101,7 +111,11 @@ def fold_failures(ranks: Iterable[RankStatus]) -> str:
 def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | None:
     # Its sockets close before it ends, and a busy pod sees the end late.
     latest_s = _order(echo)[1] + _END_SEEN_S
-    done = [r for r in ranks if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= latest_s]
+    done = [
+        r
+        for r in ranks
+        if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= latest_s
+    ]
     return min(done, key=lambda r: r.ended_s or 0.0, default=None)
 
 
@@ -132,7 +146,11 @@ def _fold(others: Sequence[RankStatus]) -> str:
         return ""
     lost = [r.rank for r in others if _is_echo(r)]
     also = [r for r in others if not _is_echo(r)]
-    parts = [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"] if lost else []
+    parts = (
+        [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"]
+        if lost
+        else []
+    )
     by_message: dict[str, list[int]] = {}
     for r in also:
         message = r.error.message if r.error else ""
@@ -168,7 +186,9 @@ class MemoryPeaks:
         for event in events:
             if event.rank is not None:
                 self.see_event(event, addresses.get(event.rank, ""))
-            elif event.kind == EventKind.SAMPLE and (rss_gib := event.number("rss_gib")) is not None:
+            elif (
+                event.kind == EventKind.SAMPLE and (rss_gib := event.number("rss_gib")) is not None
+            ):
                 host = event.text("host")
                 self._resident[host] = max(rss_gib, self._resident.get(host, 0.0))
 

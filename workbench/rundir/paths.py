@@ -76,7 +76,9 @@ class ClusterPaths:
     @property
     def known_state(self) -> Path:
         """The state to believe: the one in this user's own folder, or else the one in the cluster's directory."""
-        return self.own_state if os.path.lexists(self.own_state) and self.root.is_dir() else self.state
+        return (
+            self.own_state if os.path.lexists(self.own_state) and self.root.is_dir() else self.state
+        )
 
     @property
     def keeper_lock(self) -> Path:
@@ -201,7 +203,9 @@ def is_output(name: str) -> bool:
     first, *parts = name.split("/")
     if not name.isprintable():  # half of a surrogate pair stands for a byte that is not UTF-8
         return False
-    plain = all(part not in ("", ".", "..") and len(os.fsencode(part)) < _LONGEST_NAME for part in parts)
+    plain = all(
+        part not in ("", ".", "..") and len(os.fsencode(part)) < _LONGEST_NAME for part in parts
+    )
     return first == "outputs" and bool(parts) and plain
 
 

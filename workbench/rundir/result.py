@@ -60,9 +60,15 @@ class RunFault(TolerantRecord):
     """What became of the other ranks, folded: "2 ranks lost their peer"."""
 
     def __str__(self) -> str:
-        where = f"rank {self.rank} on {self.pod} ({self.host})" if self.rank is not None else self.pod or "the run"
+        where = (
+            f"rank {self.rank} on {self.pod} ({self.host})"
+            if self.rank is not None
+            else self.pod or "the run"
+        )
         text = f"{where}: {self.kind}: {self.message}"
-        return printable("\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part))
+        return printable(
+            "\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +238,9 @@ class ResultRecord(Measurements):
         """Read the `result.json` of a run directory; a RunError where the run has not ended."""
         file = result_file(RunPaths(path))
         if not os.path.lexists(file):
-            raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")
+            raise RunError(
+                f"{path} holds no result.json: the run has not ended, or it is not a run directory"
+            )
         return cls.at(path, Redactor().json(load_json(file)))
 
     @classmethod
@@ -241,7 +249,9 @@ class ResultRecord(Measurements):
         try:
             return cls.read({**raw, "path": path})
         except ValidationError as error:
-            raise RunError(f"{RunPaths(path).result} does not say in which state the run is") from error
+            raise RunError(
+                f"{RunPaths(path).result} does not say in which state the run is"
+            ) from error
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without the path."""
@@ -253,7 +263,9 @@ class ResultRecord(Measurements):
     def trained(self) -> str:
         """What was trained and how, in a few words; `none` is left unsaid."""
         adapters = "" if self.peft == Peft.NONE else self.peft
-        return " ".join(part for part in (self.model, self.technique, adapters, self.precision) if part)
+        return " ".join(
+            part for part in (self.model, self.technique, adapters, self.precision) if part
+        )
 
     @property
     def predicted_memory_gib(self) -> float | None:
@@ -262,5 +274,9 @@ class ResultRecord(Measurements):
         It is the planner's figure for the longest rows that the job allows; shorter rows need less.
         """
         raw = read_json(RunPaths(self.path).prediction)
-        on_gpu = number(raw.get("pod_gpu_gib")) if self.memory_kind == "cuda" or not self.peak_memory_gib else None
+        on_gpu = (
+            number(raw.get("pod_gpu_gib"))
+            if self.memory_kind == "cuda" or not self.peak_memory_gib
+            else None
+        )
         return number(raw.get("host_gib")) if on_gpu is None else on_gpu

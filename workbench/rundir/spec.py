@@ -49,7 +49,9 @@ class ClusterSpec(Record):
     warm: bool = True
     """Whether each pod keeps a process with torch and DeepSpeed imported, so that a `FineTune` starts in a second: some
     0.5 GiB a pod. A `Script` has no use for it."""
-    shared: Annotated[bool | Text | None, Allowed("true, false, null or the path of a folder")] = None
+    shared: Annotated[bool | Text | None, Allowed("true, false, null or the path of a folder")] = (
+        None
+    )
     """Whether pods are asked if they see the cluster's directory under its path, and use what is there in place.
     Default None: all but local pods are. A path names a further folder to ask for."""
 
@@ -77,7 +79,9 @@ class ClusterSpec(Record):
 class RunSpec(Record):
     label: ClassVar[str] = "spec"
 
-    cluster: Annotated[ClusterSpec, nested(ClusterSpec.from_dict)] = Field(default_factory=ClusterSpec)
+    cluster: Annotated[ClusterSpec, nested(ClusterSpec.from_dict)] = Field(
+        default_factory=ClusterSpec
+    )
     """Where it runs."""
     job: Annotated[Job, nested(job_from_dict)]
     """What runs."""
@@ -86,7 +90,9 @@ class RunSpec(Record):
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without a value of an environment variable."""
-        return stored({"cluster": self.cluster.to_dict(), "job": self.job.to_dict(), "pods": self.pods})
+        return stored(
+            {"cluster": self.cluster.to_dict(), "job": self.job.to_dict(), "pods": self.pods}
+        )
 
     def resolved(self) -> RunSpec:
         """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
@@ -126,7 +132,8 @@ def hide_values(env: Mapping[str, object]) -> dict[str, str]:
         {'NCCL_DEBUG': '${NCCL_DEBUG}', 'LOGIN': '${LOGIN}', 'HEADER': 'Bearer ${HF_TOKEN}'}
     """
     return {
-        name: str(value) if _ONLY_REFERENCES.fullmatch(str(value)) else f"${{{name}}}" for name, value in env.items()
+        name: str(value) if _ONLY_REFERENCES.fullmatch(str(value)) else f"${{{name}}}"
+        for name, value in env.items()
     }
 
 
@@ -135,8 +142,12 @@ def stored(spec: Json) -> dict[str, object]:
     cluster = part(spec, "cluster")
     both = part(cluster, "pods"), part(spec, "job")
     redact = Redactor(*(_texts(part(each, "env")) for each in both))
-    pods, job = ({**each, "env": hide_values(part(each, "env"))} if "env" in each else each for each in both)
-    return redact.json({**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job})
+    pods, job = (
+        {**each, "env": hide_values(part(each, "env"))} if "env" in each else each for each in both
+    )
+    return redact.json(
+        {**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job}
+    )
 
 
 def resolved(record: _WithEnv) -> _WithEnv:
@@ -152,11 +163,18 @@ def expand_env(env: Mapping[str, str]) -> dict[str, str]:
             f"env takes the values of {', '.join(absent)} from this environment, where they are not set (a run "
             f"directory holds no values): export them, or give them anew, as in env={{{absent[0]!r}: …}}"
         )
-    return {name: _REFERENCE.sub(lambda match: os.environ[match[1]], value) for name, value in env.items()}
+    return {
+        name: _REFERENCE.sub(lambda match: os.environ[match[1]], value)
+        for name, value in env.items()
+    }
 
 
 def _texts(env: Json) -> dict[str, str]:
-    return {name: str(value) for name, value in env.items() if not _ONLY_REFERENCES.fullmatch(str(value))}
+    return {
+        name: str(value)
+        for name, value in env.items()
+        if not _ONLY_REFERENCES.fullmatch(str(value))
+    }
 
 
 def _relative_to(job: Job, folder: Path) -> Job:
@@ -164,8 +182,13 @@ def _relative_to(job: Job, folder: Path) -> Job:
         match value:
             case [*several]:
                 return [absolute(part) for part in several]
-            case str() if is_there(folder / value) or ("*" in value and glob.glob(value, root_dir=folder)):  # noqa: PTH207
+            case str() if is_there(folder / value) or _matches(value, folder):
                 return str(folder / value)
         return value
 
     return job.moved(absolute)
+
+
+def _matches(pattern: str, folder: Path) -> bool:
+    """Whether a pattern with `*` names files of a folder; an absolute pattern counts as well."""
+    return "*" in pattern and bool(glob.glob(pattern, root_dir=folder))  # noqa: PTH207

@@ -111,7 +111,9 @@ def cluster_status(root: Path) -> ClusterStatus:
     paths = ClusterPaths(root)
     try:
         raw = read_known(paths.known_state)
-        status = ClusterStatus.read({**raw, "last_phase": raw.get("phase"), "held": False, "unread": ""})
+        status = ClusterStatus.read(
+            {**raw, "last_phase": raw.get("phase"), "held": False, "unread": ""}
+        )
         if status.phase in ("closed", "failed") or status.alive:
             return status
         # The state names no live process. Another keeper may have the lock and be about to write.
@@ -144,7 +146,11 @@ def settled_status(root: Path, within_s: float = _SETTLE_S) -> ClusterStatus:
 
 def silence_of(root: Path, status: ClusterStatus) -> str:
     """Return since when a keeper that lives gives no sign of life, and why where that is known; empty for others."""
-    watched = status.phase in ("starting", "ready") and status.beats and status.host == socket.gethostname()
+    watched = (
+        status.phase in ("starting", "ready")
+        and status.beats
+        and status.host == socket.gethostname()
+    )
     if not watched or status.pid is None or not status.alive:
         return ""
     file = ClusterPaths(root).state
@@ -238,7 +244,9 @@ def _result_file(paths: RunPaths) -> Path:
         match read_known(paths.info):
             case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
                 spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
-                if is_own(spare.parent) and read_known(spare).get("of") == str(paths.root):  # no other run can claim it
+                if is_own(spare.parent) and read_known(spare).get("of") == str(
+                    paths.root
+                ):  # no other run can claim it
                     return spare
     return paths.result
 
@@ -256,9 +264,7 @@ def message_of(paths: RunPaths, state: RunState) -> str:
     cluster = cluster_status(cluster_of(paths))
     if state is RunState.LOST:
         if not (was_taken(paths) or is_listed(paths, cluster_of(paths))):
-            return (
-                "it was never handed over: its notebook or the keeper ended before the keeper took it; submit it again"
-            )
+            return "it was never handed over: its notebook or the keeper ended before the keeper took it; submit it again"
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
         return printable(f"its keeper died; what it had written is in {paths.root}{why}")
     raw = read_json(paths.state)
@@ -276,12 +282,17 @@ def unknown_words(paths: RunPaths) -> str:
     return "the state of the run could not be read a moment ago; the next look tries again"
 
 
-def state_or_problem(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> tuple[RunState, str]:
+def state_or_problem(
+    paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
+) -> tuple[RunState, str]:
     """Return the state of a run, and why it cannot be told: one whose files are damaged is lost, and no error."""
     try:
         return _state_of(paths, is_alive), ""
     except Unreadable as error:
-        return RunState.UNKNOWN, f"{error}; the run may well continue, and the next look tries again"
+        return (
+            RunState.UNKNOWN,
+            f"{error}; the run may well continue, and the next look tries again",
+        )
     except RunError as error:
         return RunState.LOST, str(error)
 
@@ -328,7 +339,9 @@ def _known_queue(path: Path) -> list[QueuedRun]:
 
 
 def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
-    write_text(path, json.dumps([{"id": run.id, "path": str(run.path)} for run in runs], indent=1) + "\n")
+    write_text(
+        path, json.dumps([{"id": run.id, "path": str(run.path)} for run in runs], indent=1) + "\n"
+    )
 
 
 def cluster_of(paths: RunPaths) -> Path:
@@ -347,7 +360,9 @@ def known_cluster_of(paths: RunPaths) -> Path:
     is_missing(named)  # raises where a folder that is there would be taken for none below
     if _is_with(named, paths.root):
         return named
-    on_its_way = is_own(paths.root) and not was_taken(paths)  # no keeper has answered yet whether it has the run
+    on_its_way = is_own(paths.root) and not was_taken(
+        paths
+    )  # no keeper has answered yet whether it has the run
     if is_own(named) and (on_its_way or _is_in(_known_queue(ClusterPaths(named).queue), paths)):
         return named
     return paths.root
@@ -379,7 +394,11 @@ def _is_run_of(run: QueuedRun, cluster: Path) -> bool:
         info = read_json(RunPaths(run.path).info)
         named = Path(text(info.get("cluster")))
         is_full = run.path.is_absolute() and named.is_absolute()  # a relative path is a guess
-        return is_full and info.get("id") == run.id and os.path.realpath(named) == os.path.realpath(cluster)
+        return (
+            is_full
+            and info.get("id") == run.id
+            and os.path.realpath(named) == os.path.realpath(cluster)
+        )
     except ValueError:  # a path that holds a NUL
         return False
 

@@ -34,11 +34,17 @@ class TolerantRecord:
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _or_default(cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+    def _or_default(
+        cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
         try:
             return check(value)
         except ValidationError:
             default = next(f for f in fields(cls) if f.name == info.field_name)
             if info.context != _TOLERANT or default.default is default.default_factory is MISSING:
                 raise
-            return default.default_factory() if default.default_factory is not MISSING else default.default
+            return (
+                default.default_factory()
+                if default.default_factory is not MISSING
+                else default.default
+            )

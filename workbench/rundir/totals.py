@@ -25,14 +25,35 @@ logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
 _MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = (
-    *("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters"),
+    *(
+        "global_batch_size",
+        "versions",
+        "precision",
+        "learning_rate",
+        "parameters",
+        "trainable_parameters",
+    ),
     *("not_read", "empty_answers"),
 )
 _KEPT_FIGURES = ("max_steps", "epoch", "loss", "samples_per_s", "train_samples_per_s")
 _END_FIELDS = (
-    *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
+    *(
+        "steps",
+        "epochs",
+        "train_runtime_s",
+        "train_samples_per_s",
+        "train_loss",
+        "eval_loss",
+        "first_eval_loss",
+    ),
     *("eval_step", "metrics"),
-    *("exact_match", "global_batch_size", "useful_tokens_per_s", "padded_tokens_per_s", "profiled_tokens"),
+    *(
+        "exact_match",
+        "global_batch_size",
+        "useful_tokens_per_s",
+        "padded_tokens_per_s",
+        "profiled_tokens",
+    ),
     *("step_s", "micro_batch_s"),
 )
 
@@ -110,10 +131,12 @@ class RunTotals:
         try:
             return self._take(event)
         except Exception:  # the border of one event: whatever a rank has printed, the others count
-            logger.warning("an event of kind %r is left out of the figures", event.kind[:80], exc_info=True)
+            logger.warning(
+                "an event of kind %r is left out of the figures", event.kind[:80], exc_info=True
+            )
             return None
 
-    def _take(self, event: Event) -> tuple[RunState, str] | None:
+    def _take(self, event: Event) -> tuple[RunState, str] | None:  # noqa: C901, PLR0912
         self.last_s = event.time_s
         self.book.take(event)
         rank = event.rank
@@ -124,7 +147,9 @@ class RunTotals:
             case EventKind.EVAL:
                 self.eval_loss, self._eval_step = event.number("eval_loss"), event.whole("step")
                 self.metrics = numbers_of(event.data.get("metrics"))
-                self._first_eval_loss = self.eval_loss if self._eval_step == 0 else self._first_eval_loss
+                self._first_eval_loss = (
+                    self.eval_loss if self._eval_step == 0 else self._first_eval_loss
+                )
             case EventKind.PHASE if rank is not None:
                 self.phases[rank] = event.text("name")
                 if rank == 0:
@@ -132,8 +157,14 @@ class RunTotals:
                     return RunState.RUNNING if self.training else RunState.STARTING, self.doing
             case EventKind.FIRST_STEP:
                 first, self.training = not self.training, True
-                if self.restarts and self._first_step is None and (lost_s := self.restarts[-1].lost_s) is not None:
-                    self.restarts[-1] = replace(self.restarts[-1], took_s=max(0.0, event.time_s - lost_s))
+                if (
+                    self.restarts
+                    and self._first_step is None
+                    and (lost_s := self.restarts[-1].lost_s) is not None
+                ):
+                    self.restarts[-1] = replace(
+                        self.restarts[-1], took_s=max(0.0, event.time_s - lost_s)
+                    )
                 if rank == 0 and self._first_step_s is None:
                     self._first_step_s = event.time_s
                 return (RunState.RUNNING, "training") if first else None
@@ -163,7 +194,9 @@ class RunTotals:
 
     def _restart(self, event: Event) -> None:
         """Begin anew with what is of one attempt."""
-        restart = Restart.read({**event.data, "took_s": max(0.0, event.time_s - (event.number("lost_s") or 0.0))})
+        restart = Restart.read(
+            {**event.data, "took_s": max(0.0, event.time_s - (event.number("lost_s") or 0.0))}
+        )
         self.restarts.append(restart)
         self.training, self.phases, self.doing, self.saved_step = False, {}, "", restart.step or 0
         self._first_step = self._resumed_step = None
@@ -203,18 +236,34 @@ class RunTotals:
 
     def facts(self, started_s: float | None) -> dict[str, object]:
         """Return the figures that the ranks reported, by the name of the result's field; unknown ones are left out."""
-        facts: dict[str, object] = {name: self.start[name] for name in _START_FIELDS if name in self.start}
+        facts: dict[str, object] = {
+            name: self.start[name] for name in _START_FIELDS if name in self.start
+        }
         if self.last_step is not None:
-            facts |= {"steps": self.last_step.whole("step"), "epochs": self.last_step.number("epoch")}
+            facts |= {
+                "steps": self.last_step.whole("step"),
+                "epochs": self.last_step.number("epoch"),
+            }
         if self._first_step_s is not None and started_s is not None:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
-        lists: dict[str, Sequence[Any]] = {"restarts": self.restarts, "epoch_times": self.book.epochs}
+        lists: dict[str, Sequence[Any]] = {
+            "restarts": self.restarts,
+            "epoch_times": self.book.epochs,
+        }
         lists |= {"workers": self.book.workers, "gpus": self.book.gpus}
         # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
-        evaluated = {"eval_loss": self.eval_loss, "eval_step": self._eval_step, "metrics": self.metrics}
+        evaluated = {
+            "eval_loss": self.eval_loss,
+            "eval_step": self._eval_step,
+            "metrics": self.metrics,
+        }
         facts |= {
             "resumed_step": self._resumed_step,
-            **{name: [asdict(each) for each in several] for name, several in lists.items() if several},
+            **{
+                name: [asdict(each) for each in several]
+                for name, several in lists.items()
+                if several
+            },
             "first_eval_loss": self._first_eval_loss,
             **(evaluated if self._eval_step else {}),
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
@@ -242,7 +291,11 @@ class RunTotals:
     def _sent_bytes_per_step(self) -> float | None:
         sent, pods = 0.0, 0.0
         for event in self._traffic.values():
-            size, steps, ranks = event.whole("sent_bytes"), event.whole("steps"), event.whole("ranks_on_pod")
+            size, steps, ranks = (
+                event.whole("sent_bytes"),
+                event.whole("steps"),
+                event.whole("ranks_on_pod"),
+            )
             if size is None or not steps or not ranks or steps < 1 or ranks < 1:
                 return None
             sent, pods = sent + size / steps, pods + 1 / ranks

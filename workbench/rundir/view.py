@@ -50,7 +50,9 @@ class RunView:
         self.unpredicted = ""
         """Why it is not predicted what the run needs; empty where it is, and as long as it is worked out."""
         self.totals = RunTotals()
-        self.curves: dict[str, Curve] = {name: Curve() for names in _CURVES.values() for name in names}
+        self.curves: dict[str, Curve] = {
+            name: Curve() for names in _CURVES.values() for name in names
+        }
         """By name, over optimizer steps."""
         self.result: ResultRecord | None = None
         self.cluster_phase = ""
@@ -76,7 +78,9 @@ class RunView:
         """Read what is new; return whether anything is. Logs are read by `log`."""
         if self.result is not None and self.state.is_terminal:
             return self._look_at_cluster()
-        state, problem = state_or_problem(self.paths)  # before the events: a run seen to be over has written them all
+        state, problem = state_or_problem(
+            self.paths
+        )  # before the events: a run seen to be over has written them all
         events = list(self._events.read())
         for event in events:
             self._take(event)
@@ -120,7 +124,10 @@ class RunView:
             case RunSpec(job=FineTune() as job) if self.world_size:
                 rows = job.global_batch(self.world_size)
                 if self.start.get("global_batch_size") in (None, rows):
-                    micro, accumulation = job.per_device_train_batch_size, job.gradient_accumulation_steps
+                    micro, accumulation = (
+                        job.per_device_train_batch_size,
+                        job.gradient_accumulation_steps,
+                    )
                     return f"{micro} x {accumulation} x {self.world_size} = {rows}"
         return ""
 
@@ -130,29 +137,42 @@ class RunView:
         if self.result is not None:
             return self.result.duration_s
         ended = self.totals.last_s if self.state.is_terminal else time.time()
-        return None if self._submitted_s is None or ended is None else max(0.0, ended - self._submitted_s)
+        return (
+            None
+            if self._submitted_s is None or ended is None
+            else max(0.0, ended - self._submitted_s)
+        )
 
     @property
     def began_s(self) -> float | None:
         """When it was submitted, in seconds since 1970; its first event where that is not known, or was before."""
-        return min((at for at in (self._submitted_s, self._first_s) if at is not None), default=None)
+        return min(
+            (at for at in (self._submitted_s, self._first_s) if at is not None), default=None
+        )
 
     @property
     def ranks(self) -> list[int]:
-        numbers = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
+        numbers = (
+            path.name.split(".")[0].partition("-")[2]
+            for path in self.paths.logs.glob("rank-*.std*.log")
+        )
         return sorted({int(number) for number in numbers if number.isdigit()})
 
     def log(self, rank: int) -> list[str]:
         """Return the last lines of what a rank printed, without event lines: of its standard output, then of stderr."""
         if rank not in self._logs:
-            self._logs[rank] = [LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr")]
+            self._logs[rank] = [
+                LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr")
+            ]
         for tail in self._logs[rank]:
             tail.refresh()
         return [line for tail in self._logs[rank] for line in tail.lines]
 
     def pod_name(self, address: str) -> str:
         """Return the name of the pod at an address, or the address where it is not known."""
-        return next((host.pod for host in self.hosts if host.address == address and host.pod), address)
+        return next(
+            (host.pod for host in self.hosts if host.address == address and host.pod), address
+        )
 
     def _read_state(self, state: RunState, problem: str) -> None:
         prediction = read_json(self.paths.prediction)
@@ -168,7 +188,9 @@ class RunView:
         raw = read_json(self.paths.state)
         warning = "" if state.is_terminal else text(prediction.get("warning"))
         self.state, self.hint = state, self._silence(state) or text(raw.get("hint")) or warning
-        self.message = message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
+        self.message = (
+            message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
+        )
 
     def _silence(self, state: RunState) -> str:
         cluster = cluster_of(self.paths)

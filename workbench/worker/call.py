@@ -81,7 +81,9 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
         for key in value:
             if type(key) not in _PLAIN:
                 raise TypeError(f"{where} has a key of type {_name(key)}; use text or a number")
-        return {"dict": [[key, _tree(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
+        return {
+            "dict": [[key, _tree(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]
+        }
     array = _array(value)
     if array is None:
         raise TypeError(
@@ -102,7 +104,11 @@ def _array(value: Any) -> Any:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+        if value.is_floating_point() and value.dtype not in (
+            torch.float16,
+            torch.float32,
+            torch.float64,
+        ):
             value = value.float()  # numpy has no bf16; nothing is lost
         value = value.contiguous().numpy()
         import numpy

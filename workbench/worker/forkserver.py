@@ -33,7 +33,19 @@ _REQUEST_S = 10.0
 _LINGER_S = 10.0
 # What imports do not read, or what is meant to differ. All else must be as it was when this process imported.
 _MAY_DIFFER = {
-    *(POD_MARK, "PYTHONPATH", "PWD", "OLDPWD", "SHLVL", "_", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"),
+    *(
+        POD_MARK,
+        "PYTHONPATH",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "MAIL",
+        "TERM",
+    ),
     *("SSH_CLIENT", "SSH_CONNECTION", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", CLOCK_MARK),
 }
 
@@ -53,7 +65,9 @@ def main() -> None:
     keep_from_children()
     born = dict(os.environ)
     import_third_party()
-    _take_over_output([os.open(os.devnull, os.O_WRONLY) for _ in range(2)])  # it was the log of the first to ask
+    _take_over_output(
+        [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
+    )  # it was the log of the first to ask
     keepers: dict[int, socket.socket] = {}
     watched = select.poll()
     watched.register(listener, select.POLLIN)
@@ -64,7 +78,9 @@ def main() -> None:
                 keepers.pop(number).close()
                 continue
             line, _ = listener.accept()
-            if peer(line)[1] != os.geteuid():  # before anything is forked, or waited for, on its behalf
+            if (
+                peer(line)[1] != os.geteuid()
+            ):  # before anything is forked, or waited for, on its behalf
                 line.close()
                 continue
             others = list(keepers.values())
@@ -74,7 +90,9 @@ def main() -> None:
             _fork(_serve_keeper, line, born, closing=[listener, *others])
 
 
-def _fork(become: Callable[..., None], *arguments: object, closing: Sequence[socket.socket]) -> None:
+def _fork(
+    become: Callable[..., None], *arguments: object, closing: Sequence[socket.socket]
+) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if os.fork():
@@ -124,7 +142,12 @@ def _import_package_for(line: socket.socket, packages: str) -> str:
         request = json.loads(line.recv(_MESSAGE_BYTES, socket.MSG_PEEK))
         _check_same_world(int(request["agent"]), str(request["python"]))
         theirs = str(request["env"]["PYTHONPATH"])
-    except (_Refused, OSError, ValueError, KeyError):  # whoever asked is told so by the fork, if it is still there
+    except (
+        _Refused,
+        OSError,
+        ValueError,
+        KeyError,
+    ):  # whoever asked is told so by the fork, if it is still there
         return packages
     _use_package(packages, theirs)
     import_ours()
@@ -168,7 +191,9 @@ def _take_after(request: Mapping[str, Any], born: Mapping[str, str]) -> None:
     """Have what an executed child of the agent would have; refuse what cannot be had after the imports."""
     agent, env = int(request["agent"]), request["env"]
     _check_same_world(agent, str(request["python"]))
-    names = sorted({name for name in born.keys() | env.keys() if born.get(name) != env.get(name)} - _MAY_DIFFER)
+    names = sorted(
+        {name for name in born.keys() | env.keys() if born.get(name) != env.get(name)} - _MAY_DIFFER
+    )
     if names:
         raise _Refused(f"imports may have read other values of {', '.join(names)}")
     os.setsid()

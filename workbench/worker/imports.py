@@ -77,7 +77,9 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("torch")  # it lists every folder and zip of `sys.path`, and keeps the lists
+        importlib.metadata.version(
+            "torch"
+        )  # it lists every folder and zip of `sys.path`, and keeps the lists
     # What lives now lives on: kept out of collections, its pages stay shared with the ranks.
     gc.freeze()
     gc.enable()
@@ -114,7 +116,9 @@ def _compile_when_called() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _few_later() -> Iterator[None]:
-    stand_ins = [_StandIn(name, classes) for name, classes in _FOR_FEW.items() if name not in sys.modules]
+    stand_ins = [
+        _StandIn(name, classes) for name, classes in _FOR_FEW.items() if name not in sys.modules
+    ]
     stand_ins = [module for module in stand_ins if module.__spec__ is not None]
     sys.modules.update({module.__name__: module for module in stand_ins})
     yield

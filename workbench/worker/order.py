@@ -36,8 +36,18 @@ class GlobalBatchSampler(Sampler[list[int]]):
         order: int = 2,
     ) -> None:
         """Take the version of the order too: 1 does not tell small global batches from large ones."""
-        self.rows, self.micro_batch, self.rank, self.world_size, self.seed = rows, micro_batch, rank, world_size, seed
-        self.epoch, self.lengths, self.global_batch = 0, lengths, micro_batch * accumulation * world_size
+        self.rows, self.micro_batch, self.rank, self.world_size, self.seed = (
+            rows,
+            micro_batch,
+            rank,
+            world_size,
+            seed,
+        )
+        self.epoch, self.lengths, self.global_batch = (
+            0,
+            lengths,
+            micro_batch * accumulation * world_size,
+        )
         self.micro_batches = -(-rows // self.global_batch) * accumulation
         self.mixes = order > 1 and self.global_batch < _SMALL
 
@@ -53,14 +63,20 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.lengths is None:
             yield from order.view(-1, self.world_size, self.micro_batch)[:, self.rank].tolist()
             return
-        dealt = self._mixed(order, self.lengths, generator) if self.mixes else self._alike(order, self.lengths)
+        dealt = (
+            self._mixed(order, self.lengths, generator)
+            if self.mixes
+            else self._alike(order, self.lengths)
+        )
         steps = torch.cat(list(dealt))
         for step in torch.randperm(len(steps), generator=generator):
             for rows in _sorted(steps[step], self.lengths[:, 1]).view(-1, at_once):
                 order = self.lengths[rows].sum(1).argsort(stable=True)
                 yield rows[order][self.rank :: self.world_size].tolist()
 
-    def _mixed(self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    def _mixed(
+        self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
+    ) -> Iterator[torch.Tensor]:
         """Yield steps of shuffled rows; of every few steps one has the longest, which would lengthen the others."""
         for n in range(0, len(order), _STEPS * self.global_batch):
             rows = _sorted(order[n : n + _STEPS * self.global_batch], lengths.sum(1))
@@ -100,7 +116,11 @@ def eval_batches(
 
 
 def pad(
-    rows: Sequence[Mapping[str, Sequence[int]]], pad_id: int, start_id: int | None = None, *, left: bool = False
+    rows: Sequence[Mapping[str, Sequence[int]]],
+    pad_id: int,
+    start_id: int | None = None,
+    *,
+    left: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Make a batch, padded to the longest row, on GPUs up to a multiple of 8; no loss counts the padding."""
     multiple = 8 if torch.cuda.is_available() else 1  # what its tensor cores take
@@ -108,11 +128,16 @@ def pad(
     def padded(lists: Sequence[Sequence[int]], value: int) -> torch.Tensor:
         width = -(-max(map(len, lists)) // multiple) * multiple
         fills = [[value] * (width - len(ids)) for ids in lists]
-        filled = [[*fill, *ids] if left else [*ids, *fill] for ids, fill in zip(lists, fills, strict=True)]
+        filled = [
+            [*fill, *ids] if left else [*ids, *fill] for ids, fill in zip(lists, fills, strict=True)
+        ]
         return torch.tensor(filled, dtype=torch.long)
 
     inputs = [row["input_ids"] for row in rows]
-    batch = {"input_ids": padded(inputs, pad_id), "attention_mask": padded([[1] * len(ids) for ids in inputs], 0)}
+    batch = {
+        "input_ids": padded(inputs, pad_id),
+        "attention_mask": padded([[1] * len(ids) for ids in inputs], 0),
+    }
     for name, value in (("position_ids", 0), ("labels", IGNORED)):
         if all(name in row for row in rows):
             batch[name] = padded([row[name] for row in rows], value)

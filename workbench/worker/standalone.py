@@ -43,19 +43,35 @@ _CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpoin
 
 # Options of a job that are the Trainer's, by the same name; jobs of earlier versions lack some, and had its defaults.
 _SAME = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "learning_rate"),
-    *("lr_scheduler_type", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *(
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "learning_rate",
+    ),
+    *(
+        "lr_scheduler_type",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "max_grad_norm",
+    ),
     *("label_smoothing_factor", "torch_compile", "logging_steps", "ddp_timeout", "seed"),
     "train_sampling_strategy",
 )
 
 # The Trainer's names of the update rules.
 _OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
-    "adamw-8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "paged-adamw-8bit": "paged_adamw_8bit"
-}  # fmt: skip
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+}
 
 
-def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0) -> Any:
+def token_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0
+) -> Any:
     """Sum the cross entropy and divide it by the tokens of the whole global batch; T5's own ignores their number."""
     # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them.
     logits = outputs["logits"].float()
@@ -81,31 +97,51 @@ class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
         """Make the optimizer, or what stands for the one of DeepSpeed's JSON."""
         optimizer, decay = super().create_optimizer(*args), self.args.weight_decay
         if isinstance(optimizer, DummyOptim) and decay:
-            decays, trained = set(self.get_decay_parameter_names(self.model)), list(self.model.named_parameters())
-            parts = [[p for name, p in trained if p.requires_grad and (name in decays) == d] for d in (True, False)]
+            decays, trained = (
+                set(self.get_decay_parameter_names(self.model)),
+                list(self.model.named_parameters()),
+            )
+            parts = [
+                [p for name, p in trained if p.requires_grad and (name in decays) == d]
+                for d in (True, False)
+            ]
             shares = zip(parts, (decay, 0.0), strict=True)
-            optimizer.params = [{"params": part, "weight_decay": share} for part, share in shares if part]
+            optimizer.params = [
+                {"params": part, "weight_decay": share} for part, share in shares if part
+            ]
         return optimizer
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         args, rows = self.args, self.train_dataset
         batches = GlobalBatchSampler(
-            rows=len(rows), micro_batch=args.per_device_train_batch_size, seed=args.seed,
-            accumulation=args.gradient_accumulation_steps, rank=args.process_index, world_size=args.world_size,
-            lengths=self.row_lengths() if args.train_sampling_strategy == "group_by_length" else None,
+            rows=len(rows),
+            micro_batch=args.per_device_train_batch_size,
+            seed=args.seed,
+            accumulation=args.gradient_accumulation_steps,
+            rank=args.process_index,
+            world_size=args.world_size,
+            lengths=self.row_lengths()
+            if args.train_sampling_strategy == "group_by_length"
+            else None,
             order=self.order,
-        )  # fmt: skip
+        )
         pinned = args.device.type == "cuda"
-        return DataLoader(rows, batch_sampler=batches, collate_fn=self.data_collator, pin_memory=pinned)
+        return DataLoader(
+            rows, batch_sampler=batches, collate_fn=self.data_collator, pin_memory=pinned
+        )
 
     def row_lengths(self) -> torch.Tensor:
         """Return the tokens that are read and those that are learned of each row, rows x 2."""
-        return torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset])
+        return torch.tensor(
+            [(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset]
+        )
 
     def send_in_bf16(self) -> None:
         """Have DDP round gradients to bf16 on their way; to be called before training."""
         prepare = self.accelerator.prepare_model
-        self.accelerator.prepare_model = lambda model, **options: _sending_in_bf16(prepare(model, **options))
+        self.accelerator.prepare_model = lambda model, **options: _sending_in_bf16(
+            prepare(model, **options)
+        )
 
 
 def _sending_in_bf16(model: Any) -> Any:
@@ -143,34 +179,48 @@ class Repetition(DecayTrainer):
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         model.eval()
         with torch.no_grad():
-            for rows, counts in eval_batches(self.eval_dataset, size=size, rank=rank, world_size=world_size):
+            for rows, counts in eval_batches(
+                self.eval_dataset, size=size, rank=rank, world_size=world_size
+            ):
                 batch = self._prepare_inputs(self.data_collator(rows))
                 labels = batch.pop("labels")
                 loss = token_loss(model(**batch), labels)
                 if counts:
-                    sums += torch.stack([loss.double(), (labels != IGNORED).sum().double()]).to(sums.device)
+                    sums += torch.stack([loss.double(), (labels != IGNORED).sum().double()]).to(
+                        sums.device
+                    )
         model.train()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         return float(sums[0] / sums[1])
 
 
-def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool) -> dict[str, Any]:
+def training_options(
+    job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool
+) -> dict[str, Any]:
     """Translate the job into the Trainer's options, but for where it writes and to whom it reports."""
     return {
         **{name: job[name] for name in _SAME if name in job},
         "num_train_epochs": job["epochs"],
         "max_steps": job["max_steps"] or -1,
         # The Trainer takes a number below 1 for a share of the steps.
-        "warmup_steps": next(n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None),
+        "warmup_steps": next(
+            n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None
+        ),
         # Under FSDP the fused update held twice as much in a measured run on CPUs.
-        "optim": _OPTIM[job["optimizer"]].removesuffix("_fused" if job["technique"] == "fsdp" else ""),
+        "optim": _OPTIM[job["optimizer"]].removesuffix(
+            "_fused" if job["technique"] == "fsdp" else ""
+        ),
         **_from_deepspeed(deepspeed or {}),
         # Under FSDP the layers themselves are gathered in the half format; autocast would convert a second time.
         "bf16": job["precision"] == "bf16" and job["technique"] != "fsdp",
         "fp16": job["precision"] == "fp16" and job["technique"] != "fsdp",
         "tf32": job["precision"] == "tf32" if gpus else None,
-        **({_CHECKPOINTING: True} if job["gradient_checkpointing"] and not job.get("checkpoint_layers") else {}),
+        **(
+            {_CHECKPOINTING: True}
+            if job["gradient_checkpointing"] and not job.get("checkpoint_layers")
+            else {}
+        ),
         "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
         "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
         "eval_steps": job["eval_steps"],
@@ -188,8 +238,12 @@ def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None
 def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
     # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
     # from the configuration.
-    optimizer, scheduler = (config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler"))
-    beta1, beta2 = optimizer["betas"] if optimizer.get("betas", "auto") != "auto" else ("auto", "auto")
+    optimizer, scheduler = (
+        config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler")
+    )
+    beta1, beta2 = (
+        optimizer["betas"] if optimizer.get("betas", "auto") != "auto" else ("auto", "auto")
+    )
     configured = {
         "max_grad_norm": config.get("gradient_clipping", "auto"),
         "weight_decay": optimizer.get("weight_decay", "auto"),
@@ -209,19 +263,34 @@ def load_model(name: str, seed: int, folder: Path, attention: str | None) -> tup
         ), tokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     config = T5Config(
-        vocab_size=-(-len(tokenizer) // 8) * 8, d_model=128, d_kv=16, d_ff=256, num_layers=2, num_decoder_layers=2,
-        num_heads=8, relative_attention_num_buckets=32, feed_forward_proj="gated-gelu", dropout_rate=0.0,
-        tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=-(-len(tokenizer) // 8) * 8,
+        d_model=128,
+        d_kv=16,
+        d_ff=256,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=8,
+        relative_attention_num_buckets=32,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+    )
     set_seed(seed)
     model = T5ForConditionalGeneration(config)
     model.set_attn_implementation(attention or model.config._attn_implementation)
-    with torch.no_grad():  # some heads look at a neighbour from the start: which head, at which relative position
+    with (
+        torch.no_grad()
+    ):  # some heads look at a neighbour from the start: which head, at which relative position
         for stack, buckets in ((model.encoder, (1, 17, 0, 2)), (model.decoder, (1, 0))):
             bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             for head, bucket in enumerate(buckets):
                 bias[bucket, head] += 5.0
-        for block in model.decoder.block:  # and the decoder looks for what is like what it has written
+        for (
+            block
+        ) in model.decoder.block:  # and the decoder looks for what is like what it has written
             cross = block.layer[1].EncDecAttention
             cross.k.weight.copy_(cross.q.weight)
     return model, tokenizer
@@ -232,11 +301,21 @@ def main() -> None:
     folder = Path(__file__).resolve().parent
     recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update({**alone, **os.environ})  # the one rank of a run has no launcher that would set them
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+    os.environ.update(
+        {**alone, **os.environ}
+    )  # the one rank of a run has no launcher that would set them
     limit_s, single = job.get("ddp_timeout", 1800), job["technique"] == "single"
     prepare(single=single, gpus=gpus, with_deepspeed=deepspeed is not None, limit_s=limit_s)
-    options = training_options(job, deepspeed, gpus=gpus)  # before the model: ZeRO-3 loads it in parts
+    options = training_options(
+        job, deepspeed, gpus=gpus
+    )  # before the model: ZeRO-3 loads it in parts
     arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
     model, tokenizer = load_model(job["model"], job["seed"], folder, job.get("attn_implementation"))
     trainer = Repetition(
@@ -245,7 +324,9 @@ def main() -> None:
         processing_class=tokenizer,
         train_dataset=_rows(folder / "train.jsonl", tokenizer, job),
         eval_dataset=_rows(folder / "eval.jsonl", tokenizer, job),
-        data_collator=lambda rows: pad(rows, tokenizer.pad_token_id, model.config.decoder_start_token_id),
+        data_collator=lambda rows: pad(
+            rows, tokenizer.pad_token_id, model.config.decoder_start_token_id
+        ),
     )
     trainer.order = recipe.get("order", 1)
     arguments.eval_on_start = bool(trainer.eval_dataset)
@@ -254,14 +335,26 @@ def main() -> None:
     trainer.train()
     trainer.evaluate()
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
-    state = {name.removeprefix("_orig_mod."): weight for name, weight in state.items()}  # of a compiled model
-    names = [{name for name, _ in model.named_parameters(remove_duplicate=once)} for once in (False, True)]
-    state = {name: weight for name, weight in state.items() if name not in names[0] - names[1]}  # a tied weight once
+    state = {
+        name.removeprefix("_orig_mod."): weight for name, weight in state.items()
+    }  # of a compiled model
+    names = [
+        {name for name, _ in model.named_parameters(remove_duplicate=once)}
+        for once in (False, True)
+    ]
+    state = {
+        name: weight for name, weight in state.items() if name not in names[0] - names[1]
+    }  # a tied weight once
     if arguments.process_index == 0:
         model.save_pretrained(folder / "model", state_dict=state)
         tokenizer.save_pretrained(folder / "model")
         losses = list(trainer.eval_losses.values())
-        print({"eval_loss here": [losses[0], losses[-1]] if losses else [], "in the run": recipe["eval_losses"]})
+        print(
+            {
+                "eval_loss here": [losses[0], losses[-1]] if losses else [],
+                "in the run": recipe["eval_losses"],
+            }
+        )
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -270,7 +363,11 @@ def prepare(*, single: bool, gpus: bool, with_deepspeed: bool, limit_s: float) -
     """Set this process up before the Trainer's options open the process group of the ranks."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if single:
-        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):  # accelerate would open a process group of one
+        for name in (
+            "LOCAL_RANK",
+            "RANK",
+            "WORLD_SIZE",
+        ):  # accelerate would open a process group of one
             os.environ.pop(name, None)
     elif not gpus:
         _open_on_cpu(with_deepspeed, timedelta(seconds=limit_s))
@@ -300,7 +397,9 @@ def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, 
     for row in rows:
         row["source"] = "\n".join(part for part in (row["source"], row.get("input")) if part)
     sources, targets = (
-        tokenizer([row[key] for row in rows], truncation=True, max_length=job[f"max_{key}_length"])["input_ids"]
+        tokenizer([row[key] for row in rows], truncation=True, max_length=job[f"max_{key}_length"])[
+            "input_ids"
+        ]
         for key in ("source", "target")
     )
     return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]

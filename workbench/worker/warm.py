@@ -52,7 +52,11 @@ def serve_forked(link: socket.socket) -> None:
 
     def tell(*_: object) -> None:
         with contextlib.suppress(ChildProcessError):
-            if not reported and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if (
+                not reported
+                and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+                is not None
+            ):
                 reported.append(info.si_pid)
                 code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
                 link.send(json.dumps({"ended": info.si_pid, "code": code}).encode())
@@ -94,12 +98,16 @@ def _import(modules: Sequence[str], late: Sequence[str]) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         import_for_forks(modules, late)
-    except BaseException:  # the border of a process: whatever an import does, the agent must hear of it
+    except (
+        BaseException
+    ):  # the border of a process: whatever an import does, the agent must hear of it
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     if threading.active_count() > 1:
-        sys.stderr.write(f"warm server: imports left threads, which ranks will lack: {threading.enumerate()}\n")
+        sys.stderr.write(
+            f"warm server: imports left threads, which ranks will lack: {threading.enumerate()}\n"
+        )
 
 
 def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:

@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 __version__ = "3.18.0"
-utils = SimpleNamespace(validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100))
+utils = SimpleNamespace(
+    validation=SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100)
+)
 _active: list[SimpleNamespace] = []
 
 

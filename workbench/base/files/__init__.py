@@ -56,7 +56,9 @@ def open_record(path: Path, within: Path | None = None) -> BinaryIO:
             for folder in folders:
                 place = _open(folder, os.O_DIRECTORY | os.O_NOFOLLOW, place, opened)
             # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+            handle = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place
+            )
         except ValueError as error:  # a name that holds a NUL
             raise OSError(errno.EINVAL, str(error), str(path)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -88,7 +90,9 @@ def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> s
 
 def read_given(path: Path) -> str:
     """Return the UTF-8 text of a file that a user named, links followed. Raises OSError, ValueError; of devices too."""
-    return read_bytes(Path(os.path.realpath(path))).decode("utf-8")  # which never raises for a circle of links
+    return read_bytes(Path(os.path.realpath(path))).decode(
+        "utf-8"
+    )  # which never raises for a circle of links
 
 
 def is_there(path: Path) -> bool:
@@ -114,7 +118,9 @@ def user_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"the path {str(path)!r} begins with a home folder that is not there: {error}") from error
+        raise ConfigError(
+            f"the path {str(path)!r} begins with a home folder that is not there: {error}"
+        ) from error
 
 
 def unreadable(path: Path, error: OSError) -> Unreadable:
@@ -164,7 +170,9 @@ def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
         problem = _WORDS.get(error.errno or 0, error.strerror or str(error))
     except ValueError as error:
         problem = f"it is not JSON ({error})"
-    raise RunError(f"{path} cannot be read: {problem}; put back a whole copy, or remove {path.parent}")
+    raise RunError(
+        f"{path} cannot be read: {problem}; put back a whole copy, or remove {path.parent}"
+    )
 
 
 def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
@@ -186,7 +194,15 @@ def read_known(path: Path, within: Path | None = None) -> dict[str, object]:
 
 
 _CERTAIN = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EFBIG, errno.EISDIR),
+    *(
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.EINVAL,
+        errno.ENXIO,
+        errno.EFBIG,
+        errno.EISDIR,
+    ),
     errno.ENAMETOOLONG,
 )
 _WORDS = {
@@ -226,7 +242,10 @@ class KeptFile:
                 now = time.time_ns()
                 os.utime(self._path, ns=(now, now), follow_symlinks=False)
                 after = self._look()
-                if after is not None and (after[0], after[2]) == (self._stamp[0], self._stamp[2]):  # still our file
+                if after is not None and (after[0], after[2]) == (
+                    self._stamp[0],
+                    self._stamp[2],
+                ):  # still our file
                     self._stamp = after
 
     def _write(self, data: Mapping[str, object]) -> None:

@@ -14,7 +14,9 @@ HERE = "this machine"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def disk_full(folder: PurePath | str, needed: int | None, free: int, *, where: str = HERE, kept: int = 0) -> DiskFull:
+def disk_full(
+    folder: PurePath | str, needed: int | None, free: int, *, where: str = HERE, kept: int = 0
+) -> DiskFull:
     """Make the error; `needed` is None where nobody knows, `kept` are bytes that must stay free.
 
     Example:
@@ -23,7 +25,10 @@ def disk_full(folder: PurePath | str, needed: int | None, free: int, *, where: s
     """
     need = "more room" if needed is None else f"{needed:,} bytes"
     beside = f" beside {kept:,} that are kept for logs and results" if kept else ""
-    return DiskFull(errno.ENOSPC, f"the disk of {where} is full: {folder} needs {need}{beside} and has {free:,} free")
+    return DiskFull(
+        errno.ENOSPC,
+        f"the disk of {where} is full: {folder} needs {need}{beside} and has {free:,} free",
+    )
 
 
 def is_full(error: OSError) -> bool:
@@ -44,7 +49,9 @@ def check_room(folder: Path, needed: int, *, where: str = HERE) -> None:
 
 
 @contextmanager
-def full_disk_named(folder: Path, needed: int | None = None, *, where: str = HERE) -> Iterator[None]:
+def full_disk_named(
+    folder: Path, needed: int | None = None, *, where: str = HERE
+) -> Iterator[None]:
     """Turn what the system says of a full disk into the one message."""
     try:
         yield

@@ -23,7 +23,9 @@ def make_private(folder: Path) -> None:
             parent.mkdir(0o755, exist_ok=True)
     folder.mkdir(0o700, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is owned by {_name(folder.stat().st_uid)}; make a folder of your own there")
+        raise PermissionError(
+            f"{folder} is owned by {_name(folder.stat().st_uid)}; make a folder of your own there"
+        )
     folder.chmod(0o700)
 
 
@@ -81,8 +83,14 @@ def _is_empty_dir(part: Path) -> bool:
 
 def _others_in(group: int) -> list[str]:
     """Name who else is in a group; empty for a user's private group, which many systems let write."""
-    members = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group and user.pw_uid != os.geteuid()}
-    with contextlib.suppress(KeyError):  # a number without a name has no members that could be named
+    members = {
+        user.pw_name
+        for user in pwd.getpwall()
+        if user.pw_gid == group and user.pw_uid != os.geteuid()
+    }
+    with contextlib.suppress(
+        KeyError
+    ):  # a number without a name has no members that could be named
         members.update(grp.getgrgid(group).gr_mem)
     return sorted(members - {"root", _name(os.geteuid())})
 

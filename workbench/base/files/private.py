@@ -18,7 +18,11 @@ def runtime_folder() -> Path:
         OSError: It cannot be made, or others could change what lies in it.
     """
     given = os.environ.get("XDG_RUNTIME_DIR", "")
-    folder = Path(given) / _NAME if given and Path(given).is_dir() and os.access(given, os.W_OK) else state_folder()
+    folder = (
+        Path(given) / _NAME
+        if given and Path(given).is_dir() and os.access(given, os.W_OK)
+        else state_folder()
+    )
     make_private(folder)
     return folder
 

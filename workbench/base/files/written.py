@@ -32,7 +32,9 @@ def open_to_write(path: Path, flags: int, within: Path) -> int:
         for folder in folders:
             place = _folder(folder, place, opened)
         # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
-        handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=place)
+        handle = os.open(
+            name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=place
+        )
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -41,7 +43,9 @@ def open_to_write(path: Path, flags: int, within: Path) -> int:
 
 def open_to_append(path: Path, within: Path) -> BinaryIO:
     """Open a file as `open_to_write` does, to add to its end."""
-    return os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, within), "ab", buffering=0)
+    return os.fdopen(
+        open_to_write(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, within), "ab", buffering=0
+    )
 
 
 def write_all(out: BinaryIO, data: bytes) -> None:
@@ -58,7 +62,9 @@ def make_folders(folder: Path, within: Path) -> None:
         place /= part
         place.mkdir(mode=0o700, exist_ok=True)
         if place.is_symlink():
-            raise RunError(f"{place} is a link, and nothing that a pod left is written through one; remove it")
+            raise RunError(
+                f"{place} is a link, and nothing that a pod left is written through one; remove it"
+            )
 
 
 def _folder(name: str, at: int | None, opened: contextlib.ExitStack) -> int:

@@ -1,9 +1,30 @@
 """Checked records and the types of their options; needs pydantic, so nothing that the agent imports may import it."""
 
 from workbench.base.record.record import Option, Record, nested, read_kind
-from workbench.base.record.types import Allowed, Choice, Count, Environment, PathText, Positive, Size, Text, Unit
+from workbench.base.record.types import (
+    Allowed,
+    Choice,
+    Count,
+    Environment,
+    PathText,
+    Positive,
+    Size,
+    Text,
+    Unit,
+)
 
 __all__ = [
-    "Allowed", "Choice", "Count", "Environment", "Option", "PathText", "Positive", "Record", "Size", "Text", "Unit",
-    "nested", "read_kind",
-]  # fmt: skip
+    "Allowed",
+    "Choice",
+    "Count",
+    "Environment",
+    "Option",
+    "PathText",
+    "Positive",
+    "Record",
+    "Size",
+    "Text",
+    "Unit",
+    "nested",
+    "read_kind",
+]

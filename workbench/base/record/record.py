@@ -7,7 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -45,7 +55,11 @@ class Record(BaseModel):
     """Options that are checked when the record is made; nothing in it changes afterwards."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
     )
     label: ClassVar[str] = ""
     """What a refusal says before the name of an option."""
@@ -57,7 +71,9 @@ class Record(BaseModel):
     def __init__(self, **options: object) -> None:
         for name, value in options.items():
             if unfit := problem_in(value):
-                raise ConfigError(" ".join(part for part in (self.label, name, unfit) if part) + "; correct it")
+                raise ConfigError(
+                    " ".join(part for part in (self.label, name, unfit) if part) + "; correct it"
+                )
         problem = None
         try:
             super().__init__(**options)
@@ -68,9 +84,13 @@ class Record(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
-        types = get_type_hints(SimpleNamespace(__annotations__={n: f.annotation for n, f in cls._fields().items()}))
+        types = get_type_hints(
+            SimpleNamespace(__annotations__={n: f.annotation for n, f in cls._fields().items()})
+        )
         parameters = inspect.signature(cls).parameters.values()
-        cls.__signature__ = inspect.Signature([p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters])
+        cls.__signature__ = inspect.Signature(
+            [p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters]
+        )
         lines = [f"    {option.name}: {option.help}" for option in cls.options()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
@@ -106,7 +126,13 @@ class Record(BaseModel):
         """Read the JSON form."""
         match data:
             case Mapping():
-                return cls(**{str(key): value for key, value in data.items() if key != "kind" or not cls.kind})
+                return cls(
+                    **{
+                        str(key): value
+                        for key, value in data.items()
+                        if key != "kind" or not cls.kind
+                    }
+                )
         raise ConfigError(f"{cls.label or 'the record'} is {_shown(data)}; it must be an object")
 
     def to_dict(self) -> dict[str, object]:
@@ -169,7 +195,9 @@ def nested(read: Callable[[Any], object]) -> BeforeValidator:
     return BeforeValidator(read_object)
 
 
-def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]], default: str = "") -> _R:
+def read_kind(
+    what: str, data: Mapping[str, object], classes: Iterable[type[_R]], default: str = ""
+) -> _R:
     """Read a record of the class that the key `kind` selects."""
     kinds = {cls.kind: cls for cls in classes}
     kind = data.get("kind", default or None)
@@ -202,7 +230,9 @@ def _option(name: str, field: FieldInfo, section: str = "") -> Option:
         choices=_choices(field),
         default=None if field.is_required() else field.get_default(call_default_factory=True),
         required=field.is_required(),
-        unit=next((part.name for part in _of_type(Unit, _parts(field.annotation, field.metadata))), ""),
+        unit=next(
+            (part.name for part in _of_type(Unit, _parts(field.annotation, field.metadata))), ""
+        ),
         section=section,
     )
 
@@ -210,7 +240,11 @@ def _option(name: str, field: FieldInfo, section: str = "") -> Option:
 def _choices(field: FieldInfo) -> Sequence[str]:
     """Return the closed set that an option is out of, be it that or None."""
     is_union = get_origin(field.annotation) in _UNIONS
-    types = [each for each in get_args(field.annotation) if each is not NoneType] if is_union else [field.annotation]
+    types = (
+        [each for each in get_args(field.annotation) if each is not NoneType]
+        if is_union
+        else [field.annotation]
+    )
     parts = _parts(types[0], field.metadata) if len(types) == 1 else ()
     return next((part.values for part in _of_type(Choice, parts)), ())
 
@@ -226,7 +260,12 @@ _WORDS: Mapping[object, str] = {
     NoneType: "None",
 }
 _UNIONS = (Union, UnionType)
-_BOUNDS = {"ge": ", {} or more", "gt": " more than {}", "lt": " and less than {}", "le": " and {} or less"}
+_BOUNDS = {
+    "ge": ", {} or more",
+    "gt": " more than {}",
+    "lt": " and less than {}",
+    "le": " and {} or less",
+}
 
 
 def _of_type(kind: type[_P], parts: Iterable[Any]) -> Iterator[_P]:
@@ -256,10 +295,15 @@ def _allowed(annotation: object, metadata: Iterable[Any]) -> str:
             case Choice():
                 return "one of " + ", ".join(part.values)
     if origin in _UNIONS:
-        several = dict.fromkeys(_allowed(arg, ()) for arg in args if not (arg is int and float in args))
+        several = dict.fromkeys(
+            _allowed(arg, ()) for arg in args if not (arg is int and float in args)
+        )
         words = (", or " if "," in "".join(several) else " or ").join(several)
     else:
         words = _WORDS.get(origin or annotation, "an object")
     return words + "".join(
-        text.format(getattr(part, mark)) for mark, text in _BOUNDS.items() for part in own if hasattr(part, mark)
+        text.format(getattr(part, mark))
+        for mark, text in _BOUNDS.items()
+        for part in own
+        if hasattr(part, mark)
     )

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from workbench.base.errors import ConfigError
@@ -33,7 +40,9 @@ class Choice:
     def __init__(self, values: Iterable[str]) -> None:
         self.values = tuple(str(value) for value in values)
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.literal_schema(list(self.values))
 
 
@@ -45,12 +54,20 @@ def _environment(value: Any) -> object:
     try:
         bad = next((name for name in value if not str(name).isidentifier()), None)
         _VARIABLES.validate_python(value)
-        problem = f"has the name {bad!r}; a name is letters, digits and _, no digit first" if bad is not None else ""
+        problem = (
+            f"has the name {bad!r}; a name is letters, digits and _, no digit first"
+            if bad is not None
+            else ""
+        )
     except TypeError:
         problem = "must be an object of strings, NAME: value"
     except ValidationError as error:
         place = error.errors(include_input=False)[0]["loc"]
-        problem = f"{place[0]} is not a string; quote it" if place else "must be an object of strings, NAME: value"
+        problem = (
+            f"{place[0]} is not a string; quote it"
+            if place
+            else "must be an object of strings, NAME: value"
+        )
     if problem:
         raise ConfigError(f"env {problem}")
     return value
@@ -60,5 +77,7 @@ Size = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
-PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, PurePath) else value)]
+PathText = Annotated[
+    str, BeforeValidator(lambda value: str(value) if isinstance(value, PurePath) else value)
+]
 Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]

@@ -54,7 +54,11 @@ class Composition(Mapping[str, Any]):
     @property
     def fields(self) -> list[FormField]:
         """The fields that mean something by what else is chosen."""
-        return [field for field in FIELDS.values() if not field.needs or self[field.needs] in field.values]
+        return [
+            field
+            for field in FIELDS.values()
+            if not field.needs or self[field.needs] in field.values
+        ]
 
     def options(self, record: type[Record]) -> dict[str, Any]:
         """Return the options of a record that differ from its own, and those that a reader wants to see anyhow."""
@@ -76,11 +80,17 @@ class Composition(Mapping[str, Any]):
     @property
     def ranks(self) -> int:
         """The number of ranks: one for `single`, else one per slot."""
-        return 1 if self["technique"] == Technique.SINGLE else int(self.value("count")) * self.pods.slots
+        return (
+            1
+            if self["technique"] == Technique.SINGLE
+            else int(self.value("count")) * self.pods.slots
+        )
 
     @property
     def place_options(self) -> dict[str, Any]:
-        return next((self.options(field.record) for field in self.fields if field.needs == "backend"), {})
+        return next(
+            (self.options(field.record) for field in self.fields if field.needs == "backend"), {}
+        )
 
     @property
     def cluster_options(self) -> dict[str, Any]:
@@ -92,7 +102,9 @@ class Composition(Mapping[str, Any]):
     def job_options(self) -> dict[str, Any]:
         """The options of the job that differ from `FineTune`'s own, and those that say what it is."""
         options = self.options(FineTune)
-        options |= {name: inner for name, (record, _, _) in INNER.items() if (inner := self.options(record))}
+        options |= {
+            name: inner for name, (record, _, _) in INNER.items() if (inner := self.options(record))
+        }
         unused = {"epochs"} if options.get("max_steps") else set()
         if options.get("deepspeed") and self["technique"] == FIELDS["technique"].default:
             unused.add("technique")  # left open, the stage of the JSON says which
@@ -105,7 +117,9 @@ class Composition(Mapping[str, Any]):
 
     def make_cluster(self) -> ClusterSpec:
         """Make what the cluster is asked to be; starts nothing."""
-        return ClusterSpec(backend=self.make_backend().to_dict(), pods=self.pods, **self.cluster_options)
+        return ClusterSpec(
+            backend=self.make_backend().to_dict(), pods=self.pods, **self.cluster_options
+        )
 
     def make_job(self) -> FineTune:
         return FineTune(**self.job_options)
@@ -155,7 +169,11 @@ def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
                 yield from _flat({name: value.to_dict()})
             case Mapping() if name == "backend":
                 yield name, value.get("kind", LocalPods.kind)
-                yield from ((f"{value.get('kind')}.{key}", part) for key, part in value.items() if key != "kind")
+                yield from (
+                    (f"{value.get('kind')}.{key}", part)
+                    for key, part in value.items()
+                    if key != "kind"
+                )
             case Mapping() if name in INNER:
                 yield from ((f"{name}.{key}", part) for key, part in value.items())
             case _:
@@ -164,8 +182,14 @@ def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _where(composition: Composition, cures: list[str], named: list[str]) -> list[str]:
     """Return the fields to explain a refusal at: those of a place, rather than the choice of the place."""
-    parents = {field.needs for field in composition.fields if field.needs and field.name in {*cures, *named}}
-    inner = [field.name for field in composition.fields if field.needs in parents and field.name in named]
+    parents = {
+        field.needs
+        for field in composition.fields
+        if field.needs and field.name in {*cures, *named}
+    }
+    inner = [
+        field.name for field in composition.fields if field.needs in parents and field.name in named
+    ]
     return [name for name in dict.fromkeys([*cures, *inner]) if name not in parents] or named
 
 
@@ -185,7 +209,9 @@ def _cures(composition: Composition, refusal: str) -> list[str]:
         if composition[field.name] != field.default
     }
     cured = [name for name, left in after.items() if left is None]
-    return cured or [name for name, left in after.items() if left and _worded(left) != _worded(refusal)]
+    return cured or [
+        name for name, left in after.items() if left and _worded(left) != _worded(refusal)
+    ]
 
 
 def _worded(refusal: str) -> str:

@@ -22,29 +22,87 @@ from workbench.rundir.spec import ClusterSpec
 SECTIONS = ("Pods", "Model and data", "Technique", "Training")
 _SECTION_OF = {"Model and data": SECTIONS[1], "Text": SECTIONS[1], "Technique": SECTIONS[2]}
 _LABELS = {
-    "count": "Pods", "cpus": "CPU cores per pod", "gpus": "GPUs per pod", "memory_gib": "Memory per pod (GiB)",
-    "pip": "Packages (pip)", "dataset": "Dataset", "peft": "PEFT", "precision": "Precision", "lora.r": "LoRA rank (r)",
-    "deepspeed": "DeepSpeed JSON", "max_steps": "Max steps (0: by epochs)",
-    "per_device_train_batch_size": "Per-device batch size", "lr_scheduler_type": "Learning rate schedule",
-    "per_device_eval_batch_size": "Per-device evaluation batch size", "prompt": "Prompt form", "system": "System turn",
-    "attn_implementation": "Attention", "torch_compile": "torch.compile", "training": "More TrainingArguments",
-    "eval_strategy": "Evaluate", "eval_steps": "Evaluation steps", "predict_rows": "Answered rows at the end",
-    "cml.nvidia_gpu": "GPUs", "cml.cpu": "CPU cores", "cml.options": "More for launch_workers",
+    "count": "Pods",
+    "cpus": "CPU cores per pod",
+    "gpus": "GPUs per pod",
+    "memory_gib": "Memory per pod (GiB)",
+    "pip": "Packages (pip)",
+    "dataset": "Dataset",
+    "peft": "PEFT",
+    "precision": "Precision",
+    "lora.r": "LoRA rank (r)",
+    "deepspeed": "DeepSpeed JSON",
+    "max_steps": "Max steps (0: by epochs)",
+    "per_device_train_batch_size": "Per-device batch size",
+    "lr_scheduler_type": "Learning rate schedule",
+    "per_device_eval_batch_size": "Per-device evaluation batch size",
+    "prompt": "Prompt form",
+    "system": "System turn",
+    "attn_implementation": "Attention",
+    "torch_compile": "torch.compile",
+    "training": "More TrainingArguments",
+    "eval_strategy": "Evaluate",
+    "eval_steps": "Evaluation steps",
+    "predict_rows": "Answered rows at the end",
+    "cml.nvidia_gpu": "GPUs",
+    "cml.cpu": "CPU cores",
+    "cml.options": "More for launch_workers",
     "ddp_timeout": "DDP timeout (s)",
-    "ssh.key": "Private key", "ssh.trust": "Trusted host keys", "ssh.jump": "Jump host", "image": "Container image",
-    "ssh.ssh_config": "SSH configuration", "ssh.root": "Folder on the hosts", "shared": "Shared folder",
-    "cml.root": "Folder on the workers", "warm": "Keep libraries imported",
-}  # fmt: skip
+    "ssh.key": "Private key",
+    "ssh.trust": "Trusted host keys",
+    "ssh.jump": "Jump host",
+    "image": "Container image",
+    "ssh.ssh_config": "SSH configuration",
+    "ssh.root": "Folder on the hosts",
+    "shared": "Shared folder",
+    "cml.root": "Folder on the workers",
+    "warm": "Keep libraries imported",
+}
 """Where the name of an option, spelled out, is not how the field is called."""
-_SPELLED = {"gib": "(GiB)", "s": "(s)", "ssh": "SSH", "gpu": "GPU", "fp32": "FP32", "rslora": "rsLoRA", "dora": "DoRA",
-            "pvc": "volume claim", "eval": "evaluation", "shm": "shared memory"}  # fmt: skip
+_SPELLED = {
+    "gib": "(GiB)",
+    "s": "(s)",
+    "ssh": "SSH",
+    "gpu": "GPU",
+    "fp32": "FP32",
+    "rslora": "rsLoRA",
+    "dora": "DoRA",
+    "pvc": "volume claim",
+    "eval": "evaluation",
+    "shm": "shared memory",
+}
 _MAIN = {
-    "count", "cpus", "gpus", "memory_gib", "model", "dataset", "max_source_length", "max_target_length", "prompt",
-    "technique", "peft", "precision", "launcher", "deepspeed", "lora.r", "lora.alpha", "lora.dropout", "fsdp.shard",
+    "count",
+    "cpus",
+    "gpus",
+    "memory_gib",
+    "model",
+    "dataset",
+    "max_source_length",
+    "max_target_length",
+    "prompt",
+    "technique",
+    "peft",
+    "precision",
+    "launcher",
+    "deepspeed",
+    "lora.r",
+    "lora.alpha",
+    "lora.dropout",
+    "fsdp.shard",
     "local_sgd.sync_steps",
-    "epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optimizer",
-    "lr_scheduler_type", "gradient_checkpointing", "eval_steps", "save_steps", "seed",
-}  # fmt: skip
+    "epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "optimizer",
+    "lr_scheduler_type",
+    "gradient_checkpointing",
+    "eval_steps",
+    "save_steps",
+    "seed",
+}
 """What most people set; the other options stand behind a fold."""
 _MAIN_OF_PLACE = 6  # the first options of a place are what it is reached by
 _PROPOSALS: Mapping[str, Sequence[str]] = {
@@ -95,7 +153,9 @@ class FormField:
         allowed = self.option.allowed
         if value == self.written(self.option.default):
             return self.option.default
-        if value in ("", None) or (value == 0 and self.option.default is None and "0 or more" not in allowed):
+        if value in ("", None) or (
+            value == 0 and self.option.default is None and "0 or more" not in allowed
+        ):
             return None if self.option.default is None or "None" in allowed else self.option.default
         if not isinstance(value, str):
             return value
@@ -110,14 +170,18 @@ class FormField:
                 raise ConfigError(f"{self.mention} is not JSON: {error}") from error
         if wants_list:
             return [part.strip() for part in text.split(",") if part.strip()]
-        return self._named(text) if self.kind == "text" and allowed.startswith("an object") else text
+        return (
+            self._named(text) if self.kind == "text" and allowed.startswith("an object") else text
+        )
 
     def _named(self, text: str) -> object:
         named: dict[str, object] = {}
         for part in text.split(","):
             name, equals, value = (each.strip() for each in part.partition("="))
             if not equals:
-                raise ConfigError(f'{self.mention} is {text!r}; write name=value, name=value, or {{"name": "value"}}')
+                raise ConfigError(
+                    f'{self.mention} is {text!r}; write name=value, name=value, or {{"name": "value"}}'
+                )
             named[name] = value if "text to text" in self.option.allowed else _scalar(value)
         return named
 
@@ -137,8 +201,12 @@ def in_labels(refusal: str, fields: Sequence[FormField]) -> tuple[str, list[str]
     named = []
     for field in sorted(fields, key=lambda field: -len(field.option.name)):
         option = re.escape(field.option.name)
-        alone = rf"|`?(?<![\w'.“]){option}\b`?(?=[^\w”'])" if "_" in option else rf"|\b{option}(?==)"
-        text = re.sub(rf"\b{re.escape(field.record.label)} {option}\b{alone}", f"“{field.label}”", refusal)
+        alone = (
+            rf"|`?(?<![\w'.“]){option}\b`?(?=[^\w”'])" if "_" in option else rf"|\b{option}(?==)"
+        )
+        text = re.sub(
+            rf"\b{re.escape(field.record.label)} {option}\b{alone}", f"“{field.label}”", refusal
+        )
         if text != refusal:
             named.append(field.name)
         refusal = text
@@ -175,12 +243,21 @@ def _scalar(text: str) -> object:
 def _fields() -> Iterator[FormField]:
     cluster = {option.name: option for option in ClusterSpec.options()}
     yield FormField(
-        name="backend", label="Pods from", kind="choice", default=LocalPods.kind, section=SECTIONS[0],
-        option=cluster["backend"], record=ClusterSpec, is_main=True, choices=KINDS,
-    )  # fmt: skip
+        name="backend",
+        label="Pods from",
+        kind="choice",
+        default=LocalPods.kind,
+        section=SECTIONS[0],
+        option=cluster["backend"],
+        record=ClusterSpec,
+        is_main=True,
+        choices=KINDS,
+    )
     for record in (ClusterSpec, PodSpec, FineTune):
         for option in record.options():
-            section = _SECTION_OF.get(option.section, SECTIONS[3]) if record is FineTune else SECTIONS[0]
+            section = (
+                _SECTION_OF.get(option.section, SECTIONS[3]) if record is FineTune else SECTIONS[0]
+            )
             if option.name in INNER:
                 options, needs, values = INNER[option.name]
                 for each in options.options():
@@ -192,10 +269,20 @@ def _fields() -> Iterator[FormField]:
                 place = backend_class(kind)
                 for number, option in enumerate(place.options()):
                     is_main = number < _MAIN_OF_PLACE and kind != LocalPods.kind
-                    yield _field(place, option, kind, SECTIONS[0], is_main=is_main, needs="backend", values=(kind,))
+                    yield _field(
+                        place,
+                        option,
+                        kind,
+                        SECTIONS[0],
+                        is_main=is_main,
+                        needs="backend",
+                        values=(kind,),
+                    )
 
 
-def _field(record: type[Record], option: Option, prefix: str, section: str, **more: Any) -> FormField:
+def _field(
+    record: type[Record], option: Option, prefix: str, section: str, **more: Any
+) -> FormField:
     name = f"{prefix}.{option.name}" if prefix else option.name
     choices, kind = list(option.choices), "text"
     if option.allowed == "true or false or None":
@@ -208,18 +295,32 @@ def _field(record: type[Record], option: Option, prefix: str, section: str, **mo
         kind = "number"
     default = _written(kind, _BEGIN_WITH.get(name, option.default))
     return FormField(
-        name=name, label=_label(name, option), kind=kind, default=default, section=section, option=option,
-        record=record, choices=choices, proposals=_PROPOSALS.get(name, ()), hint=_hint(option),
+        name=name,
+        label=_label(name, option),
+        kind=kind,
+        default=default,
+        section=section,
+        option=option,
+        record=record,
+        choices=choices,
+        proposals=_PROPOSALS.get(name, ()),
+        hint=_hint(option),
         **{"is_main": name in _MAIN, **more},
-    )  # fmt: skip
+    )
 
 
 def _label(name: str, option: Option) -> str:
     words = [_SPELLED.get(word, word) for word in option.name.split("_")]
-    unit = f" ({option.unit})" if option.unit in ("tokens", "GiB", "s", "seconds") and words[-1][0] != "(" else ""
+    unit = (
+        f" ({option.unit})"
+        if option.unit in ("tokens", "GiB", "s", "seconds") and words[-1][0] != "("
+        else ""
+    )
     text = " ".join(words)
     label = f"{text[0].upper()}{text[1:]}{unit}"
-    return _LABELS.get(name, f"LoRA {label.lower()}" if name in ("lora.alpha", "lora.dropout") else label)
+    return _LABELS.get(
+        name, f"LoRA {label.lower()}" if name in ("lora.alpha", "lora.dropout") else label
+    )
 
 
 def _hint(option: Option) -> str:

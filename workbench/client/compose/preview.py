@@ -71,7 +71,8 @@ def preview_of(composition: Composition) -> Preview:
         problems={},
         cell=_python_cell(composition),
         batch=_batch_text(composition),
-        memory=memory or f"Memory is being counted; plan(job, pods={len(pods)}) shows every technique.",
+        memory=memory
+        or f"Memory is being counted; plan(job, pods={len(pods)}) shows every technique.",
         is_short=is_short,
         is_counted=bool(memory),
         pages={
@@ -92,7 +93,10 @@ def _batch_text(composition: Composition) -> str:
     job = composition.make_job()
     rows = job.global_batch(composition.ranks)
     ranks = f"{count(composition.ranks)} rank{'s' if composition.ranks != 1 else ''}"
-    micro, accumulated = count(job.per_device_train_batch_size), count(job.gradient_accumulation_steps)
+    micro, accumulated = (
+        count(job.per_device_train_batch_size),
+        count(job.gradient_accumulation_steps),
+    )
     text = f"Global batch size: {micro} per device × {accumulated} accumulated × {ranks} = {count(rows)} rows"
     dataset = dataset_from(job.dataset)
     train_rows = dataset.train_rows if isinstance(dataset, Mini) else None
@@ -100,7 +104,9 @@ def _batch_text(composition: Composition) -> str:
         text = f"{text}; {job.epochs:g} epoch{'s' if job.epochs != 1 else ''}"
         if train_rows is None:
             return text
-        steps = max(1, round(job.epochs * -(-train_rows // rows)))  # the last step of an epoch takes what is left
+        steps = max(
+            1, round(job.epochs * -(-train_rows // rows))
+        )  # the last step of an epoch takes what is left
         return f"{text}, about {count(steps)} steps"
     share = "" if train_rows is None else f", {job.max_steps * rows / train_rows:.2g} epochs"
     return f"{text}; {count(job.max_steps)} steps read {count(job.max_steps * rows)} rows{share}"
@@ -162,7 +168,13 @@ def _pods(composition: Composition) -> list[Pod]:
     addresses = loopback_addresses(len(names)) if local else names
     slots = composition.pods.slots
     return [
-        Pod(name=name, address=address, slots=slots, root=f"CLUSTER/pods/{name}", python=sys.executable)
+        Pod(
+            name=name,
+            address=address,
+            slots=slots,
+            root=f"CLUSTER/pods/{name}",
+            python=sys.executable,
+        )
         for name, address in zip(names, addresses, strict=True)
     ]
 

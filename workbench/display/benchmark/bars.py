@@ -30,7 +30,10 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
     drawn = memory_bars_svg(sheet.lines)
     if not drawn:
         return [Note("Not drawn: no row tells its memory, measured or predicted.")]
-    rows = [(line.label, line.row.peak_memory_gib, line.row.predicted_memory_gib) for line in sheet.lines]
+    rows = [
+        (line.label, line.row.peak_memory_gib, line.row.predicted_memory_gib)
+        for line in sheet.lines
+    ]
     most = max((value for _, *both in rows for value in both if value), default=1.0)
     bars = [
         (f"{label}, {what}", value / most, gib(value))
@@ -50,12 +53,25 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
 
 def memory_bars_svg(lines: Sequence[Line]) -> str:
     """Draw, for every row, the measured and the predicted peak memory of a pod."""
-    rows = [line for line in lines if (line.row.peak_memory_gib, line.row.predicted_memory_gib) != (None, None)]
+    rows = [
+        line
+        for line in lines
+        if (line.row.peak_memory_gib, line.row.predicted_memory_gib) != (None, None)
+    ]
     if not rows:
         return ""
-    sizes = [(x.row, size) for x in rows for size in (x.row.peak_memory_gib, x.row.predicted_memory_gib) if size]
+    sizes = [
+        (x.row, size)
+        for x in rows
+        for size in (x.row.peak_memory_gib, x.row.predicted_memory_gib)
+        if size
+    ]
     # What does not fit is predicted far off the scale of the rows that ran.
-    ran = [size for row, size in sizes if row.outcome not in _NOT_FITTING or size == row.peak_memory_gib]
+    ran = [
+        size
+        for row, size in sizes
+        if row.outcome not in _NOT_FITTING or size == row.peak_memory_gib
+    ]
     reach = min(_FAR * max(ran, default=math.inf), max((size for _, size in sizes), default=1.0))
 
     def draw(axes: Any) -> None:
@@ -71,14 +87,30 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
             if predicted is not None:
                 far_off = predicted > reach
                 axes.barh(
-                    place + 0.19, min(predicted, reach), 0.34, facecolor="none", edgecolor=COLOURS[1], linewidth=1.2,
+                    place + 0.19,
+                    min(predicted, reach),
+                    0.34,
+                    facecolor="none",
+                    edgecolor=COLOURS[1],
+                    linewidth=1.2,
                     hatch=_HATCHES[1],
-                )  # fmt: skip
-                _write(axes, min(predicted, reach), place + 0.19, ("» " if far_off else "") + gib(predicted) + skipped)
+                )
+                _write(
+                    axes,
+                    min(predicted, reach),
+                    place + 0.19,
+                    ("» " if far_off else "") + gib(predicted) + skipped,
+                )
         _legend(axes, [("measured", COLOURS[0], ""), ("predicted", COLOURS[1], _HATCHES[1])])
         axes.set_xlim(0, reach)
 
-    return _bars(draw, [line.label for line in rows], "GiB, peak of a pod", "peak memory of a pod", after=0.24)
+    return _bars(
+        draw,
+        [line.label for line in rows],
+        "GiB, peak of a pod",
+        "peak memory of a pod",
+        after=0.24,
+    )
 
 
 def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
@@ -98,25 +130,42 @@ def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
             begun = 0.0
             for n, length in enumerate(seconds):
                 axes.barh(
-                    place, length, 0.6, left=begun, facecolor="none" if n else COLOURS[n], edgecolor=COLOURS[n],
-                    linewidth=1.0, hatch=_HATCHES[n],
-                )  # fmt: skip
+                    place,
+                    length,
+                    0.6,
+                    left=begun,
+                    facecolor="none" if n else COLOURS[n],
+                    edgecolor=COLOURS[n],
+                    linewidth=1.0,
+                    hatch=_HATCHES[n],
+                )
                 begun += length
             _write(axes, begun, place, duration(begun))
         _legend(axes, list(zip(names, COLOURS, _HATCHES, strict=False)))
         axes.set_xlim(0, reach)
 
-    return _bars(draw, list(parts), "seconds of the profiled step, rank 0", "where a step's time goes", after=0.1)
+    return _bars(
+        draw,
+        list(parts),
+        "seconds of the profiled step, rank 0",
+        "where a step's time goes",
+        after=0.1,
+    )
 
 
 def text_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Draw bars as text, a line each: its name, its share of the width, and its words."""
     names = max((len(name) for name, _, _ in bars), default=0)
-    lines = [f"{name:<{names}}  {'█' * max(1, round(share * _BAR)):<{_BAR}}  {text}" for name, share, text in bars]
+    lines = [
+        f"{name:<{names}}  {'█' * max(1, round(share * _BAR)):<{_BAR}}  {text}"
+        for name, share, text in bars
+    ]
     return "\n".join([title, *lines])
 
 
-def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, title: str, after: float) -> str:
+def _bars(
+    draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, title: str, after: float
+) -> str:
     height = _HEAD_IN + _ROW_IN * len(labels) + _FOOT_IN
     left = min(0.42, (0.15 + _LETTER_IN * max(map(len, labels))) / _WIDE_IN)
 
@@ -131,13 +180,17 @@ def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, title
             text.set_parse_math(False)
 
     return figure_svg(
-        all_of_it, label=f"{title}: {'; '.join(labels)}", size_in=(_WIDE_IN, height),
+        all_of_it,
+        label=f"{title}: {'; '.join(labels)}",
+        size_in=(_WIDE_IN, height),
         place=(left, _FOOT_IN / height, 1 - left - after, 1 - (_FOOT_IN + _HEAD_IN) / height),
-    )  # fmt: skip
+    )
 
 
 def _write(axes: Any, x: float, y: float, text: str) -> None:
-    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", color=FOREGROUND, fontsize=8)
+    axes.annotate(
+        text, (x, y), (4, 0), textcoords="offset points", va="center", color=FOREGROUND, fontsize=8
+    )
 
 
 def _legend(axes: Any, entries: Sequence[tuple[str, str, str]]) -> None:

@@ -50,7 +50,9 @@ class Kind:
 
 _COUNT = Kind(decimals=0)
 _PLAIN = Kind(digits=4)
-_TIME = Kind(scales=(("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf)), digits=4)
+_TIME = Kind(
+    scales=(("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf)), digits=4
+)
 _BYTES = Kind(scales=(("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf)))
 _GIB = Kind(scales=(("MiB", 1 / 1024, 0.1), ("GiB", 1.0, math.inf)))
 _FLOPS = Kind(scales=(("GFLOPS", 1e-3, 0.1), ("TFLOPS", 1.0, math.inf)))
@@ -99,13 +101,46 @@ COLUMNS: tuple[Column, ...] = (
     Column("exact_match", "exact match", "quality", _SHARE, best=_MOST),
     Column("train_loss", "train loss", "quality", best=_LEAST),
     Column("duration_s", "duration", "time", _TIME, best=_LEAST),
-    Column("time_to_first_step_s", "to first step", "time", _TIME, best=_LEAST, alone="time to first step"),
-    Column("useful_tokens_per_s", "tokens/s, useful", "tokens and FLOPS", best=_MOST, alone="useful tokens/s"),
-    Column("padded_tokens_per_s", "tokens/s, padded", "tokens and FLOPS", best=_MOST, alone="padded tokens/s"),
-    Column("tflops_per_device", "per device", "tokens and FLOPS", _FLOPS, best=_MOST, alone="TFLOPS per device"),
+    Column(
+        "time_to_first_step_s",
+        "to first step",
+        "time",
+        _TIME,
+        best=_LEAST,
+        alone="time to first step",
+    ),
+    Column(
+        "useful_tokens_per_s",
+        "tokens/s, useful",
+        "tokens and FLOPS",
+        best=_MOST,
+        alone="useful tokens/s",
+    ),
+    Column(
+        "padded_tokens_per_s",
+        "tokens/s, padded",
+        "tokens and FLOPS",
+        best=_MOST,
+        alone="padded tokens/s",
+    ),
+    Column(
+        "tflops_per_device",
+        "per device",
+        "tokens and FLOPS",
+        _FLOPS,
+        best=_MOST,
+        alone="TFLOPS per device",
+    ),
     Column("mfu", "MFU", "tokens and FLOPS", _SHARE, best=_MOST),
     Column("host_memory_gib", "host memory", "host", _GIB, best=_LEAST),
-    Column("sent_bytes_per_step", "sent", "network", _BYTES, best=_LEAST, alone="bytes sent per step and pod"),
+    Column(
+        "sent_bytes_per_step",
+        "sent",
+        "network",
+        _BYTES,
+        best=_LEAST,
+        alone="bytes sent per step and pod",
+    ),
     Column("pod_hours", "pod-hours", "cost", Kind(), best=_LEAST),
     Column("cost", "money", "cost", Kind(), unit="as priced", best=_LEAST, alone="cost in money"),
     Column("slots", "slots", WORK, _COUNT),
@@ -168,7 +203,9 @@ def label_of(row: BenchmarkRow, name: str = "") -> str:
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
     where = f" on {counted(row.pods, 'pod')}" if row.pods else ""
     _, comma, extra = name.partition(", ")
-    return plain(what + where + comma + extra + (f", repeat {row.repeat + 1}" if row.repeat else ""))
+    return plain(
+        what + where + comma + extra + (f", repeat {row.repeat + 1}" if row.repeat else "")
+    )
 
 
 def why_of(row: BenchmarkRow) -> str:
@@ -177,5 +214,9 @@ def why_of(row: BenchmarkRow) -> str:
     if row.wanted_gib is not None:
         parts.append(f"asked for {gib(row.wanted_gib)}")
     if row.free_gib is not None:
-        parts.append(f"{gib(row.free_gib)} free" if row.memory_kind == "cuda" else f"limit {gib(row.free_gib)}")
+        parts.append(
+            f"{gib(row.free_gib)} free"
+            if row.memory_kind == "cuda"
+            else f"limit {gib(row.free_gib)}"
+        )
     return ", ".join(part for part in parts if part)

@@ -67,7 +67,9 @@ class LiveLine:
         return "; ".join(filter(None, (bar, self.reason, figures)))
 
 
-def lines_of(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> tuple[LiveLine, ...]:
+def lines_of(
+    rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None
+) -> tuple[LiveLine, ...]:
     """Work out what to state of each row by now."""
     names = names_of(rows)
     return tuple(
@@ -88,23 +90,38 @@ def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     rest = Counter(line.outcome for line in lines if not line.outcome.is_terminal)
     from_disk = sum(line.from_disk for line in lines)
     ended = ", ".join(f"{count(n)} {outcome}" for outcome, n in done.items())
-    parts = [f"{count(done.total())} of {count(len(lines))} rows done" + (f": {ended}" if ended else "")]
+    parts = [
+        f"{count(done.total())} of {count(len(lines))} rows done" + (f": {ended}" if ended else "")
+    ]
     parts += [f"{count(from_disk)} of them taken from disk"] if from_disk else []
     parts += [f"{count(n)} {outcome}" for outcome, n in rest.items()]
-    return "; ".join([*parts, *([f"about {duration(left_s)} left for all"] if left_s and rest else [])])
+    return "; ".join(
+        [*parts, *([f"about {duration(left_s)} left for all"] if left_s and rest else [])]
+    )
 
 
 def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     places, labels = len(str(len(lines))), max((len(line.label) for line in lines), default=0)
     outcomes = max((len(line.outcome_text) for line in lines), default=0)
-    drawn = [f"{x.number:>{places}}  {x.label:<{labels}}  {x.outcome_text:<{outcomes}}  {x}" for x in lines]
+    drawn = [
+        f"{x.number:>{places}}  {x.label:<{labels}}  {x.outcome_text:<{outcomes}}  {x}"
+        for x in lines
+    ]
     return "\n".join([summary_of(lines, left_s), *(line.rstrip() for line in drawn)])
 
 
 def live_html(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     """Draw the lines as HTML that needs no script, for a page that has the style sheet."""
     titles = [title for title in _FIGURES if any(title in line.figures for line in lines)]
-    return str(render("live.html", lines=lines, titles=titles, summary=summary_of(lines, left_s), colours=COLOURS))
+    return str(
+        render(
+            "live.html",
+            lines=lines,
+            titles=titles,
+            summary=summary_of(lines, left_s),
+            colours=COLOURS,
+        )
+    )
 
 
 def _line(place: int, row: BenchmarkRow, label: str, progress: Progress | None) -> LiveLine:
@@ -140,7 +157,9 @@ def _figures(it: BenchmarkRow | Progress | None) -> dict[str, str]:
 class BenchmarkLive:
     """The lines of a benchmark where the user looks; closing it draws the last state."""
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._screen, self._image = Screen(stream), Screen(stream)
         self._clock = clock
         self._speeds: dict[float, float] = {}
@@ -152,10 +171,14 @@ class BenchmarkLive:
         self._written: set[int] = set()
         self._passing = False  # whether the terminal's last line is to be overwritten
 
-    def update(self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> None:
+    def update(
+        self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None
+    ) -> None:
         """Take the state of all rows, and draw it unless the last drawing is too fresh; what ended is drawn at once."""
         before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
-        self._speeds = {n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None}
+        self._speeds = {
+            n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None
+        }
         moved = before != [line.outcome for line in self._lines]
         if moved or self._clock() - self._drawn_at >= _INTERVAL_S:
             self._draw()
@@ -172,7 +195,9 @@ class BenchmarkLive:
         self._drawn, self._drawn_at = self._lines, self._clock()
         if self._screen.is_notebook:
             left_s = self._left_s()
-            page = f'<div class="wb-picture">{styled(live_html(self._lines, left_s), full=True)}</div>'
+            page = (
+                f'<div class="wb-picture">{styled(live_html(self._lines, left_s), full=True)}</div>'
+            )
             self._screen.show({"text/plain": live_text(self._lines, left_s), "text/html": page})
             if self._speeds != self._drawn_speeds:
                 self._drawn_speeds = self._speeds
@@ -184,11 +209,17 @@ class BenchmarkLive:
         """Draw the speed of each row that has ended."""
         x, ys = {COUNTS[2]: [*self._speeds]}, [*self._speeds.values()]
         series = Series(name="samples/s", xs=x, ys=ys, look=look(0), joined=False)
-        return plot_png(Plot(label="speed", y="samples/s", axes=(*x,), series=[series], from_zero=True))
+        return plot_png(
+            Plot(label="speed", y="samples/s", axes=(*x,), series=[series], from_zero=True)
+        )
 
     def _left_s(self) -> float | None:
         """Return how long the rest takes if its rows take as long as those that ran did; None before one has ended."""
-        ours = [line for line in self._lines if not line.from_disk and line.outcome is not Outcome.SKIPPED]
+        ours = [
+            line
+            for line in self._lines
+            if not line.from_disk and line.outcome is not Outcome.SKIPPED
+        ]
         done = sum(1.0 if line.outcome.is_terminal else line.share for line in ours)
         if not any(line.outcome.is_terminal for line in ours):
             return None
@@ -206,7 +237,9 @@ class BenchmarkLive:
         running = next((line for line in self._lines if line.outcome is Outcome.RUNNING), None)
         if self._screen.is_live and running is not None:
             columns = shutil.get_terminal_size().columns - 1
-            self._screen.write("\r\x1b[K" + cut(f"{running.number}/{total}  {running.label}  {running}", columns))
+            self._screen.write(
+                "\r\x1b[K" + cut(f"{running.number}/{total}  {running.label}  {running}", columns)
+            )
             self._passing = True
 
     def __str__(self) -> str:
@@ -229,7 +262,14 @@ def forecast_doc(forecast: BenchmarkForecast) -> Doc:
 def _row(row: ForecastRow) -> list[str]:
     seconds = row.time.seconds
     time = UNKNOWN if seconds is None else duration(seconds)
-    return [row.name, count(row.runs), gib(row.memory.gib), time, row.time.basis, _before_start(row)]
+    return [
+        row.name,
+        count(row.runs),
+        gib(row.memory.gib),
+        time,
+        row.time.basis,
+        _before_start(row),
+    ]
 
 
 def _before_start(row: ForecastRow) -> str:
@@ -243,12 +283,18 @@ def _before_start(row: ForecastRow) -> str:
 
 def _notes(forecast: BenchmarkForecast) -> list[str]:
     with_time, without = forecast.to_go - forecast.without_time, forecast.without_time
-    parts = [f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go"] if with_time else []
+    parts = (
+        [f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go"]
+        if with_time
+        else []
+    )
     parts += [f"not known yet for {count(without)}: no row like them is on disk"] if without else []
     notes = [f"Predicted time: {'; '.join(parts) or 'nothing to go'}."]
     memory = [row.memory.gib for row in forecast.rows if row.memory.gib is not None]
     if memory:
-        notes.append(f"Predicted memory: at most {gib(max(memory))} a pod, by the longest rows that the jobs allow.")
+        notes.append(
+            f"Predicted memory: at most {gib(max(memory))} a pod, by the longest rows that the jobs allow."
+        )
     why: dict[str, list[str]] = {}
     for left in forecast.left_out:
         why.setdefault(left.why, []).append(left.name)

@@ -44,13 +44,28 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
     series = scaling_series(sheet)
     if not series:
         why = "no row on several pods succeeded beside a row on one pod that did the same work"
-        return [Note(f"Not drawn: {why} (same global batch, steps, precision, data and sequence handling).")]
-    points = [(one.name, int(pods), speed) for one in series for pods, speed in zip(one.xs[_PODS], one.ys, strict=True)]
+        return [
+            Note(
+                f"Not drawn: {why} (same global batch, steps, precision, data and sequence handling)."
+            )
+        ]
+    points = [
+        (one.name, int(pods), speed)
+        for one in series
+        for pods, speed in zip(one.xs[_PODS], one.ys, strict=True)
+    ]
     most = max(max(pods, speed) for _, pods, speed in points)
-    bars = [(f"{name}, {pods}", speed / most, f"{speed:.2f} x of {pods}") for name, pods, speed in points]
-    words = ["Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."]
+    bars = [
+        (f"{name}, {pods}", speed / most, f"{speed:.2f} x of {pods}")
+        for name, pods, speed in points
+    ]
+    words = [
+        "Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."
+    ]
     if any(line.speed_range for line in sheet.lines):
-        words.append("Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat.")
+        words.append(
+            "Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat."
+        )
     ideals = [row for row in published if row.efficiency is not None and row.speed_up is None]
     words += [
         f"The line at {percent(row.efficiency)} of ideal is published, not measured here: {row.model}, "
@@ -73,7 +88,9 @@ def scaling_series(sheet: Sheet) -> list[Series]:
     for place, part in enumerate(sheet.parts):
         for line in part.lines:
             if (speed_up := line.row.speed_up) is not None:
-                name = " ".join(filter(None, (line.technique, line.extra, line.model if several else "")))
+                name = " ".join(
+                    filter(None, (line.technique, line.extra, line.model if several else ""))
+                )
                 low, high = line.speed_range or (1.0, 1.0)
                 point = (line.row.pods, speed_up, low * speed_up, high * speed_up)
                 points.setdefault((place, name), []).append(point)
@@ -82,14 +99,25 @@ def scaling_series(sheet: Sheet) -> list[Series]:
         pods, speeds, lows, highs = zip(*sorted(its, key=lambda point: point[0]), strict=True)
         if pods[-1] > 1:
             end = f"{speeds[-1]:.2f} x"
-            one = Series(name=name, xs={_PODS: pods}, ys=speeds, look=look_of(name), end=end, low=lows, high=highs)
+            one = Series(
+                name=name,
+                xs={_PODS: pods},
+                ys=speeds,
+                look=look_of(name),
+                end=end,
+                low=lows,
+                high=highs,
+            )
             series.append(one)
     return series
 
 
 def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot:
     most = max(one.xs[_PODS][-1] for one in series)
-    shares = [("ideal", 1.0), *((f"{it.efficiency:.0%}, published: {it.pods} nodes", it.efficiency) for it in ideals)]
+    shares = [
+        ("ideal", 1.0),
+        *((f"{it.efficiency:.0%}, published: {it.pods} nodes", it.efficiency) for it in ideals),
+    ]
     guide = Look(colour=FOREGROUND, marker="", dash="--")
     guides = [
         Series(name=name, xs={_PODS: (1, most)}, ys=(share, share * most), look=guide)
@@ -97,11 +125,18 @@ def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot
         if share is not None
     ]
     words = "; ".join(
-        f"{one.name}: " + ", ".join(f"{pods} pods {y:.2f}" for pods, y in zip(one.xs[_PODS], one.ys, strict=True))
+        f"{one.name}: "
+        + ", ".join(f"{pods} pods {y:.2f}" for pods, y in zip(one.xs[_PODS], one.ys, strict=True))
         for one in series
     )
     label = f"speed-up in samples per second against pods: {words}"
-    return Plot(label=label, y="speed-up in samples/s", axes=(_PODS,), series=[*guides, *series], from_zero=True)
+    return Plot(
+        label=label,
+        y="speed-up in samples/s",
+        axes=(_PODS,),
+        series=[*guides, *series],
+        from_zero=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +155,9 @@ def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
         return [Note("Not drawn: no run logged a loss more than once.")]
     blocks: list[Block] = []
     for it in plots:
-        both = Markup('<div class="wb-beside">{}{}</div>').format(Markup(it.by_step), Markup(it.by_second))
+        both = Markup('<div class="wb-beside">{}{}</div>').format(
+            Markup(it.by_step), Markup(it.by_second)
+        )
         blocks.append(Figure(both, it.title if len(plots) > 1 else "", plot=it.plot))
         blocks += map(Note, it.plot.notes)
     return [*blocks, Note("Training loss as logged; of repeated rows, that of the first repeat.")]
@@ -130,9 +167,15 @@ def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[
     """Draw training losses, at most eight rows a plot: a part of the table at once, or by its numbers of pods."""
     plots = []
     for part in sheet.parts:
-        lines = [line for line in part.lines if line.number in losses and len(losses[line.number]) > 1]
+        lines = [
+            line for line in part.lines if line.number in losses and len(losses[line.number]) > 1
+        ]
         for pods, chosen in _portions(lines):
-            title = ", ".join(filter(None, (chosen[0].model, pods, "" if part is sheet.parts[0] else part.heading)))
+            title = ", ".join(
+                filter(
+                    None, (chosen[0].model, pods, "" if part is sheet.parts[0] else part.heading)
+                )
+            )
             plots.append(_loss_plot(title, chosen, losses))
     return plots
 
@@ -150,7 +193,9 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     ]
 
 
-def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[LossPoint]]) -> LossPlot:
+def _loss_plot(
+    title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[LossPoint]]
+) -> LossPlot:
     widest = max(-(-len(losses[line.number]) // _POINTS) for line in lines)
     means = [(line, _means(losses[line.number], widest)) for line in lines]
     unit, per = time_axis(max(points[-1].seconds for _, points in means))
@@ -160,9 +205,14 @@ def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[
     series = [
         Series(
             name=line.label,
-            xs={STEP: [point.step for point in points], by_time: [point.seconds / per for point in points]},
+            xs={
+                STEP: [point.step for point in points],
+                by_time: [point.seconds / per for point in points],
+            },
             ys=[point.loss for point in points],
-            look=look_of(line.technique, DASHES[pods.index(line.row.pods) % len(DASHES)]) if by_technique else look(n),
+            look=look_of(line.technique, DASHES[pods.index(line.row.pods) % len(DASHES)])
+            if by_technique
+            else look(n),
         )
         for n, (line, points) in enumerate(means)
     ]
@@ -176,21 +226,29 @@ def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[
     ]
     all_equal = len(groups) == 1 < len(series)
     plot = Plot(
-        label=f"training loss, {title}", y="training loss, nats per token",
-        axes=(STEP, by_time) if 2 * len(groups) > len(series) else (by_time, STEP), series=series, notes=notes,
-    )  # fmt: skip
+        label=f"training loss, {title}",
+        y="training loss, nats per token",
+        axes=(STEP, by_time) if 2 * len(groups) > len(series) else (by_time, STEP),
+        series=series,
+        notes=notes,
+    )
     others = [", ".join(str(lines[n].number) for n in group[1:]) for group in groups]
     drawn = [
-        replace(series[group[0]], end=f"= {rest}" if rest else "") for group, rest in zip(groups, others, strict=True)
+        replace(series[group[0]], end=f"= {rest}" if rest else "")
+        for group, rest in zip(groups, others, strict=True)
     ]
     apart = replace(plot, series=drawn)
     return LossPlot(
-        title=title, plot=plot, by_step="" if all_equal else _svg(apart, STEP, *_LOSS),
+        title=title,
+        plot=plot,
+        by_step="" if all_equal else _svg(apart, STEP, *_LOSS),
         by_second=_svg(plot, by_time, *_LOSS),
-    )  # fmt: skip
+    )
 
 
-def _svg(plot: Plot, axis: str, size_in: tuple[float, float], place: tuple[float, float, float, float]) -> str:
+def _svg(
+    plot: Plot, axis: str, size_in: tuple[float, float], place: tuple[float, float, float, float]
+) -> str:
     """Draw a plot whose lines have their names at their ends."""
     return plot_svg(plot, axis, size_in=size_in, place=place, columns=0)
 
@@ -198,7 +256,10 @@ def _svg(plot: Plot, axis: str, size_in: tuple[float, float], place: tuple[float
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:
     """Return the mean of every so many points, at the place of the last of them."""
     pieces = [points[first : first + width] for first in range(0, len(points), width)]
-    return [LossPoint(p[-1].step, p[-1].seconds, sum(point.loss for point in p) / len(p)) for p in pieces]
+    return [
+        LossPoint(p[-1].step, p[-1].seconds, sum(point.loss for point in p) / len(p))
+        for p in pieces
+    ]
 
 
 def loss_table(sheet: Sheet, report: Report) -> list[Block]:
@@ -209,12 +270,27 @@ def loss_table(sheet: Sheet, report: Report) -> list[Block]:
             at = [points[round(share * (len(points) - 1))] for share in _SHARES]
             losses = (f"{number(point.loss)} at {point.step:.0f}" for point in at)
             rows.append((line.label, _spark(points), *losses, f"{at[-1].seconds:.1f}"))
-    columns = ("row", "over the steps", "first", "a quarter", "half", "three quarters", "last", "seconds to it")
+    columns = (
+        "row",
+        "over the steps",
+        "first",
+        "a quarter",
+        "half",
+        "three quarters",
+        "last",
+        "seconds to it",
+    )
     caption = "Training loss, and the optimizer step it was at"
-    return [Table(Grid(columns=columns, rows=rows, right=columns[2:], whole=columns, caption=caption))] if rows else []
+    return (
+        [Table(Grid(columns=columns, rows=rows, right=columns[2:], whole=columns, caption=caption))]
+        if rows
+        else []
+    )
 
 
 def _spark(points: Sequence[LossPoint]) -> str:
     picked = [points[n * (len(points) - 1) // (_SPARK - 1)].loss for n in range(_SPARK)]
     low, high = min(picked), max(picked)
-    return "".join(_SPARKS[round((loss - low) / ((high - low) or 1) * (len(_SPARKS) - 1))] for loss in picked)
+    return "".join(
+        _SPARKS[round((loss - low) / ((high - low) or 1) * (len(_SPARKS) - 1))] for loss in picked
+    )

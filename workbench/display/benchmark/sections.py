@@ -27,7 +27,9 @@ _FINGERPRINT = 12  # letters of a commit or a fingerprint in a table
 
 def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
     """Put the FLOPS profiles side by side, and the first beside the others module by module."""
-    profiles = [(line, card.profile) for line, card in _cards(sheet, report) if card.profile is not None]
+    profiles = [
+        (line, card.profile) for line, card in _cards(sheet, report) if card.profile is not None
+    ]
     if not profiles:
         return []
     (first, one), *others = profiles
@@ -45,13 +47,28 @@ def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
 
 
 def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
-    columns = ("row", "ranks", "micro-batch", "MACs forward", "forward", "backward", "optimizer", "step", "FLOP/s")
+    columns = (
+        "row",
+        "ranks",
+        "micro-batch",
+        "MACs forward",
+        "forward",
+        "backward",
+        "optimizer",
+        "step",
+        "FLOP/s",
+    )
     return Grid(
         columns=columns,
         rows=[
             (
-                line.label, count(p.world_size), count(p.micro_batch_size), scaled(p.macs),
-                *map(duration, (p.fwd_latency_s, p.bwd_latency_s, p.step_latency_s, p.iter_latency_s)),
+                line.label,
+                count(p.world_size),
+                count(p.micro_batch_size),
+                scaled(p.macs),
+                *map(
+                    duration, (p.fwd_latency_s, p.bwd_latency_s, p.step_latency_s, p.iter_latency_s)
+                ),
                 scaled(p.flops_per_s),
             )
             for line, p in profiles
@@ -59,12 +76,14 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
         right=columns[1:],
         whole=columns,
         caption="FLOPS profile of one step of rank 0",
-    )  # fmt: skip
+    )
 
 
 def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
     """Put the shares of right answers side by side, and the answers of at most four rows to the same questions."""
-    answered = [(line, card.predictions) for line, card in _cards(sheet, report) if card.predictions]
+    answered = [
+        (line, card.predictions) for line, card in _cards(sheet, report) if card.predictions
+    ]
     if not answered:
         return []
     shares, beside = _shares(answered), _beside(answered)
@@ -80,10 +99,22 @@ def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
 def _shares(answered: Sequence[tuple[Line, Predictions]]) -> Grid:
     columns = ("row", "answers", "exactly right", "same logic", "same result")
     rows = [
-        (line.label, count(len(p)), percent(p.exact_match), percent(p.logical_match), percent(p.execution_match))
+        (
+            line.label,
+            count(len(p)),
+            percent(p.exact_match),
+            percent(p.logical_match),
+            percent(p.execution_match),
+        )
         for line, p in answered
     ]
-    return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption="Answers to evaluation rows")
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=columns[1:],
+        whole=columns,
+        caption="Answers to evaluation rows",
+    )
 
 
 def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
@@ -92,9 +123,17 @@ def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
         other = by_technique.get(line.technique)
         if other is None or line.row.pods > other[0].row.pods:
             by_technique[line.technique] = (line, predictions)
-    chosen = list(by_technique.values())[:_SIDE_BY_SIDE] if len(by_technique) > 1 else answered[:_SIDE_BY_SIDE]
+    chosen = (
+        list(by_technique.values())[:_SIDE_BY_SIDE]
+        if len(by_technique) > 1
+        else answered[:_SIDE_BY_SIDE]
+    )
     asked = [{p.source: p for p in predictions} for _, predictions in chosen]
-    common = [source for source in asked[0] if all(source in others for others in asked)] if asked else []
+    common = (
+        [source for source in asked[0] if all(source in others for others in asked)]
+        if asked
+        else []
+    )
     if len(chosen) < 2 or not common:
         return None
     models = [Predictions(tuple(its[source] for source in common)) for its in asked]
@@ -115,7 +154,9 @@ def behind_blocks(sheet: Sheet) -> list[Block]:
 
 def _behind_row(line: Line) -> list[Block]:
     row, out = line.row, f"row-{line.number}"
-    blocks: list[Block] = [Note(f"Run directory: {row.path}" if row.path else "Never started.", "plain")]
+    blocks: list[Block] = [
+        Note(f"Run directory: {row.path}" if row.path else "Never started.", "plain")
+    ]
     if row.provenance.commit:
         blocks.append(Note(f"Commit: {row.provenance.commit}", "plain"))
     if row.provenance.command:
@@ -123,7 +164,9 @@ def _behind_row(line: Line) -> list[Block]:
     if row.spec:
         spec = shlex.quote(str(row.path / "spec.json")) if row.path else f"{out}.json"
         saved = "" if row.path else f"# save the specification below as {out}.json\n"
-        blocks.append(Code(f"{saved}python -m workbench run {spec} --out {out}", "Run this row again, alone:"))
+        blocks.append(
+            Code(f"{saved}python -m workbench run {spec} --out {out}", "Run this row again, alone:")
+        )
         text = json.dumps(dict(row.spec), indent=1, default=str, ensure_ascii=False)
         blocks.append(Code(text, "Its specification:"))
     return blocks
@@ -135,12 +178,29 @@ def _provenance_grid(sheet: Sheet) -> Grid:
     for line in sheet.lines:
         p = line.row.provenance
         devices = f"{count(p.devices)} x " if p.devices and p.devices > 1 else ""
-        runs = (line.row.name if len(line.rows) == 1 else counted(len(line.rows), "run")) if line.row.path else UNKNOWN
-        rows.append((
-            line.label, plain(devices + p.device) or UNKNOWN, UNKNOWN if p.seed is None else str(p.seed),
-            _cut(p.commit), _cut(p.data), _cut(p.code), runs,
-        ))  # fmt: skip
-    return Grid(columns=columns, rows=rows, right={"seed"}, whole=columns, caption="What stands behind each row")
+        runs = (
+            (line.row.name if len(line.rows) == 1 else counted(len(line.rows), "run"))
+            if line.row.path
+            else UNKNOWN
+        )
+        rows.append(
+            (
+                line.label,
+                plain(devices + p.device) or UNKNOWN,
+                UNKNOWN if p.seed is None else str(p.seed),
+                _cut(p.commit),
+                _cut(p.data),
+                _cut(p.code),
+                runs,
+            )
+        )
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right={"seed"},
+        whole=columns,
+        caption="What stands behind each row",
+    )
 
 
 def _cut(fingerprint: str) -> str:
@@ -153,14 +213,25 @@ def _versions_words(sheet: Sheet) -> list[str]:
     """Name the versions behind the rows, once where all have the same; say where code, commit or device differ."""
     by_versions: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for line in sheet.lines:
-        versions = tuple(sorted((plain(k), plain(str(v))) for k, v in line.row.provenance.versions.items()))
+        versions = tuple(
+            sorted((plain(k), plain(str(v))) for k, v in line.row.provenance.versions.items())
+        )
         if versions:
             by_versions.setdefault(versions, []).append(line.number)
     sentences = []
     for versions, numbers in by_versions.items():
-        whose = "Versions behind every row that ran" if len(by_versions) == 1 else f"Versions behind rows {numbers}"
-        sentences.append(f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}.")
+        whose = (
+            "Versions behind every row that ran"
+            if len(by_versions) == 1
+            else f"Versions behind rows {numbers}"
+        )
+        sentences.append(
+            f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}."
+        )
     for what in ("code", "commit", "device"):
-        if len({value for line in sheet.lines if (value := getattr(line.row.provenance, what))}) > 1:
+        if (
+            len({value for line in sheet.lines if (value := getattr(line.row.provenance, what))})
+            > 1
+        ):
             sentences.append(f"Not every row has the same {what}: see the table.")
     return sentences

@@ -10,7 +10,15 @@ from workbench.base.json_values import whole
 from workbench.base.words import UNKNOWN, count, counted, plain
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.columns import COLUMNS, MARKS, WORK, Column, Figures, figures_of, why_of
+from workbench.display.benchmark.columns import (
+    COLUMNS,
+    MARKS,
+    WORK,
+    Column,
+    Figures,
+    figures_of,
+    why_of,
+)
 
 _SPEED = "samples_per_s"
 
@@ -42,7 +50,11 @@ class Line:
     def model(self) -> str:
         """The model; one that is a folder by the end of its path."""
         name = plain(self.row.model)
-        return "…/" + "/".join(name.split("/")[-2:]) if name.startswith("/") and name.count("/") > 2 else name
+        return (
+            "…/" + "/".join(name.split("/")[-2:])
+            if name.startswith("/") and name.count("/") > 2
+            else name
+        )
 
     @property
     def technique(self) -> str:
@@ -51,13 +63,19 @@ class Line:
     @property
     def extra(self) -> str:
         """What else tells it from others of its technique and pods; empty where nothing does."""
-        return plain(", ".join(filter(None, (self.row.title, self.summary.name.partition(", ")[2]))))
+        return plain(
+            ", ".join(filter(None, (self.row.title, self.summary.name.partition(", ")[2])))
+        )
 
     @property
     def speed_range(self) -> tuple[float, float] | None:
         """The lowest and the highest samples/s of its repeats, as parts of the median; None for a single run."""
         spread = self.summary.spreads.get(_SPEED)
-        return (spread.low / spread.median, spread.high / spread.median) if spread and spread.median else None
+        return (
+            (spread.low / spread.median, spread.high / spread.median)
+            if spread and spread.median
+            else None
+        )
 
     @property
     def repeats(self) -> int:
@@ -69,8 +87,13 @@ class Line:
         """Why it did not succeed; of a row that did, what became of repeats that did not."""
         if self.row.outcome is not Outcome.SUCCEEDED:
             return why_of(self.row)
-        bad = [(n, row) for n, row in enumerate(self.rows, 1) if row.outcome is not Outcome.SUCCEEDED]
-        return "; ".join(f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "") for n, row in bad)
+        bad = [
+            (n, row) for n, row in enumerate(self.rows, 1) if row.outcome is not Outcome.SUCCEEDED
+        ]
+        return "; ".join(
+            f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "")
+            for n, row in bad
+        )
 
     @property
     def repeats_text(self) -> str:
@@ -82,13 +105,21 @@ class Line:
 
     @property
     def outcome_text(self) -> str:
-        return f"{MARKS[self.row.outcome]} {self.row.outcome}" + (", from disk" if self.row.from_disk else "")
+        return f"{MARKS[self.row.outcome]} {self.row.outcome}" + (
+            ", from disk" if self.row.from_disk else ""
+        )
 
     @property
     def label(self) -> str:
         """What it is in a few words, its number first."""
-        what = f"{self.model} {self.technique}" if self.several_models and self.model else self.technique
-        return ", ".join(filter(None, (f"{self.number}: {what}", counted(self.row.pods, "pod"), self.extra)))
+        what = (
+            f"{self.model} {self.technique}"
+            if self.several_models and self.model
+            else self.technique
+        )
+        return ", ".join(
+            filter(None, (f"{self.number}: {what}", counted(self.row.pods, "pod"), self.extra))
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,11 +159,16 @@ class Sheet:
 def sheet_of(groups: Sequence[Group]) -> Sheet:
     summaries = [summary for group in groups for summary in group.summaries]
     rows = [summary.row for summary in summaries]
-    seen = {column: [value for row in rows if (value := column.value(row)) is not None] for column in COLUMNS}
+    seen = {
+        column: [value for row in rows if (value := column.value(row)) is not None]
+        for column in COLUMNS
+    }
     measured = tuple(figures_of(column, values) for column, values in seen.items() if values)
     # A column of what was asked for stands above the table where it tells the lines of no group apart.
     figures = tuple(
-        one for one in measured if one.column.section != WORK or any(len(_asked(one, its.rows)) > 1 for its in groups)
+        one
+        for one in measured
+        if one.column.section != WORK or any(len(_asked(one, its.rows)) > 1 for its in groups)
     )
     equal = [one for one in measured if one not in figures]
     several = len({summary.row.model for summary in summaries}) > 1
@@ -141,18 +177,28 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     for group in groups:
         lines = [
             Line(
-                number=place, summary=summary, several_models=several,
+                number=place,
+                summary=summary,
+                several_models=several,
                 figures=tuple(one.of(summary.row) for one in figures),
                 spreads=tuple(_spread(one, summary) for one in figures),
             )
             for place, summary in enumerate(group.summaries, number)
-        ]  # fmt: skip
+        ]
         number += len(lines)
         best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
-        starred = tuple(replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines)
+        starred = tuple(
+            replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines
+        )
         parts.append(_part(group, starred, equal, first=not parts))
-    absent = [column for column, values in seen.items() if not values and not column.field.startswith("predicted_")]
-    return Sheet(figures=figures, parts=tuple(parts), unmeasured=tuple(column.name for column in absent))
+    absent = [
+        column
+        for column, values in seen.items()
+        if not values and not column.field.startswith("predicted_")
+    ]
+    return Sheet(
+        figures=figures, parts=tuple(parts), unmeasured=tuple(column.name for column in absent)
+    )
 
 
 def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
@@ -173,7 +219,9 @@ def _best(lines: Sequence[Line], place: int, column: Column) -> set[int]:
         return set()
     _, top = max(good, key=lambda pair: column.best * pair[0])
     alike = {
-        line.number for _, line in good if line.figures[place] == top.figures[place] or _overlap(line, top, column)
+        line.number
+        for _, line in good
+        if line.figures[place] == top.figures[place] or _overlap(line, top, column)
     }
     return alike if len(alike) < len(good) else set()
 
@@ -203,7 +251,9 @@ def _part(group: Group, lines: tuple[Line, ...], equal: Sequence[Figures], *, fi
     ]
     apart = group.difference or ("" if first else "other work")
     heading = f"Apart: {apart}" if apart else "Like for like"
-    return Part(heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(lines)))
+    return Part(
+        heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(lines))
+    )
 
 
 def _notes(lines: Sequence[Line]) -> Iterator[str]:
@@ -213,7 +263,9 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
         if line.summary.baseline not in ("", line.summary.name):
             over.setdefault(line.summary.baseline, []).append(line.number)
     if over:
-        pairs = "; ".join(f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items())
+        pairs = "; ".join(
+            f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items()
+        )
         yield f"Speed-up is by samples/s: {pairs}. Efficiency is the speed-up over the ratio of slots."
     repeated = [line for line in lines if line.repeats > 1]
     if not repeated:
@@ -228,7 +280,10 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
 def _alike(lines: Sequence[Line]) -> list[list[int]]:
     """Return the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
     spreads = {line.number: line.summary.spreads[_SPEED] for line in lines}
-    sets = [{n for n, its in spreads.items() if its.low <= one.low <= its.high} for one in spreads.values()]
+    sets = [
+        {n for n, its in spreads.items() if its.low <= one.low <= its.high}
+        for one in spreads.values()
+    ]
     largest = [rows for n, rows in enumerate(sets) if len(rows) > 1 and rows not in sets[:n]]
     return [sorted(rows) for rows in largest if not any(rows < other for other in largest)]
 

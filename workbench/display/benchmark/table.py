@@ -29,7 +29,10 @@ _COLUMNS = {column.field: column for column in COLUMNS}
 
 def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
     """Draw a benchmark as HTML, with links to what can be had of it."""
-    table, downloads = Raw(html=sheet_html(sheet_of(groups))), Raw(html=macro("run.html", "downloads")(links))
+    table, downloads = (
+        Raw(html=sheet_html(sheet_of(groups))),
+        Raw(html=macro("run.html", "downloads")(links)),
+    )
     return to_html(Doc(blocks=[table, downloads, *published_blocks(PUBLISHED)], full=True))
 
 
@@ -46,10 +49,18 @@ def sheet_html(sheet: Sheet) -> str:
     first = [n for n in shown if _reach_px(sheet, places, n) < _CELL_PX]
     return str(
         render(
-            "benchmark.html", sheet=sheet, who=who, classes=[*classes, "wb-left"], places=places, cells=_who_cells,
-            shown=first, more=[n for n in shown if n not in first], colours=COLOURS, unknown=UNKNOWN,
+            "benchmark.html",
+            sheet=sheet,
+            who=who,
+            classes=[*classes, "wb-left"],
+            places=places,
+            cells=_who_cells,
+            shown=first,
+            more=[n for n in shown if n not in first],
+            colours=COLOURS,
+            unknown=UNKNOWN,
         )
-    )  # fmt: skip
+    )
 
 
 def _reach_px(sheet: Sheet, places: Sequence[tuple[int, int, int]], column: int) -> float:
@@ -69,7 +80,11 @@ def _who_titles(sheet: Sheet) -> list[str]:
 def _who_cells(line: Line) -> dict[str, object]:
     """Return what says which row a line is, by the column's title, as it is sorted by."""
     row = line.row
-    cells: dict[str, object] = {"#": line.number, "model": line.model or UNKNOWN, "technique": line.technique}
+    cells: dict[str, object] = {
+        "#": line.number,
+        "model": line.model or UNKNOWN,
+        "technique": line.technique,
+    }
     return {**cells, "pods": row.pods or UNKNOWN, "outcome": line.outcome_text}
 
 
@@ -87,18 +102,28 @@ def _grids(sheet: Sheet, part: Part) -> list[Grid]:
     titles = [_title(figures) for figures in sheet.figures]
     whose = _who_titles(sheet)
     widths = [
-        2 + max(len(title), *(len(text) for line in part.lines for text in (_figure(line, n), line.spreads[n])))
+        2
+        + max(
+            len(title),
+            *(len(text) for line in part.lines for text in (_figure(line, n), line.spreads[n])),
+        )
         for n, title in enumerate(titles)
     ]
     blocks: list[list[int]] = []
     room = 0
     for section, _ in sheet.sections(range(len(sheet.figures))):
-        members = [n for n, figures in enumerate(sheet.figures) if figures.column.section == section]
+        members = [
+            n for n, figures in enumerate(sheet.figures) if figures.column.section == section
+        ]
         wide = sum(widths[n] for n in members)
         if not blocks or wide > room:
             blocks.append([])
-            who = [whose, *(_who(line, whose) for line in part.lines)][: None if len(blocks) == 1 else 1]
-            room = _TEXT_COLUMNS - sum(2 + min(_WHY_LETTERS, max(map(len, cells))) for cells in zip(*who, strict=True))
+            who = [whose, *(_who(line, whose) for line in part.lines)][
+                : None if len(blocks) == 1 else 1
+            ]
+            room = _TEXT_COLUMNS - sum(
+                2 + min(_WHY_LETTERS, max(map(len, cells))) for cells in zip(*who, strict=True)
+            )
         blocks[-1] += members
         room -= wide
     return [
@@ -117,7 +142,9 @@ def _grid(part: Part, who: Sequence[str], shown: Sequence[tuple[str, int]]) -> G
         rows.append([*_who(line, who), *(_figure(line, n) for _, n in shown)])
         if any(line.spreads[n] for _, n in shown):
             beneath = {"technique": f"· {line.repeats} repeats"}
-            rows.append([*(beneath.get(name, "") for name in who), *(line.spreads[n] for _, n in shown)])
+            rows.append(
+                [*(beneath.get(name, "") for name in who), *(line.spreads[n] for _, n in shown)]
+            )
     titles = [title for title, _ in shown]
     return Grid(columns=(*who, *titles), rows=rows, right={"#", "pods", *titles})
 
@@ -139,12 +166,20 @@ def _places(sheet: Sheet, who: Sequence[str]) -> list[tuple[int, int, int]]:
     """Return width, place from the left, and that in a narrow box without the model, of each staying column."""
     staying = who[:-1]
     letters = {
-        title: min(_MOST_LETTERS, max(len(title), *(len(_longest(line, title)) for line in sheet.lines), 0))
+        title: min(
+            _MOST_LETTERS, max(len(title), *(len(_longest(line, title)) for line in sheet.lines), 0)
+        )
         for title in staying
     }
-    widths = [round(_LETTER_PX * letters[title]) + (28 if title == "pods" else 18) for title in staying]
+    widths = [
+        round(_LETTER_PX * letters[title]) + (28 if title == "pods" else 18) for title in staying
+    ]
     return [
-        (width, sum(widths[:place]), sum(w for n, w in enumerate(widths[:place]) if staying[n] != "model"))
+        (
+            width,
+            sum(widths[:place]),
+            sum(w for n, w in enumerate(widths[:place]) if staying[n] != "model"),
+        )
         for place, width in enumerate(widths)
     ]
 
@@ -159,7 +194,10 @@ def published_blocks(published: Sequence[Published]) -> list[Block]:
     blocks: list[Block] = []
     for source in dict.fromkeys(row.source for row in published):
         rows = [row for row in published if row.source == source]
-        blocks += [Table(_published_grid(source, rows), _WIDTH), Items(CAVEATS if source == WALKTHROUGH else ())]
+        blocks += [
+            Table(_published_grid(source, rows), _WIDTH),
+            Items(CAVEATS if source == WALKTHROUGH else ()),
+        ]
     return blocks
 
 
@@ -175,7 +213,9 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         "samples/s": _written("samples_per_s", [row.samples_per_s for row in rows]),
         "speed-up": _written("speed_up", [row.speed_up for row in rows]),
         "efficiency": [percent(row.efficiency) for row in rows],
-        "GPU memory GB": ["out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows],
+        "GPU memory GB": [
+            "out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows
+        ],
         "note": [plain(row.note) for row in rows],
     }
     lacking = [title for title, cells in columns.items() if set(cells) == {UNKNOWN}]

@@ -14,7 +14,18 @@ from workbench.client.cluster import Cluster
 from workbench.client.compose.composition import Composition
 from workbench.client.compose.fields import FIELDS, SECTIONS
 from workbench.client.compose.preview import Preview, count_memory, preview_of
-from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw, Table, to_bundle, to_html, to_text
+from workbench.display.kit.doc import (
+    Block,
+    Code,
+    Doc,
+    Fold,
+    Note,
+    Raw,
+    Table,
+    to_bundle,
+    to_html,
+    to_text,
+)
 from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
 from workbench.planner.reading import preview as preview_rows
@@ -24,7 +35,18 @@ if TYPE_CHECKING:
     from workbench.planner.reading import RowPreview
 
 _MESSAGE_S = 0.25
-_OF_FIELD = ("name", "label", "kind", "section", "is_main", "needs", "values", "choices", "proposals", "hint")
+_OF_FIELD = (
+    "name",
+    "label",
+    "kind",
+    "section",
+    "is_main",
+    "needs",
+    "values",
+    "choices",
+    "proposals",
+    "hint",
+)
 """What the page is told of a field."""
 
 
@@ -87,7 +109,11 @@ class Form:
 
     def __repr__(self) -> str:
         c = self.composition
-        ready = f"refused: {', '.join(filter(None, self.preview.problems))}" if self.preview.problems else "ready"
+        ready = (
+            f"refused: {', '.join(filter(None, self.preview.problems))}"
+            if self.preview.problems
+            else "ready"
+        )
         return f"Form({c['model']} on {c['dataset']}, {c['technique']}, {c['count']} {c['backend']} pods: {ready})"
 
     def __str__(self) -> str:
@@ -107,7 +133,11 @@ class Form:
         """State what is chosen and what it comes to, behind a fold where a run is looked at."""
         preview, blocks = self.preview, list[Block]()
         for why in dict.fromkeys(preview.problems.values()):
-            at = [FIELDS[name].label for name, words in preview.problems.items() if words == why and name]
+            at = [
+                FIELDS[name].label
+                for name, words in preview.problems.items()
+                if words == why and name
+            ]
             blocks.append(Note(f"{', '.join(at)}: {why}" if at else why, "bad"))
         if preview.cell:
             memory = Note(preview.memory, "warning" if preview.is_short else "plain")
@@ -117,12 +147,23 @@ class Form:
             blocks.append(Fold(title, [*parts, Note(page.note)] if page.note else parts))
         if self.rows is not None:
             blocks.append(
-                Fold("The data, as the model reads them", [Raw(as_html(self.rows), as_text(self.rows))], True)
+                Fold(
+                    "The data, as the model reads them",
+                    [Raw(as_html(self.rows), as_text(self.rows))],
+                    True,
+                )
             )
         chosen = self.composition
-        active = [field for field in chosen.fields if field.is_main or chosen[field.name] != field.default]
+        active = [
+            field for field in chosen.fields if field.is_main or chosen[field.name] != field.default
+        ]
         tables = [
-            Table(facts(section, [(f.label, self._value(f.name)) for f in active if f.section == section]))
+            Table(
+                facts(
+                    section,
+                    [(f.label, self._value(f.name)) for f in active if f.section == section],
+                )
+            )
             for section in SECTIONS
         ]
         blocks.append(Fold("All that is chosen", tables))
@@ -146,30 +187,58 @@ class _FormView:
         self._name = uuid.uuid4().hex
         self._shown: Mapping[str, object] = {}
         self._place = ""
-        self._state = {"busy": False, "folded": False, "has_pods": False, "status": "", "is_bad": False, "cell": ""}
+        self._state = {
+            "busy": False,
+            "folded": False,
+            "has_pods": False,
+            "status": "",
+            "is_bad": False,
+            "cell": "",
+        }
         self._counting = threading.Lock()
         fields = [
-            {**{name: getattr(field, name) for name in _OF_FIELD}, "meaning": field.option.help.replace("`", "")}
+            {
+                **{name: getattr(field, name) for name in _OF_FIELD},
+                "meaning": field.option.help.replace("`", ""),
+            }
             for field in FIELDS.values()
         ]
         self.widget = make_widget(
-            "compose", fields=fields, sections=list(SECTIONS), values=dict(form.composition), problems={}, state={}
+            "compose",
+            fields=fields,
+            sections=list(SECTIONS),
+            values=dict(form.composition),
+            problems={},
+            state={},
         )
         self.widget.observe(lambda change: self._on_choice(change["new"]), "values")
-        self.widget.on_msg(lambda _widget, content, _buffers: self.click(str(content.get("action"))))
+        self.widget.on_msg(
+            lambda _widget, content, _buffers: self.click(str(content.get("action")))
+        )
         self._draw()
 
     def show(self) -> None:
-        put(widget_bundle(self.widget, "(the fields: they need the kernel)"), uuid.uuid4().hex, update=False)
+        put(
+            widget_bundle(self.widget, "(the fields: they need the kernel)"),
+            uuid.uuid4().hex,
+            update=False,
+        )
         self._shown = to_bundle(self._form.doc())
         put(self._shown, self._name, update=False)
         self._place = reserve()
 
     def click(self, action: str) -> None:
         actions: Mapping[str, Callable[[], None]] = {
-            "start": self._start, "rows": self._look_at_data, "stop": self._stop, "edit": self._edit,
-        }  # fmt: skip
-        act_in_thread(actions[action], lambda words: self._say(words, is_bad=True, busy=False), f"compose-{action}")
+            "start": self._start,
+            "rows": self._look_at_data,
+            "stop": self._stop,
+            "edit": self._edit,
+        }
+        act_in_thread(
+            actions[action],
+            lambda words: self._say(words, is_bad=True, busy=False),
+            f"compose-{action}",
+        )
 
     def _on_choice(self, values: Mapping[str, Any]) -> None:
         self._form.rows = None
@@ -214,7 +283,9 @@ class _FormView:
     def _start(self) -> None:
         self._say("starting", busy=True)
         done = threading.Event()
-        progress = threading.Thread(target=self._show_progress, args=(done,), name="compose-progress", daemon=True)
+        progress = threading.Thread(
+            target=self._show_progress, args=(done,), name="compose-progress", daemon=True
+        )
         progress.start()
         try:
             run = self._form.start()

@@ -120,13 +120,18 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
     """Draw a document as several outputs of a cell: its title with the style sheet, and each plot that can be asked."""
-    for plot, group in groupby(doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None):
+    for plot, group in groupby(
+        doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None
+    ):
         blocks = list(group)
         match blocks[0]:
             case Figure() as figure if plot:
                 title = Note(figure.title or plot.label.partition(":")[0], "name")
                 yield to_bundle(replace(doc, blocks=[title]))
-                yield {**to_bundle(replace(doc, blocks=[replace(figure, title="")])), PLOTLY: interactive(plot)}
+                yield {
+                    **to_bundle(replace(doc, blocks=[replace(figure, title="")])),
+                    PLOTLY: interactive(plot),
+                }
             case _:
                 yield to_bundle(replace(doc, blocks=blocks))
 
@@ -136,13 +141,18 @@ def to_page(doc: Doc, title: str, *styles: str) -> str:
     body = blocks_html(doc.blocks, asked=True)
     scripts = [Markup(plotly_js()), render("assets/plots.js")] if "<div data-plot=" in body else []
     checksums = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
-    return str(render("page.html", title=title, body=body, styles=styles, scripts=scripts, checksums=checksums))
+    return str(
+        render(
+            "page.html", title=title, body=body, styles=styles, scripts=scripts, checksums=checksums
+        )
+    )
 
 
 def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
     """Draw blocks as HTML, without a frame; with the figures of the plots, where somebody can ask them."""
     return Markup("").join(
-        macro("doc.html", type(block).__name__.lower())(block, _inside(block, asked)) for block in blocks
+        macro("doc.html", type(block).__name__.lower())(block, _inside(block, asked))
+        for block in blocks
     )
 
 
@@ -181,7 +191,11 @@ def _text(block: Block) -> str:
         case Table():
             return text_table(block.grid, block.width)
         case Figure():
-            return "\n".join(filter(None, (plain(block.title), clean(block.text)))) if block.text else ""
+            return (
+                "\n".join(filter(None, (plain(block.title), clean(block.text))))
+                if block.text
+                else ""
+            )
         case Items():
             title = [plain(block.title)] if block.title and block.lines else []
             return "\n".join([*title, *(f"- {plain(line)}" for line in block.lines)])
@@ -247,7 +261,11 @@ def markdown_table(grid: Grid) -> str:
         | a\|b | 1.5 |
     """
     sides = ["---:" if title in grid.right else "---" for title in grid.columns]
-    lines = [_line(map(_cell, grid.columns)), _line(sides), *(_line(map(_cell, row)) for row in grid.rows)]
+    lines = [
+        _line(map(_cell, grid.columns)),
+        _line(sides),
+        *(_line(map(_cell, row)) for row in grid.rows),
+    ]
     caption = [f"**{_escaped(grid.caption)}**", ""] if grid.caption else []
     return "\n".join([*caption, *lines])
 

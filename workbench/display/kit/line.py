@@ -42,7 +42,11 @@ def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
     text = ", ".join(parts)
     # What failed matters more than how fast it was.
     if progress.message:
-        text = f"{parts[0]}: {plain(progress.message)}" if progress.state == "failed" else f"{text}: {progress.message}"
+        text = (
+            f"{parts[0]}: {plain(progress.message)}"
+            if progress.state == "failed"
+            else f"{text}: {progress.message}"
+        )
     return cut(plain(text), columns)
 
 
@@ -77,7 +81,9 @@ class Screen:
 class ProgressLine:
     """The line of one run; closing it draws the last state and ends the line."""
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._screen = Screen(stream)
         self._clock = clock
         self._pending: Progress | None = None

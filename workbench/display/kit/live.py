@@ -27,7 +27,9 @@ NOTHING: Mapping[str, object] = {"text/plain": "", "text/html": ""}
 _PARTS = ("buttons", "main", "image")  # in the order of the outputs
 _SHARE = 0.03  # of a core for drawing
 _MOST_S = 2.0
-_STILL_S = 30.0  # between two images while it goes on: each is drawn for whoever cannot see the rest
+_STILL_S = (
+    30.0  # between two images while it goes on: each is drawn for whoever cannot see the rest
+)
 
 
 class Watched(Protocol):
@@ -135,7 +137,9 @@ class Picture:
         with self._lock:
             if clicks and (keep_bar or self.watched.clickable):
                 self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
-                self._buttons.begin("bar", self.watched.bar().bundle(self.id, self.answer), reserved=reserved)
+                self._buttons.begin(
+                    "bar", self.watched.bar().bundle(self.id, self.answer), reserved=reserved
+                )
             doc, image = self.watched.look(at_once=True), self._draw_still()
             self._main.begin((doc, self.watched.over), self._bundle(doc), reserved=reserved)
             if image is not None:
@@ -144,7 +148,9 @@ class Picture:
 
     def start(self) -> None:
         if self._thread is None and not self.watched.over:
-            self._thread = threading.Thread(target=self._loop, name=f"picture of {self.watched.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop, name=f"picture of {self.watched.name}", daemon=True
+            )
             self._thread.start()
 
     def close(self) -> None:
@@ -162,7 +168,9 @@ class Picture:
                 self._draw_still()
             if (image := self._still[0]) is not None:
                 self._image.show(image, lambda: image_bundle(image, self.watched.name), keep=keep)
-            if self._has_bar and not (self._keeps_bar or self.watched.clickable or self.watched.bar().in_use):
+            if self._has_bar and not (
+                self._keeps_bar or self.watched.clickable or self.watched.bar().in_use
+            ):
                 self._buttons.show("", lambda: NOTHING, keep=keep)
 
     def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -177,11 +185,16 @@ class Picture:
 
     def _bundle(self, doc: Doc) -> dict[str, object]:
         if self.watched.clickable:  # a reader without a kernel sees that it went on from there
-            doc = replace(doc, blocks=[*doc.blocks, Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")])
+            doc = replace(
+                doc, blocks=[*doc.blocks, Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")]
+            )
         self._beat += 1
         bundle = to_bundle(doc)
         frame = Markup('<div class="wb-picture" data-wb="{}" data-beat="{}">{}</div>')
-        return {**bundle, "text/html": str(frame.format(self.id, self._beat, Markup(bundle["text/html"])))}
+        return {
+            **bundle,
+            "text/html": str(frame.format(self.id, self._beat, Markup(bundle["text/html"]))),
+        }
 
     def _draw_still(self) -> bytes | None:
         self._still = (self.watched.still(), time.monotonic())
@@ -197,7 +210,9 @@ class Picture:
                 logger.exception("drawing the picture of %s", self.watched.name)
             if self.watched.over:
                 return
-            self._closing.wait(max(self.watched.tick_s, min(_MOST_S, (time.thread_time() - began) / _SHARE)))
+            self._closing.wait(
+                max(self.watched.tick_s, min(_MOST_S, (time.thread_time() - began) / _SHARE))
+            )
 
 
 _PICTURES: dict[Path, Picture] = {}
@@ -211,14 +226,18 @@ def reserve() -> str:
     return place
 
 
-def show_live(path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = "") -> None:
+def show_live(
+    path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = ""
+) -> None:
     """Display the one picture of a directory, in this cell or in the room that `place` reserved in another."""
     from IPython.core.getipython import get_ipython
 
     if not is_notebook(sys.stdout):
         show_bundle(to_bundle(make().look(at_once=True)))
         return
-    for before in [other for other, shown in _PICTURES.items() if place and shown.id == place and other != path]:
+    for before in [
+        other for other, shown in _PICTURES.items() if place and shown.id == place and other != path
+    ]:
         _PICTURES.pop(before).close()
     picture = _PICTURES.get(path)
     if picture is None or picture.watched.over:

@@ -110,4 +110,6 @@ def folded_text(lines: Sequence[FoldedLine], world_size: int) -> str:
     """Draw folded lines as text, the ranks before each."""
     words = [ranks_word(line.ranks, world_size) for line in lines]
     width = max((len(word) for word in words), default=0)
-    return "\n".join(f"{word:>{width}} | {clean(line.text)}" for word, line in zip(words, lines, strict=True))
+    return "\n".join(
+        f"{word:>{width}} | {clean(line.text)}" for word, line in zip(words, lines, strict=True)
+    )

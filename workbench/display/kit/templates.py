@@ -60,7 +60,9 @@ def _environment() -> Environment:
         loader=PackageLoader("workbench.display"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=lambda value: (
+            clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -74,7 +76,9 @@ def _environment() -> Environment:
 
 def _kept_lines(text: str) -> Markup:
     lines = text.split("\n")
-    return escape("\n".join(" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines))
+    return escape(
+        "\n".join(" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines)
+    )
 
 
 def _key(value: Key) -> str:
@@ -94,7 +98,9 @@ def _source(name: str) -> str:
 def html_table(grid: Grid) -> str:
     loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
     prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
-    styles = [_style(grid, title, 90 // len(prose) if title in prose else 0) for title in grid.columns]
+    styles = [
+        _style(grid, title, 90 // len(prose) if title in prose else 0) for title in grid.columns
+    ]
     cut = [title in grid.cut for title in grid.columns]
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
     return str(render("table.html", grid=grid, styles=styles, cut=cut, bars=bars))
@@ -103,7 +109,9 @@ def html_table(grid: Grid) -> str:
 def _style(grid: Grid, title: str, share: int) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
-    space = "white-space: nowrap" if title in grid.whole or title in grid.right else _wrap(grid, title)
+    space = (
+        "white-space: nowrap" if title in grid.whole or title in grid.right else _wrap(grid, title)
+    )
     # Sentences share what room there is, however long one of them is, and stay wide enough to read in a table that
     # scrolls.
     wide = f"; min-width: 14em; width: {share}%" if share else ""
@@ -114,7 +122,9 @@ def _wrap(grid: Grid, title: str) -> str:
     """Break no word but one that no screen has room for; keep the lines of plain texts, as of what a model wrote."""
     words = [word for text in _texts(grid, title) for word in text.split()]
     cells = [row[list(grid.columns).index(title)] for row in grid.rows]
-    breaks = f"overflow-wrap: {'anywhere' if any(len(word) > _WORD for word in words) else 'break-word'}"
+    breaks = (
+        f"overflow-wrap: {'anywhere' if any(len(word) > _WORD for word in words) else 'break-word'}"
+    )
     texts = [cell for cell in cells if isinstance(cell, str)]
     keeps_lines = len(texts) == len(cells) and any("\n" in text for text in texts)
     return breaks + ("; white-space: pre-wrap" if keeps_lines else "")

@@ -21,7 +21,9 @@ def make_widget(name: str, **values: object) -> Any:
 
     templates = files("workbench.display").joinpath("templates/assets")
     style = templates.joinpath(f"{name}.css")
-    parts: dict[str, object] = {name: traitlets.Any(value).tag(sync=True) for name, value in values.items()}
+    parts: dict[str, object] = {
+        name: traitlets.Any(value).tag(sync=True) for name, value in values.items()
+    }
     parts["_esm"] = templates.joinpath(f"{name}.js").read_text(encoding="utf-8")
     if style.is_file():
         parts["_css"] = style.read_text(encoding="utf-8")
@@ -39,7 +41,10 @@ def heard_at_once(widget: Any) -> None:
 
 def widget_bundle(widget: Any, words: str) -> dict[str, object]:
     """Return a widget as a notebook takes it, with the words for where there are none."""
-    return {"text/plain": words, VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
+    return {
+        "text/plain": words,
+        VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id},
+    }
 
 
 logger = logging.getLogger(__name__)
@@ -125,7 +130,9 @@ class ButtonBar:
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):
             self.bring_up("")
-        elif message.get("hello"):  # from a page that shows no button: what was sent before it listened is lost
+        elif message.get(
+            "hello"
+        ):  # from a page that shows no button: what was sent before it listened is lost
             self.widget.send_state()
         else:
             answer = self._answer(message)

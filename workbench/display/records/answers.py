@@ -38,13 +38,20 @@ def predictions_doc(predictions: Predictions) -> Doc:
 
 def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
     """Return the tables of answers: shares by model where there are several, then the rows."""
-    return [_rows(answers, limit)] if len(answers.names) == 1 else [_shares(answers), _rows(answers, limit)]
+    return (
+        [_rows(answers, limit)]
+        if len(answers.names) == 1
+        else [_shares(answers), _rows(answers, limit)]
+    )
 
 
 def predictions_grid(predictions: Predictions, limit: int = 20) -> Grid:
     """Return the first answers of a run beside the expected ones."""
     shown = f" (the first {count(limit)} shown)" if limit < len(predictions) else ""
-    return replace(_rows(Answers(names=["answered"], models=[predictions]), limit), caption=predictions.summary + shown)
+    return replace(
+        _rows(Answers(names=["answered"], models=[predictions]), limit),
+        caption=predictions.summary + shown,
+    )
 
 
 def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
@@ -57,7 +64,9 @@ def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
     left, right = expected.split(), answered.split()
     one: list[tuple[str, bool]] = []
     other: list[tuple[str, bool]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in difflib.SequenceMatcher(
+        None, left, right, autojunk=False
+    ).get_opcodes():
         for words, side in ((left[a:b], one), (right[c:d], other)):
             if words:
                 side.append((" ".join(words), kind != "equal"))
@@ -68,7 +77,12 @@ def _shares(answers: Answers) -> Grid:
     columns = ("model", "exactly right", "same logic", "same result")
     shares = (answers.exact_match, answers.logical_match, answers.execution_match)
     rows = [(name, *(percent(share(name)) for share in shares)) for name in answers.names]
-    return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"{count(len(answers))} rows answered")
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=columns[1:],
+        caption=f"{count(len(answers))} rows answered",
+    )
 
 
 def _rows(answers: Answers, limit: int) -> Grid:
@@ -93,9 +107,15 @@ def _caption(answers: Answers, limit: int, alone: bool) -> str:
 def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
     first = row.answers[0]
     verdicts = (first.exact_match, first.logical_match, first.execution_match) if alone else ()
-    cells: list[Cell] = [UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts]
+    cells: list[Cell] = [
+        UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts
+    ]
     cells.append(row.source.removeprefix(PREFIX))
-    cells.append(_compared(row.expected, first.predicted)[0] if alone and row.expected else row.expected or UNKNOWN)
+    cells.append(
+        _compared(row.expected, first.predicted)[0]
+        if alone and row.expected
+        else row.expected or UNKNOWN
+    )
     # Where nobody knows the answer, the models are compared with the first of them that gave one.
     given = (answer.predicted for answer in row.answers if answer.predicted.strip())
     right = next(given, "") if row.expected is None else row.expected
@@ -116,12 +136,19 @@ def _compared(expected: str, answered: str) -> tuple[Cell, Cell]:
 def _best(answer: Answer) -> str:
     if answer.exact_match is None:
         return UNKNOWN
-    named = (("text", answer.exact_match), ("logic", answer.logical_match), ("result", answer.execution_match))
+    named = (
+        ("text", answer.exact_match),
+        ("logic", answer.logical_match),
+        ("result", answer.execution_match),
+    )
     return next((f"✓ {word}" for word, holds in named if holds), "✗")
 
 
 def conversation_doc(
-    conversation: Conversation, asked: str = "", pieces: Mapping[str, str] | None = None, problem: str = ""
+    conversation: Conversation,
+    asked: str = "",
+    pieces: Mapping[str, str] | None = None,
+    problem: str = "",
 ) -> Doc:
     """State what was said, with the answers that are being written."""
     rows: list[Sequence[Cell]] = [
@@ -129,7 +156,9 @@ def conversation_doc(
         for exchange in conversation.exchanges
     ]
     if pieces is not None:
-        rows.append((asked, *(f"{pieces.get(name, '').rstrip()} …".lstrip() for name in conversation.names)))
+        rows.append(
+            (asked, *(f"{pieces.get(name, '').rstrip()} …".lstrip() for name in conversation.names))
+        )
     names = ", ".join(conversation.names)
     caption = f"{counted(len(rows), 'turn')} with {names}"
     turns: Block = Table(Grid(columns=("you", *conversation.names), rows=rows, caption=caption), 60)
@@ -144,14 +173,20 @@ def show_conversation(conversation: Conversation) -> None:
     if has_widgets():
         field = conversation_field(conversation, lambda doc: put(to_bundle(doc), name))
         heard_at_once(field)
-        put(widget_bundle(field, "(the field to write in: it needs the kernel)"), f"{name}-field", update=False)
+        put(
+            widget_bundle(field, "(the field to write in: it needs the kernel)"),
+            f"{name}-field",
+            update=False,
+        )
 
 
 def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) -> Any:
     """Make the field; what is entered there is asked, and drawn with the answers as they are written."""
     import ipywidgets as w
 
-    field = w.Text(placeholder=_INVITES, continuous_update=False, layout={"width": "auto", "max_width": "60em"})
+    field = w.Text(
+        placeholder=_INVITES, continuous_update=False, layout={"width": "auto", "max_width": "60em"}
+    )
 
     def entered(change: Mapping[str, str]) -> None:
         asked = change["new"].strip()

@@ -39,7 +39,9 @@ def frame_widget(board: Board) -> Any:
         if not button.value:
             frame.value = ""
         elif board.server.is_alive and board.server.answers:
-            page = macro("board.html", "page")(board.url, int((time.time() + _USABLE_S) * 1000), _LATE)
+            page = macro("board.html", "page")(
+                board.url, int((time.time() + _USABLE_S) * 1000), _LATE
+            )
             frame.value = str(macro("board.html", "frame")(page))
         else:
             frame.value = f"<p>TensorBoard has ended. {_LATE}</p>"

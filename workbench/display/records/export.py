@@ -15,14 +15,20 @@ from workbench.results.kubeflow.manifest import Manifest
 def export_doc(export: Export) -> Doc:
     adapters = [("adapters of", export.base)] if export.base else []
     pairs = [("folder", str(export.folder)), *adapters, *_facts(export.files, export.dtype)]
-    return Doc(blocks=[Table(facts("Exported model", pairs), width=100), *_start(export.start_lines)])
+    return Doc(
+        blocks=[Table(facts("Exported model", pairs), width=100), *_start(export.start_lines)]
+    )
 
 
 def pushed_doc(pushed: Pushed) -> Doc:
     pairs = [("model", pushed.url), ("commit", pushed.commit), *_facts(pushed.files, pushed.dtype)]
     files = facts("Files", [(name, scaled(size, "B")) for name, size in pushed.files.items()])
     return Doc(
-        blocks=[Table(facts("Pushed model", pairs), width=100), Table(files, width=100), *_start(pushed.start_lines)]
+        blocks=[
+            Table(facts("Pushed model", pairs), width=100),
+            Table(files, width=100),
+            *_start(pushed.start_lines),
+        ]
     )
 
 
@@ -32,7 +38,10 @@ def model_card_doc(card: ModelCard) -> Doc:
     learned = [
         ("base model", card.base),
         ("dataset", card.dataset),
-        ("trained", f"{result.technique}{f', {job.peft}' if result.peft not in ('', 'none') else ''}"),
+        (
+            "trained",
+            f"{result.technique}{f', {job.peft}' if result.peft not in ('', 'none') else ''}",
+        ),
         ("parameters", count(result.parameters)),
         ("trained parameters", count(result.trainable_parameters)),
         ("ranks", count(result.world_size)),
@@ -73,11 +82,16 @@ def manifest_doc(manifest: Manifest) -> Doc:
         ("to a file", f"manifest.to_yaml('{manifest.name}.yaml')"),
     ]
     yaml = Code(manifest.to_text(folded=True))
-    return Doc(blocks=[Table(facts(f"{manifest.kind} {manifest.name}", pairs)), Fold("YAML", [yaml])])
+    return Doc(
+        blocks=[Table(facts(f"{manifest.kind} {manifest.name}", pairs)), Fold("YAML", [yaml])]
+    )
 
 
 def _facts(files: Mapping[str, int], dtype: str) -> list[tuple[str, str]]:
-    return [("size", f"{scaled(sum(files.values()), 'B')} in {len(files)} files"), ("number format", dtype)]
+    return [
+        ("size", f"{scaled(sum(files.values()), 'B')} in {len(files)} files"),
+        ("number format", dtype),
+    ]
 
 
 def _start(lines: Mapping[str, str]) -> list[Block]:

@@ -11,7 +11,16 @@ from pathlib import Path
 from markupsafe import Markup
 
 from workbench.base.table import Cell, Grid, Key, cell_text
-from workbench.base.words import UNKNOWN, count, counted, duration, moment, number, percent, short_list
+from workbench.base.words import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    moment,
+    number,
+    percent,
+    short_list,
+)
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
 from workbench.display.kit.doc import Block, Doc, Figure, Note, Table, to_bundle, to_bundles
@@ -27,9 +36,20 @@ _RUNS = 50
 _CELL_PX = 1140  # of a notebook's cell in a window of 1400, less the boxes to tick
 _LETTER_PX, _BETWEEN_PX = 7.6, 16.0
 _ORDER = (
-    "#", "run", "state", "eval loss", "exact match", "samples/s", "technique", "pods", "train loss", "duration",
-    "steps", "model", "when",
-)  # fmt: skip
+    "#",
+    "run",
+    "state",
+    "eval loss",
+    "exact match",
+    "samples/s",
+    "technique",
+    "pods",
+    "train loss",
+    "duration",
+    "steps",
+    "model",
+    "when",
+)
 """A narrow window has the first of them: what came out, and what differs most often."""
 _OUTPUTS = 4  # that a comparison has: what is not alike, a title, the plot, the tables
 
@@ -51,7 +71,12 @@ class _Column:
     @property
     def width_px(self) -> float:
         """About how wide it is; titles go on in a second line at blanks."""
-        longest = max([*(len(cell_text(cell, self.cut)) for cell in self.cells), *map(len, self.title.split())])
+        longest = max(
+            [
+                *(len(cell_text(cell, self.cut)) for cell in self.cells),
+                *map(len, self.title.split()),
+            ]
+        )
         return _LETTER_PX * longest + _BETWEEN_PX
 
 
@@ -76,10 +101,22 @@ def show_history(history: History) -> None:
             put(output, f"{name}-{place}")
 
     bar = ButtonBar("button of the table of runs", {"compare": compare}, "compare run")
-    bar.draw([Button(name="compare", text="Compare the ticked runs", tip="Draws their losses and figures below")])
+    bar.draw(
+        [
+            Button(
+                name="compare",
+                text="Compare the ticked runs",
+                tip="Draws their losses and figures below",
+            )
+        ]
+    )
     put(bar.bundle(name), f"{name}-buttons", update=False)
     frame = Markup('<div class="wb-picture" data-wb="{}">{}</div>')
-    put({**bundle, "text/html": str(frame.format(name, Markup(bundle["text/html"])))}, name, update=False)
+    put(
+        {**bundle, "text/html": str(frame.format(name, Markup(bundle["text/html"])))},
+        name,
+        update=False,
+    )
     for place in range(_OUTPUTS):
         put(NOTHING, f"{name}-{place}", update=False)
 
@@ -88,12 +125,19 @@ def runs_doc(comparison: RunComparison) -> Doc:
     """State the loss curves, the figures, the options that differ, and in what the runs are not like for like."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs])
     drawn = plot_svg(plot, size_in=(8.4, 3.4), place=(0.08, 0.14, 0.89, 0.62), columns=2)
-    lacking = [f"{run.name}: no losses" for run in comparison.runs if not any(map(len, run.view.curves.values()))]
+    lacking = [
+        f"{run.name}: no losses"
+        for run in comparison.runs
+        if not any(map(len, run.view.curves.values()))
+    ]
     words = "\n".join(filter(None, (plot_words(plot), *lacking)))
     options = comparison.options()
     blocks: list[Block] = [Note(note, "caution") for note in comparison.notes]
     blocks += [Figure(drawn, "Loss over optimizer steps", words, plot)]
-    blocks += [Table(comparison.figures()), Table(options) if options.rows else Note(str(options.caption))]
+    blocks += [
+        Table(comparison.figures()),
+        Table(options) if options.rows else Note(str(options.caption)),
+    ]
     return Doc(blocks=blocks)
 
 
@@ -103,8 +147,14 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     columns = _columns(shown)
     more = [_option(name, values) for name, values in shown.options().items()]
     more[1:1] = [_texts("note", [record.note for record in shown], cut=True)]
-    more.append(_texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True))
-    equal = [column for column in (*columns, *more) if column.above and len(shown) > 1 and len(set(column.keys)) == 1]
+    more.append(
+        _texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True)
+    )
+    equal = [
+        column
+        for column in (*columns, *more)
+        if column.above and len(shown) > 1 and len(set(column.keys)) == 1
+    ]
     drawn = [column for column in columns if column not in equal and column.tells]
     drawn.sort(key=lambda column: _ORDER.index(column.title))
     left_out = []
@@ -116,8 +166,13 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     live = sum(record.is_live for record in history)
     same = [f"{column.title} {column.cells[0]}" for column in equal if column.tells]
     facts = [
-        f"{counted(len(history), 'run')} below {history.folder}" + (f", {count(live)} live" if live else ""),
-        *([f"the newest {count(limit)} shown"] if limit is not None and limit < len(history) else []),
+        f"{counted(len(history), 'run')} below {history.folder}"
+        + (f", {count(live)} live" if live else ""),
+        *(
+            [f"the newest {count(limit)} shown"]
+            if limit is not None and limit < len(history)
+            else []
+        ),
         *([f"in all {', '.join(same)}"] if same else []),
         *([f"hidden columns: {short_list(left_out)}"] if left_out else []),
     ]
@@ -153,16 +208,25 @@ def _columns(history: History) -> list[_Column]:
         _texts("model", [record.model for record in records], cut=True, above=True),
         _texts("technique", [record.technique for record in records], above=True),
         _numbers("pods", [record.pods for record in records], count, above=True),
-        *(_numbers(title, [getattr(record, field) for record in records], write) for title, field, write in figures),
+        *(
+            _numbers(title, [getattr(record, field) for record in records], write)
+            for title, field, write in figures
+        ),
     ]
 
 
-def _numbers(title: str, keys: Sequence[Key], write: Callable[..., str], *, above: bool = False) -> _Column:
-    return _Column(title=title, keys=list(keys), cells=[write(key) for key in keys], right=True, above=above)
+def _numbers(
+    title: str, keys: Sequence[Key], write: Callable[..., str], *, above: bool = False
+) -> _Column:
+    return _Column(
+        title=title, keys=list(keys), cells=[write(key) for key in keys], right=True, above=above
+    )
 
 
 def _option(name: str, values: Sequence[object]) -> _Column:
-    keys: list[Key] = [value if isinstance(value, int | float | None) else str(value) for value in values]
+    keys: list[Key] = [
+        value if isinstance(value, int | float | None) else str(value) for value in values
+    ]
     numbers = not any(isinstance(key, str) for key in keys)
     cells = [UNKNOWN if value is None else str(value) for value in values]
     title = name.removeprefix("per_device_").replace("_", " ")  # which can go on in a second line
@@ -170,7 +234,9 @@ def _option(name: str, values: Sequence[object]) -> _Column:
 
 
 def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool = False) -> _Column:
-    return _Column(title=title, keys=[text or None for text in texts], cells=texts, cut=cut, above=above)
+    return _Column(
+        title=title, keys=[text or None for text in texts], cells=texts, cut=cut, above=above
+    )
 
 
 def _near(record: RunRecord, folder: Path) -> str:

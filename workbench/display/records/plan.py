@@ -10,7 +10,15 @@ from workbench.planner.gpus import GpuTable
 from workbench.planner.memory import Memory
 from workbench.planner.table import Fit, Pace, PlanRow, PlanTable
 
-_PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
+_PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "communication",
+    "overhead",
+)
 _NAMES = {"overhead": "runtime"}  # no two begin alike
 _GIB = 2**30
 _MIB = 2**20
@@ -21,16 +29,32 @@ _MARKS = {Fit.FITS: "✓ ", Fit.TIGHT: "~ ", Fit.NOT: "✗ ", Fit.REFUSED: "✗ 
 
 def plan_doc(table: PlanTable) -> Doc:
     """State the verdict and the table; below it, folded, what the memory is made of and how it was worked out."""
-    refused = [Note(f"{row.technique} is refused: {row.why}") for row in table.rows if row.fit is Fit.REFUSED]
+    refused = [
+        Note(f"{row.technique} is refused: {row.why}")
+        for row in table.rows
+        if row.fit is Fit.REFUSED
+    ]
     made_of: list[Block] = [Table(_parts_grid(table)), *map(Note, _method(table))]
-    scheduling = [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
+    scheduling = (
+        [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
+    )
     blocks: list[Block] = [Table(_grid(table)), Note(_what(table)), *scheduling, *refused]
-    return Doc(blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True)
+    return Doc(
+        blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True
+    )
 
 
 def gpus_doc(table: GpuTable) -> Doc:
     """State what to take of every kind of GPU."""
-    titles = ("GPU", "GiB", "take", "technique", "precision", "needed of each GiB", "pod's own memory GiB")
+    titles = (
+        "GPU",
+        "GiB",
+        "take",
+        "technique",
+        "precision",
+        "needed of each GiB",
+        "pod's own memory GiB",
+    )
     rows = []
     for row in table.rows:
         plan = row.plan
@@ -39,7 +63,8 @@ def gpus_doc(table: GpuTable) -> Doc:
             (
                 row.kind,
                 f"{row.memory_gib:g}",
-                row.why or (f"more than {table.gpus_on_pod * table.most_pods}" if plan is None else take),
+                row.why
+                or (f"more than {table.gpus_on_pod * table.most_pods}" if plan is None else take),
                 UNKNOWN if plan is None else plan.technique,
                 row.precision,
                 UNKNOWN if plan is None or plan.gpu is None else _written(plan.gpu.total, _GIB),
@@ -54,14 +79,23 @@ def gpus_doc(table: GpuTable) -> Doc:
         f"to {counted(table.gpus_on_pod, 'GPU')}{limit}. The technique is the one that sends least over the network of "
         "those that fit; plan(job, …) shows them all."
     )
-    grid = Grid(columns=titles, rows=rows, right={titles[1], *titles[5:]}, whole=titles, caption=caption)
+    grid = Grid(
+        columns=titles, rows=rows, right={titles[1], *titles[5:]}, whole=titles, caption=caption
+    )
     return Doc(blocks=[Table(grid), Note(note)], full=True)
 
 
 def _grid(table: PlanTable) -> Grid:
     unit, size = _unit(table)
     speeds = _speed_titles(table)
-    first = ["technique", "", *speeds, "largest micro-batch", f"memory of a {_place(table)}", f"needed {unit}"]
+    first = [
+        "technique",
+        "",
+        *speeds,
+        "largest micro-batch",
+        f"memory of a {_place(table)}",
+        f"needed {unit}",
+    ]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
     best = table.fastest or table.cheapest
     rows = []
@@ -78,14 +112,20 @@ def _grid(table: PlanTable) -> Grid:
         ]
         rows.append(cells[: len(titles)])
     right = {*speeds, "largest micro-batch", f"needed {unit}", f"pod's own memory {unit}"}
-    return Grid(columns=titles, rows=rows, right=right & {*titles}, whole=titles, caption=_verdict(table))
+    return Grid(
+        columns=titles, rows=rows, right=right & {*titles}, whole=titles, caption=_verdict(table)
+    )
 
 
 def _speed_titles(table: PlanTable) -> dict[str, str]:
     """Return the columns of what was predicted of the speed, with their fields; none where nothing was timed."""
     if not table.paces:
         return {}
-    titles = {"samples/s": "samples_per_s", "speed-up": "speed_up", "pod-hours for 10⁶ rows": "pod_hours"}
+    titles = {
+        "samples/s": "samples_per_s",
+        "speed-up": "speed_up",
+        "pod-hours for 10⁶ rows": "pod_hours",
+    }
     priced = any(row.cost is not None for row in table.rows)
     return {**titles, "cost of 10⁶ rows": "cost"} if priced else titles
 
@@ -93,10 +133,18 @@ def _speed_titles(table: PlanTable) -> dict[str, str]:
 def _parts_grid(table: PlanTable) -> Grid:
     unit, size = _unit(table)
     memories = _memories(table)
-    parts = [part for part in _PARTS if any(getattr(memory, part) >= size / 200 for memory in memories.values())]
+    parts = [
+        part
+        for part in _PARTS
+        if any(getattr(memory, part) >= size / 200 for memory in memories.values())
+    ]
     columns = ("technique", *(_NAMES.get(part, part) for part in parts), "together")
     rows = [
-        (name, *(_written(getattr(memory, part), size) for part in parts), _written(memory.total, size))
+        (
+            name,
+            *(_written(getattr(memory, part), size) for part in parts),
+            _written(memory.total, size),
+        )
         for name, memory in memories.items()
     ]
     caption = f"{unit} of a {_place(table)} at the highest moment of a step"
@@ -116,7 +164,10 @@ def _place(table: PlanTable) -> str:
 
 
 def _unit(table: PlanTable) -> tuple[str, int]:
-    largest = max((getattr(memory, part) for memory in _memories(table).values() for part in _PARTS[:-1]), default=_GIB)
+    largest = max(
+        (getattr(memory, part) for memory in _memories(table).values() for part in _PARTS[:-1]),
+        default=_GIB,
+    )
     return ("MiB", _MIB) if largest < _TINY_GIB * _GIB else ("GiB", _GIB)
 
 
@@ -129,12 +180,16 @@ def _bar(table: PlanTable, memory: Memory, row: PlanRow) -> Bar:
     limit = table.gpu_memory_gib or table.memory_gib
     most = max(need.total for need in _memories(table).values())
     width = most if limit is None else max(limit * _GIB, min(most, _WIDEST * limit * _GIB))
-    sizes = {_NAMES.get(part, part): getattr(memory, part) for part in _PARTS if getattr(memory, part)}
+    sizes = {
+        _NAMES.get(part, part): getattr(memory, part) for part in _PARTS if getattr(memory, part)
+    }
     parts = tuple((part, its / width) for part, its in sizes.items())
     words = ", ".join(f"{part} {_written(its, size)} {unit}" for part, its in sizes.items())
     mark = None if limit is None else limit * _GIB / width
     of = "" if limit is None else f" of {limit:g} GiB"
-    return Bar(parts, mark, f"{row.technique} needs {_written(memory.total, size)} {unit}{of}: {words}")
+    return Bar(
+        parts, mark, f"{row.technique} needs {_written(memory.total, size)} {unit}{of}: {words}"
+    )
 
 
 def _verdict(table: PlanTable) -> str:
@@ -153,13 +208,19 @@ def _verdict(table: PlanTable) -> str:
         return f"{_fastest(table)}{into}; {need} memory"
     best = table.cheapest
     if best is None:
-        smaller = f", with a micro-batch of {count(least.micro_batch)} it fits" if least.micro_batch else ""
+        smaller = (
+            f", with a micro-batch of {count(least.micro_batch)} it fits"
+            if least.micro_batch
+            else ""
+        )
         return f"{into}; {need}{smaller}"
     if max(row.ranks for row in planned) <= 1:
         why = "the cheapest that fits: one rank sends nothing over the network"
     else:
         why = "the cheapest that fits: of these it sends least over the network in a step"
-    return f"{into}. ★ {best.technique} is {why}" + (f"; {need} memory" if best is not least else "")
+    return f"{into}. ★ {best.technique} is {why}" + (
+        f"; {need} memory" if best is not least else ""
+    )
 
 
 def _fastest(table: PlanTable) -> str:
@@ -167,7 +228,11 @@ def _fastest(table: PlanTable) -> str:
     best = table.fastest
     if best is None or best.speed_up is None:
         return ""
-    several = [row for row in table.rows if row.ranks > 1 and row.speed_up and row.technique != Technique.LOCAL_SGD]
+    several = [
+        row
+        for row in table.rows
+        if row.ranks > 1 and row.speed_up and row.technique != Technique.LOCAL_SGD
+    ]
     accumulation = table.job.gradient_accumulation_steps
     micro = "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
     if best.ranks > 1 or not several:
@@ -195,9 +260,20 @@ def _more(table: PlanTable, speed_up: float) -> str:
 
 def _apart(table: PlanTable, speed_up: float) -> str:
     """Say how fast local-sgd would be where it is faster than that."""
-    row = next((row for row in table.rows if row.technique == Technique.LOCAL_SGD and row.fit is not Fit.NOT), None)
+    row = next(
+        (
+            row
+            for row in table.rows
+            if row.technique == Technique.LOCAL_SGD and row.fit is not Fit.NOT
+        ),
+        None,
+    )
     faster = row is not None and (row.speed_up or 0.0) > 1.1 * speed_up
-    return f"; local-sgd, whose losses are others, makes {row.speed_up:.2f}" if row is not None and faster else ""
+    return (
+        f"; local-sgd, whose losses are others, makes {row.speed_up:.2f}"
+        if row is not None and faster
+        else ""
+    )
 
 
 def _what(table: PlanTable) -> str:
@@ -207,7 +283,10 @@ def _what(table: PlanTable) -> str:
     what += [f"gradients sent in {job.communication}"] if job.communication else []
     what += ["gradient checkpointing"] if job.gradient_checkpointing else []
     spread = {row.gpus_on_pod for row in table.rows if row.gpus_on_pod > row.ranks == 1}
-    what += [f"single with its layers over {counted(gpus, 'GPU')}, the fullest of which is shown" for gpus in spread]
+    what += [
+        f"single with its layers over {counted(gpus, 'GPU')}, the fullest of which is shown"
+        for gpus in spread
+    ]
     return (
         f"Predicted for {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "
         f"{counted(table.pods, 'pod')}; micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "
@@ -218,7 +297,9 @@ def _what(table: PlanTable) -> str:
 def _method(table: PlanTable) -> list[str]:
     notes = []
     if any(row.fit is Fit.UNKNOWN for row in table.rows):
-        notes.append("No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs.")
+        notes.append(
+            "No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs."
+        )
     notes += _stages(table)
     if table.paces:
         notes.append(_timed(table.paces[Technique.SINGLE], table))
@@ -258,8 +339,19 @@ def _timed(pace: Pace, table: PlanTable) -> str:
         f"pass of {counted(pace.rows, 'row')}, {duration(pace.update_s)} for the rest of a step"
     ]
     exchange = table.exchange
-    if exchange is not None and exchange.latency_s is not None and (speed := exchange.bandwidth_gb_per_s) is not None:
-        parts.append(f"an all-reduce has {duration(exchange.latency_s)} of latency and {speed:.2f} GB/s")
+    if (
+        exchange is not None
+        and exchange.latency_s is not None
+        and (speed := exchange.bandwidth_gb_per_s) is not None
+    ):
+        parts.append(
+            f"an all-reduce has {duration(exchange.latency_s)} of latency and {speed:.2f} GB/s"
+        )
         if (slowdown := exchange.slowdown(table.pods)) > 1.05:
-            parts.append(f"{counted(table.pods, 'pod')} that compute at once take {slowdown:.2f} times as long")
-    return "; ".join(parts) + ". Speed-up is over single. local-sgd is not marked: its losses are others."
+            parts.append(
+                f"{counted(table.pods, 'pod')} that compute at once take {slowdown:.2f} times as long"
+            )
+    return (
+        "; ".join(parts)
+        + ". Speed-up is over single. local-sgd is not marked: its losses are others."
+    )

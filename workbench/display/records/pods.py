@@ -13,9 +13,17 @@ from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
 from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.kubernetes.nodes import NodeTable
 
-_SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?", Verdict.ABSENT: "–"}
+_SIGN = {
+    Verdict.GOOD: "✓",
+    Verdict.WARNING: "!",
+    Verdict.BAD: "✗",
+    Verdict.UNKNOWN: "?",
+    Verdict.ABSENT: "–",
+}
 _SHORT = 32  # letters of a finding that are shown, at least
-_SHARED = 1.2  # times longer that pods compute beside each other, from which on they share a processor
+_SHARED = (
+    1.2  # times longer that pods compute beside each other, from which on they share a processor
+)
 _ACROSS = 120  # letters of all hosts' findings, where these are few
 
 
@@ -23,10 +31,19 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
     """State the hosts, then what to do, then how fast the pods exchange data."""
     todos, exchange = _todo(diagnosis), diagnosis.exchange
     html = render(
-        "doctor.html", diagnosis=diagnosis, caption=_caption(diagnosis), checks=_checks(diagnosis), todos=todos,
-        signs=_SIGN, cut=_short, most=_room(diagnosis),
-    )  # fmt: skip
-    lines = [plain(f"{_SIGN[it.verdict]} {pods}, {it.check}: {it.detail}. Fix: {it.fix}") for it, pods in todos.items()]
+        "doctor.html",
+        diagnosis=diagnosis,
+        caption=_caption(diagnosis),
+        checks=_checks(diagnosis),
+        todos=todos,
+        signs=_SIGN,
+        cut=_short,
+        most=_room(diagnosis),
+    )
+    lines = [
+        plain(f"{_SIGN[it.verdict]} {pods}, {it.check}: {it.detail}. Fix: {it.fix}")
+        for it, pods in todos.items()
+    ]
     blocks: list[Block] = [Raw(html=html, text="\n".join([text_table(_hosts(diagnosis)), *lines]))]
     blocks += [Table(_sizes(exchange))] if exchange and exchange.sizes else []
     blocks += map(Note, _speed(diagnosis))
@@ -38,14 +55,19 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
 def _hosts(diagnosis: Diagnosis) -> Grid:
     return Grid(
         columns=("check", *(f"{host.pod} {host.address}" for host in diagnosis.hosts)),
-        rows=[(check, *(_cell(it, _room(diagnosis)) for it in findings)) for check, findings in _checks(diagnosis)],
+        rows=[
+            (check, *(_cell(it, _room(diagnosis)) for it in findings))
+            for check, findings in _checks(diagnosis)
+        ],
         caption=_caption(diagnosis),
     )
 
 
 def _checks(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
     by_host = [{finding.check: finding for finding in host.findings} for host in diagnosis.hosts]
-    rows = [(check, [findings.get(check) for findings in by_host]) for check in (*CHECKS, MEMORY_OF_JOB)]
+    rows = [
+        (check, [findings.get(check) for findings in by_host]) for check in (*CHECKS, MEMORY_OF_JOB)
+    ]
     return [(check, findings) for check, findings in rows if any(findings)]
 
 
@@ -54,7 +76,9 @@ def _caption(diagnosis: Diagnosis) -> str:
     if bad:
         verdict = f"{bad} of {hosts} cannot be relied on"
     else:
-        verdict = f"{hosts}: {'usable, with something to look at' if diagnosis.problems else 'all well'}"
+        verdict = (
+            f"{hosts}: {'usable, with something to look at' if diagnosis.problems else 'all well'}"
+        )
     return f"{verdict} ({duration(diagnosis.hosts_s)})"
 
 
@@ -83,7 +107,11 @@ def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
 
 def _sizes(exchange: Exchange) -> Grid:
     rows = [
-        (f"{size >> 20} MiB", duration(took), f"{bus_bytes_per_s(size, took, exchange.pods) / 1e9:.2f} GB/s")
+        (
+            f"{size >> 20} MiB",
+            duration(took),
+            f"{bus_bytes_per_s(size, took, exchange.pods) / 1e9:.2f} GB/s",
+        )
         for size, took in exchange.sizes
     ]
     return Grid(
@@ -103,8 +131,14 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
     bandwidth = exchange.bandwidth_gb_per_s
     speed = UNKNOWN if bandwidth is None else f"{bandwidth:.2f} GB/s"
     slowdown = exchange.slowdown(exchange.pods)
-    shared = f" While all pods compute, each takes {slowdown:.1f} times as long." if slowdown > _SHARED else ""
-    return [f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}{shared}"]
+    shared = (
+        f" While all pods compute, each takes {slowdown:.1f} times as long."
+        if slowdown > _SHARED
+        else ""
+    )
+    return [
+        f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}{shared}"
+    ]
 
 
 def _prediction(exchange: Exchange) -> str:
@@ -119,16 +153,37 @@ def nodes_doc(table: NodeTable) -> Doc:
     """State the verdict, the nodes, and what could not be seen."""
     if not table.nodes:
         return Doc(blocks=[Note(_sentence(table.verdict))])
-    columns = ("node", "GPU or type", "GPUs", "taken", "free cores", "free memory", "pods now", "why none")
+    columns = (
+        "node",
+        "GPU or type",
+        "GPUs",
+        "taken",
+        "free cores",
+        "free memory",
+        "pods now",
+        "why none",
+    )
     rows = [
         (
-            node.name, node.product, str(node.gpus), UNKNOWN if node.taken is None else str(node.taken),
-            number(node.free_cpus), gib(node.free_memory_gib), str(node.fits), node.why,
+            node.name,
+            node.product,
+            str(node.gpus),
+            UNKNOWN if node.taken is None else str(node.taken),
+            number(node.free_cpus),
+            gib(node.free_memory_gib),
+            str(node.fits),
+            node.why,
         )
         for node in table.nodes
-    ]  # fmt: skip
+    ]
     whole = {"node", "GPU or type"}
-    grid = Grid(columns=columns, rows=rows, right=set(columns[2:7]), whole=whole, caption=_sentence(table.verdict))
+    grid = Grid(
+        columns=columns,
+        rows=rows,
+        right=set(columns[2:7]),
+        whole=whole,
+        caption=_sentence(table.verdict),
+    )
     return Doc(blocks=[Table(grid), *([Note(_sentence(table.note))] if table.note else [])])
 
 

@@ -72,8 +72,14 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("metrics", ", ".join(f"{name} {number(value)}" for name, value in result.metrics.items())),
         ("exact match", percent(result.exact_match)),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
-        ("predicted for a pod", f"{gib(predicted)} at the longest rows that the job allows" if predicted else ""),
-        ("pods' own memory", _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else ""),
+        (
+            "predicted for a pod",
+            f"{gib(predicted)} at the longest rows that the job allows" if predicted else "",
+        ),
+        (
+            "pods' own memory",
+            _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else "",
+        ),
         ("files in outputs/", _outputs(result)),
         ("run directory", str(result.path)),
     ]
@@ -102,7 +108,11 @@ def _eval_loss(result: RunResult) -> str:
     if result.first_eval_loss is not None:
         parts.append(f"{number(result.first_eval_loss)} before the first step")
     if result.eval_loss is not None:
-        when = "the last" if result.eval_step in (None, result.steps) else f"step {count(result.eval_step)}"
+        when = (
+            "the last"
+            if result.eval_step in (None, result.steps)
+            else f"step {count(result.eval_step)}"
+        )
         parts.append(f"{number(result.eval_loss)} after {when}")
     elif parts:
         parts.append("not evaluated again")
@@ -112,7 +122,9 @@ def _eval_loss(result: RunResult) -> str:
 def _tokens(result: RunResult) -> str:
     if result.useful_tokens_per_s is None:
         return ""
-    return f"{number(result.useful_tokens_per_s)}, with padding {number(result.padded_tokens_per_s)}"
+    return (
+        f"{number(result.useful_tokens_per_s)}, with padding {number(result.padded_tokens_per_s)}"
+    )
 
 
 def _arithmetic(result: RunResult) -> str:
@@ -134,7 +146,11 @@ def profile_doc(profile: Profile) -> Doc:
     """State the figures, and all modules as a tree to unfold; text has those of the first levels."""
     blocks: list[Block] = [Table(profile.summary())]
     blocks += [Note(profile.note)] if profile.note else []
-    blocks += [Raw(html=_tree(profile.root), text=_first_levels(profile, profile.root))] if profile.root else []
+    blocks += (
+        [Raw(html=_tree(profile.root), text=_first_levels(profile, profile.root))]
+        if profile.root
+        else []
+    )
     return Doc(blocks=blocks)
 
 
@@ -156,15 +172,23 @@ def _tree(root: ModuleProfile) -> str:
     left_out = _count(root) - sum(1 for _ in root.walk(depth))
     cut = f"; {count(left_out)} modules deeper than level {depth} are left out" if left_out else ""
     return render(
-        "profile.html", root=root, title=f"Modules{cut}", depth=depth, open=_OPEN, scaled=scaled,
-        duration=duration, percent=percent,
-    )  # fmt: skip
+        "profile.html",
+        root=root,
+        title=f"Modules{cut}",
+        depth=depth,
+        open=_OPEN,
+        scaled=scaled,
+        duration=duration,
+        percent=percent,
+    )
 
 
 def _depth_of(root: ModuleProfile) -> int:
     whole = _count(root)
     shown = [sum(1 for _ in root.walk(depth)) for depth in range(_DEEPEST)]
-    return max(_OPEN, *(depth for depth, modules in enumerate(shown) if modules <= min(whole, _MODULES)))
+    return max(
+        _OPEN, *(depth for depth, modules in enumerate(shown) if modules <= min(whole, _MODULES))
+    )
 
 
 def _count(root: ModuleProfile) -> int:

@@ -17,16 +17,29 @@ _WIDTH = 24  # letters of the longest bar
 def rows_doc(preview: RowPreview) -> Doc:
     first = "" if preview.is_all else " among the first rows of the hub"
     pairs = [
-        ("rows to train on", count(preview.train_rows) + ("" if preview.is_all else ", the first of the hub")),
+        (
+            "rows to train on",
+            count(preview.train_rows) + ("" if preview.is_all else ", the first of the hub"),
+        ),
         ("rows to evaluate on", count(preview.eval_rows)),
         ("training rows that repeat an earlier one", count(preview.duplicates) + first),
         ("evaluation rows that are training rows too", count(preview.overlap) + first),
         ("rows with an empty answer", count(preview.empty_answers) + first),
-        ("columns not read", plain(short_list(preview.not_read, _NAMES)) if preview.not_read else "none"),
+        (
+            "columns not read",
+            plain(short_list(preview.not_read, _NAMES)) if preview.not_read else "none",
+        ),
     ]
     marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
-    rows = Grid(columns=("row", "as the model reads it; what it learns is marked"), rows=marked, right={"row"})
-    blocks: list[Block] = [Table(facts(f"Rows for {preview.job.model}", pairs)), Table(rows, width=100)]
+    rows = Grid(
+        columns=("row", "as the model reads it; what it learns is marked"),
+        rows=marked,
+        right={"row"},
+    )
+    blocks: list[Block] = [
+        Table(facts(f"Rows for {preview.job.model}", pairs)),
+        Table(rows, width=100),
+    ]
     return Doc(blocks=[*blocks, Table(_histogram(preview)), *map(Note, _notes(preview))])
 
 
@@ -36,7 +49,10 @@ def _histogram(preview: RowPreview) -> Grid:
     longest = max([*read, *learned], default=0)
     step = max(1, -(-(longest + 1) // _BARS))
     ranges = [range(first, first + step) for first in range(0, longest + 1, step)]
-    columns = [_bars([sum(length in part for length in lengths) for part in ranges]) for lengths in (read, learned)]
+    columns = [
+        _bars([sum(length in part for length in lengths) for part in ranges])
+        for lengths in (read, learned)
+    ]
     return Grid(
         columns=("tokens", "read", "rows", "learned", "rows "),
         rows=[
@@ -57,7 +73,14 @@ def _bars(rows: Sequence[int]) -> list[tuple[str, str]]:
 def _notes(preview: RowPreview) -> list[str]:
     job, rows = preview.job, max(1, len(preview.lengths))
     cut = {
-        f"max_source_length={job.max_source_length}": sum(length.read_is_cut for length in preview.lengths),
-        f"max_target_length={job.max_target_length}": sum(length.learned_is_cut for length in preview.lengths),
+        f"max_source_length={job.max_source_length}": sum(
+            length.read_is_cut for length in preview.lengths
+        ),
+        f"max_target_length={job.max_target_length}": sum(
+            length.learned_is_cut for length in preview.lengths
+        ),
     }
-    return [f"{option} cuts {count(number)} of them ({percent(number / rows)})." for option, number in cut.items()]
+    return [
+        f"{option} cuts {count(number)} of them ({percent(number / rows)})."
+        for option, number in cut.items()
+    ]

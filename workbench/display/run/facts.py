@@ -34,7 +34,14 @@ _NAMED_PODS = 8
 _ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
 _NAMED_COLUMNS = 20
 _STAGES = (
-    *("sending", "starting ranks", "joining the other ranks", "loading data", "loading model", "evaluating"),
+    *(
+        "sending",
+        "starting ranks",
+        "joining the other ranks",
+        "loading data",
+        "loading model",
+        "evaluating",
+    ),
     "training",
 )
 """What the start of a trainer consists of: how its message or phase begins."""
@@ -78,7 +85,11 @@ def _share(view: RunView, progress: Progress) -> float:
         return 1.0
     if view.state is RunState.STARTING:
         return max(0, _stage(view) - 1) / len(_STAGES)
-    return min(1.0, progress.step / progress.max_steps) if progress.step and progress.max_steps else 0.0
+    return (
+        min(1.0, progress.step / progress.max_steps)
+        if progress.step and progress.max_steps
+        else 0.0
+    )
 
 
 def _head(view: RunView) -> list[tuple[str, str]]:
@@ -95,7 +106,10 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         case Script():
             pairs.append(("script", job.path.rpartition("/")[2]))
         case None if view.result:
-            pairs += [("model", middle_cut(view.result.model, 40)), ("technique", view.result.technique)]
+            pairs += [
+                ("model", middle_cut(view.result.model, 40)),
+                ("technique", view.result.technique),
+            ]
     pairs.append(("hosts", _hosts(view)))
     if view.batch:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
@@ -107,19 +121,29 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     if view.unpredicted:
         pairs.append(("predicted memory", f"not known: {view.unpredicted}"))
     if view.elapsed_s is not None:
-        pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
+        pairs.append(
+            (
+                "time",
+                duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s),
+            )
+        )
     return [(name, plain(text)) for name, text in pairs if text]
 
 
 def _of_rows(view: RunView) -> tuple[list[str], int]:
     """Return the columns that are not read and the number of empty answers; before the ranks report, as submitted."""
     known = view.start if "not_read" in view.start else view.submitted_rows
-    return [text(name) for name in items(known.get("not_read"))], whole(known.get("empty_answers")) or 0
+    return [text(name) for name in items(known.get("not_read"))], whole(
+        known.get("empty_answers")
+    ) or 0
 
 
 def _chosen(view: RunView) -> str:
     """Return what the user had left open, with what it came to."""
-    rate, precision = json_values.number(view.start.get("learning_rate")), text(view.start.get("precision"))
+    rate, precision = (
+        json_values.number(view.start.get("learning_rate")),
+        text(view.start.get("precision")),
+    )
     chosen = view.start.get("chosen")
     communication = text(view.start.get("communication"))
     pairs = (
@@ -131,7 +155,9 @@ def _chosen(view: RunView) -> str:
 
 
 def _size(view: RunView) -> str:
-    parameters, trained = (whole(view.start.get(name)) for name in ("parameters", "trainable_parameters"))
+    parameters, trained = (
+        whole(view.start.get(name)) for name in ("parameters", "trainable_parameters")
+    )
     if parameters is None:
         return ""
     part = "" if trained in (None, parameters) else f", {scaled(float(trained or 0))} trained"
@@ -149,7 +175,11 @@ def _hosts(view: RunView) -> str:
         for host in view.hosts[:_NAMED_PODS]
     ]
     more = f", … {len(view.hosts)} in all" if len(view.hosts) > _NAMED_PODS else ""
-    ranks = f" ({view.world_size} {'rank' if view.world_size == 1 else 'ranks'})" if view.world_size else ""
+    ranks = (
+        f" ({view.world_size} {'rank' if view.world_size == 1 else 'ranks'})"
+        if view.world_size
+        else ""
+    )
     return f"{', '.join(shown)}{more}{ranks}" if shown else ""
 
 
@@ -165,8 +195,12 @@ def _bar(view: RunView, progress: Progress) -> str:
     doing = view.totals.doing
     if view.state is RunState.STARTING and (stage := _stage(view)):
         words = {"starting ranks": "starting ranks; each imports torch and transformers first"}
-        words["training"] = "the first step" if stage == len(_STAGES) else "setting up the optimizer"
-        return plain(f"start, {stage} of {len(_STAGES)}: {words.get(doing or view.message, doing or view.message)}")
+        words["training"] = (
+            "the first step" if stage == len(_STAGES) else "setting up the optimizer"
+        )
+        return plain(
+            f"start, {stage} of {len(_STAGES)}: {words.get(doing or view.message, doing or view.message)}"
+        )
     if not view.state.is_terminal and doing and doing != "training":
         parts.append(doing)
     if view.state.is_terminal or not parts:
@@ -225,20 +259,32 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
         now = f"now {gib(host.gib.last)}" if host and not view.state.is_terminal else ""
         # Ranks report their peak at evaluations only: what was sampled since may be more.
         measured = [host.peak_gib, host.gib.highest] if host else []
-        highest = peaks.get(address) or max((size for size in measured if size is not None), default=None)
+        highest = peaks.get(address) or max(
+            (size for size in measured if size is not None), default=None
+        )
         peak = f"peak {gib(highest)}" if highest is not None else ""
-        pairs.append((plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN))
+        pairs.append(
+            (plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN)
+        )
     return pairs
 
 
 def _receipt(view: RunView, *, alone: bool) -> list[str]:
     # The first clause of a message says how the run ended.
-    how = [f"Stop: {view.message.partition('; ')[0]}"] if view.state in _ENDED_WHEN_ASKED and view.message else []
+    how = (
+        [f"Stop: {view.message.partition('; ')[0]}"]
+        if view.state in _ENDED_WHEN_ASKED and view.message
+        else []
+    )
     if alone:
         return [plain(line) for line in (*how, _ranks_left(view), _files_left(view))]
     lines = [*how, _ranks_left(view), _pods_left(view), _files_left(view)]
-    if view.state is not RunState.SUCCEEDED and (_is_there(view.paths.checkpoints) or view.paths.held.exists()):
-        lines.append("Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))")
+    if view.state is not RunState.SUCCEEDED and (
+        _is_there(view.paths.checkpoints) or view.paths.held.exists()
+    ):
+        lines.append(
+            "Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))"
+        )
     if _is_there(view.paths.tensorboard):
         lines.append("TensorBoard: run.tensorboard() opens it below a cell")
     return [plain(line) for line in lines]
@@ -258,18 +304,23 @@ def _pods_left(view: RunView) -> str:
     pods = counted(len(view.hosts), "pod")
     if view.cluster_phase in ("ready", "starting"):
         return f"Pods: {pods} kept; the cluster is {view.cluster_phase} for the next run"
-    return f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; the cluster is " + (
-        view.cluster_phase or "closed"
+    return (
+        f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; the cluster is "
+        + (view.cluster_phase or "closed")
     )
 
 
 def _files_left(view: RunView) -> str:
     paths = view.paths
     named = (
-        ("model", paths.model), ("outputs", paths.outputs), ("predictions", paths.predictions),
-        ("profile", paths.profile), ("trace", paths.trace), ("logs", paths.logs),
+        ("model", paths.model),
+        ("outputs", paths.outputs),
+        ("predictions", paths.predictions),
+        ("profile", paths.profile),
+        ("trace", paths.trace),
+        ("logs", paths.logs),
         ("TensorBoard files", paths.tensorboard),
-    )  # fmt: skip
+    )
     there = [name for name, path in named if _is_there(path)]
     return f"Files: {', '.join(there)} in {paths.root}" if there else f"Files: in {paths.root}"
 

@@ -20,7 +20,19 @@ from workbench.base.words import UNKNOWN, count, duration, gib, moment, number, 
 from workbench.client.result import Card
 from workbench.client.run import Run
 from workbench.display.failure import fault_text
-from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Items, Note, Raw, Table, blocks_html, to_page
+from workbench.display.kit.doc import (
+    Block,
+    Code,
+    Doc,
+    Fold,
+    Heading,
+    Items,
+    Note,
+    Raw,
+    Table,
+    blocks_html,
+    to_page,
+)
 from workbench.display.kit.line import text_bar
 from workbench.display.kit.logs import fold, folded_text, ranks_word
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
@@ -87,8 +99,15 @@ class RunPage:
     def text(self) -> str:
         facts = self.facts
         rows = [("note", facts.note)] if facts.note else []
-        rows += [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
-        parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{text_bar(facts.share, _BAR)}] {facts.bar}"]
+        rows += [
+            *facts.head,
+            *facts.figures,
+            *((f"memory of {pod}", size) for pod, size in facts.memory),
+        ]
+        parts = [
+            text_table(fact_table(_title(facts), rows), width=100),
+            f"[{text_bar(facts.share, _BAR)}] {facts.bar}",
+        ]
         if facts.card:
             parts.append(fault_text(facts.card))
         parts += facts.receipt
@@ -105,7 +124,10 @@ class RunPage:
             "GPU memory" if view.memory_kind == "cuda" else "memory",
             self._curves() if has_loss else [],
             self._memory() if facts.memory else "",
-            [(ranks_word(line.ranks, view.world_size), line.text) for line in self._folded[-_PAGE_LINES:]],
+            [
+                (ranks_word(line.ranks, view.world_size), line.text)
+                for line in self._folded[-_PAGE_LINES:]
+            ],
             self._logs() if view.world_size > 1 else [],
             self._folds,
             blocks_html([Table(grid) for grid in self._grids]),
@@ -132,9 +154,14 @@ class RunPage:
 
     def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
         titles = [(rank, f"log of rank {rank}") for rank in self._view.ranks[:_RANKS]]
-        wanted = [(rank, title, self._is_whole or bool(self._folds.get(title))) for rank, title in titles]
+        wanted = [
+            (rank, title, self._is_whole or bool(self._folds.get(title))) for rank, title in titles
+        ]
         return [
-            (title, [("", line) for line in (self._view.log(rank)[-_PAGE_LINES:] if is_wanted else ())])
+            (
+                title,
+                [("", line) for line in (self._view.log(rank)[-_PAGE_LINES:] if is_wanted else ())],
+            )
             for rank, title, is_wanted in wanted
         ]
 
@@ -147,20 +174,40 @@ def _title(facts: RunFacts) -> str:
 
 def worker_grids(book: WorkerBook) -> list[Grid]:
     """Lay out what is known by now; a table with nothing in it is left out, a long one ends with its last rows."""
-    grids = [_epochs(book.epochs[-_MOST_ROWS:]), _workers(book.workers[:_MOST_ROWS]), _gpus(book.gpus[:_MOST_ROWS])]
+    grids = [
+        _epochs(book.epochs[-_MOST_ROWS:]),
+        _workers(book.workers[:_MOST_ROWS]),
+        _gpus(book.gpus[:_MOST_ROWS]),
+    ]
     return [grid for grid in grids if grid.rows]
 
 
 def _epochs(epochs: Sequence[EpochTime]) -> Grid:
-    rows = [(number(e.epoch), count(e.steps), duration(e.seconds), number(e.steps_per_s)) for e in epochs]
+    rows = [
+        (number(e.epoch), count(e.steps), duration(e.seconds), number(e.steps_per_s))
+        for e in epochs
+    ]
     columns = ("until epoch", "steps", "time", "steps/s")
-    return Grid(columns=columns, rows=rows, right=columns, caption="Epochs, without evaluations and checkpoints")
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=columns,
+        caption="Epochs, without evaluations and checkpoints",
+    )
 
 
 def _workers(workers: Sequence[WorkerUse]) -> Grid:
-    through = "; collectives through " + workers[0].backend if workers and workers[0].backend else ""
+    through = (
+        "; collectives through " + workers[0].backend if workers and workers[0].backend else ""
+    )
     has_gpu = any(worker.peak_cuda_gib is not None for worker in workers)
-    columns = ("rank", "pod", "time in steps", "memory, peak", *(("GPU memory, peak",) if has_gpu else ()))
+    columns = (
+        "rank",
+        "pod",
+        "time in steps",
+        "memory, peak",
+        *(("GPU memory, peak",) if has_gpu else ()),
+    )
     columns += ("threads", "cores")
     rows = [
         (
@@ -174,24 +221,34 @@ def _workers(workers: Sequence[WorkerUse]) -> Grid:
         )
         for worker in workers
     ]
-    return Grid(columns=columns, rows=rows, right=set(columns) - {"pod", "cores"}, caption=f"Workers{through}")
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=set(columns) - {"pod", "cores"},
+        caption=f"Workers{through}",
+    )
 
 
 def _gpus(gpus: Sequence[GpuUse]) -> Grid:
     rows = [
         (
-            gpu.pod, str(gpu.index), gib(gpu.peak_gib), gib(gpu.total_gib),
+            gpu.pod,
+            str(gpu.index),
+            gib(gpu.peak_gib),
+            gib(gpu.total_gib),
             UNKNOWN if gpu.percent is None else percent(gpu.percent / 100),
         )
         for gpu in gpus
-    ]  # fmt: skip
+    ]
     columns = ("pod", "GPU", "memory, peak", "of", "busy, mean")
     return Grid(columns=columns, rows=rows, right=columns[1:], caption="GPUs, by their driver")
 
 
 def card_html(card: Card) -> str:
     result = card.result
-    return to_page(Doc(blocks=_blocks(card)), f"Run {result.path.name}: {result.trained}, {result.state}")
+    return to_page(
+        Doc(blocks=_blocks(card)), f"Run {result.path.name}: {result.trained}, {result.state}"
+    )
 
 
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
@@ -200,10 +257,17 @@ def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
 
 
 def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
-    versions = [Table(fact_table("Versions", sorted(card.result.versions.items())))] if card.result.versions else []
+    versions = (
+        [Table(fact_table("Versions", sorted(card.result.versions.items())))]
+        if card.result.versions
+        else []
+    )
     sections: dict[str, list[Block]] = {
         "What happened": [*run_view_doc(card.view, alone=True).blocks] if card.view else [],
-        "Facts": [*([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks), *versions],
+        "Facts": [
+            *([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks),
+            *versions,
+        ],
         "Communication": [Items(card.communication)] if card.communication else [],
         "Answers": _answers(card),
         "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
@@ -254,7 +318,9 @@ def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
         *(
             Fold(file, [Code(_text(content))])
             for file, content in files
-            if len(content) <= _TEXT_FILES and not file.startswith("tokenizer/") and not file.endswith(".jsonl")
+            if len(content) <= _TEXT_FILES
+            and not file.startswith("tokenizer/")
+            and not file.endswith(".jsonl")
         ),
     ]
 

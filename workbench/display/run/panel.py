@@ -38,7 +38,12 @@ _PLOT_SHARE = 0.01  # of a core for each plot: what it took decides when it is d
 _PLOT_AHEAD_S = 0.3  # some ten drawings: a short run's plots keep up with its figures
 _PLOT_MOST_S = 0.1  # of what one drawing took is counted: the first may load the library
 _PLOT_EVERY_S = 1.0
-_STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
+_STUCK = (
+    "no step for",
+    "no output and no CPU for",
+    "the last step was",
+    "rank ",
+)  # how a stall's remark begins
 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
@@ -68,7 +73,13 @@ def show_run_plot(it: RunPlot) -> None:
 def _plot_doc(view: RunView, name: str) -> Doc:
     plot = memory_plot(view) if name == "memory" else curve_plot(view, name)
     if not plot:
-        return Doc(blocks=[Note(f"Run {view.id} has not logged two points of {CURVE_TITLES.get(name, name)} yet.")])
+        return Doc(
+            blocks=[
+                Note(
+                    f"Run {view.id} has not logged two points of {CURVE_TITLES.get(name, name)} yet."
+                )
+            ]
+        )
     title = f"{CURVE_TITLES.get(name, 'memory of each pod')}, run {view.id}"
     return Doc(blocks=[Figure(plot_svg(plot), title, plot_words(plot), plot)])
 
@@ -129,7 +140,9 @@ class Drawings:
     def __init__(self) -> None:
         self._plots: dict[str, _KeptPlot] = {}
 
-    def draw(self, name: str, state: object, draw: Callable[[], str], *, at_once: bool = False) -> str:
+    def draw(
+        self, name: str, state: object, draw: Callable[[], str], *, at_once: bool = False
+    ) -> str:
         kept = self._plots.setdefault(name, _KeptPlot())
         if state != kept.state and (at_once or not kept.drawn or kept.allows()):
             began = time.thread_time()
@@ -166,8 +179,12 @@ class RunButtons(ButtonBar):
             {
                 "stop": self._stop,
                 "kill": self._kill,
-                "stacks": lambda: self._show("asking every rank …", lambda: blocks_html(stacks_blocks(run.stacks()))),
-                "board": lambda: self._show("starting TensorBoard …", lambda: as_html(run.tensorboard())),
+                "stacks": lambda: self._show(
+                    "asking every rank …", lambda: blocks_html(stacks_blocks(run.stacks()))
+                ),
+                "board": lambda: self._show(
+                    "starting TensorBoard …", lambda: as_html(run.tensorboard())
+                ),
             },
         )
         self._run = run
@@ -182,11 +199,15 @@ class RunButtons(ButtonBar):
         stuck = facts.hint.startswith(_STUCK) and not ended
         self._asked, stop, kill = _wording(facts.stop_grace_s)
         stacks = Button(
-            name="stacks", text="No step for a while: see where every rank is" if stuck else "Stacks", urgent=stuck,
+            name="stacks",
+            text="No step for a while: see where every rank is" if stuck else "Stacks",
+            urgent=stuck,
             tip="Where every rank is now: why is it stuck?",
-        )  # fmt: skip
+        )
         live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
-        self.draw([*live, Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")])
+        self.draw(
+            [*live, Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")]
+        )
 
     def _stop(self) -> None:
         self.say(self._asked)
@@ -204,13 +225,23 @@ class RunButtons(ButtonBar):
 
 def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
     """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
-    asked, text, sure = "asked to stop after a checkpoint", "Stop after a checkpoint", "Nothing is saved"
+    asked, text, sure = (
+        "asked to stop after a checkpoint",
+        "Stop after a checkpoint",
+        "Nothing is saved",
+    )
     tip = "Ends training within two steps; checkpoint and model are saved, and a later run can continue from there"
     if stop_grace_s is not None:
-        asked, text, sure = "asked every rank to stop", "Ask to stop", "Only what it wrote by now comes back"
+        asked, text, sure = (
+            "asked every rank to stop",
+            "Ask to stop",
+            "Only what it wrote by now comes back",
+        )
         tip = (
             "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
             f"ended {stop_grace_s:g} s later; what they wrote comes back"
         )
-    kill = Button(name="kill", text="Kill", sure=f"Really kill? {sure}", tip="Ends all ranks at once")
+    kill = Button(
+        name="kill", text="Kill", sure=f"Really kill? {sure}", tip="Ends all ranks at once"
+    )
     return asked, Button(name="stop", text=text, tip=tip), kill

@@ -15,10 +15,14 @@ from workbench.jobs.data.opened import open_rows
 from workbench.jobs.data.sql import Value
 
 MAX_LINE_BYTES = 16 * 2**20
-NOT_UTF8 = "; save it as UTF-8, or name its encoding, as in encoding='cp1252' of a dataset of kind 'files'"
+NOT_UTF8 = (
+    "; save it as UTF-8, or name its encoding, as in encoding='cp1252' of a dataset of kind 'files'"
+)
 
 
-def read_lines(path: Path, run: Path | None = None, *, encoding: str | None = None) -> Iterator[tuple[str, object]]:
+def read_lines(
+    path: Path, run: Path | None = None, *, encoding: str | None = None
+) -> Iterator[tuple[str, object]]:
     """Read a JSONL file, the user's own or a run's; CRLF, a byte order mark and blank lines are let pass."""
     number = 0
     try:
@@ -29,7 +33,9 @@ def read_lines(path: Path, run: Path | None = None, *, encoding: str | None = No
                 if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b""):
                     yield from _read_line(line, where, of_run=run is not None)
     except OSError as error:
-        raise ConfigError(f"the dataset file {path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(
+            f"the dataset file {path} cannot be read: {error.strerror or error}"
+        ) from error
     if number == 0:
         raise ConfigError(f"the dataset file {path} is empty; it needs one JSON object a line")
 
@@ -40,7 +46,9 @@ class Fields:
     def __init__(self, data: object, where: str, path: str = ""):
         self.where, self.path = where, path
         if not isinstance(data, Mapping):
-            raise ConfigError(f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object")
+            raise ConfigError(
+                f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object"
+            )
         self.data = data
 
     def fail(self, key: str, problem: str) -> NoReturn:
@@ -49,7 +57,9 @@ class Fields:
     def get(self, key: str) -> object:
         if key not in self.data:
             present = ", ".join(map(str, self.data)) or "nothing"
-            raise ConfigError(f"{self.where}: the key {self.path + key!r} is missing; there is: {present}")
+            raise ConfigError(
+                f"{self.where}: the key {self.path + key!r} is missing; there is: {present}"
+            )
         return self.data[key]
 
     def text(self, key: str) -> str:
@@ -61,12 +71,18 @@ class Fields:
 
     def items(self, key: str) -> Sequence[object]:
         value = self.get(key)
-        return value if isinstance(value, list | tuple) else self.fail(key, f"is {short(value)}; it must be a list")
+        return (
+            value
+            if isinstance(value, list | tuple)
+            else self.fail(key, f"is {short(value)}; it must be a list")
+        )
 
     def index(self, key: str, value: object, names: Sequence[str]) -> str:
         position = whole(value)
         if position is None or not 0 <= position < len(names):
-            self.fail(key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}")
+            self.fail(
+                key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}"
+            )
         return names[position]
 
     def words(self, key: str, value: object) -> str:
@@ -116,7 +132,9 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
     if not line.strip():
         return
     if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
-        raise ConfigError(f"{where} is longer than {MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?")
+        raise ConfigError(
+            f"{where} is longer than {MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?"
+        )
     cut = "" if line.endswith(b"\n") else "; the file ends within this line: was it copied whole?"
     try:
         value = parse_json(line.decode(), parse_constant=no_constant)

@@ -37,7 +37,9 @@ def check_media(data: Mapping[str, object], where: str) -> None:
     """Refuse a row to answer that has an image, sound or a video: a model would answer without it."""
     for name, value in data.items():
         if str(name).casefold() in _MEDIA and not _says_nothing(value):
-            raise ConfigError(f"{where}: the column {name!r} {_problem(_MEDIA[0], value, ())}; or drop the column")
+            raise ConfigError(
+                f"{where}: the column {name!r} {_problem(_MEDIA[0], value, ())}; or drop the column"
+            )
 
 
 class RowTally:
@@ -61,12 +63,16 @@ class RowTally:
         names = tuple(data)
         if names != self._last_names:
             meant = {*self._ignore, *columns.values()}
-            self._telling = [name for name in names if str(name).casefold() in TELLING and name not in meant]
+            self._telling = [
+                name for name in names if str(name).casefold() in TELLING and name not in meant
+            ]
             self._last_names = names
         for name in self._telling:
             if _says_nothing(data[name]):
                 continue
-            fields = {field for field, column in columns.items() if column in data} if columns else data
+            fields = (
+                {field for field, column in columns.items() if column in data} if columns else data
+            )
             if problem := _problem(name.casefold(), data[name], fields):
                 raise ConfigError(
                     f"{where}: the column {name!r} {problem}. To train without that column on purpose, add "
@@ -83,7 +89,9 @@ class RowTally:
         if shape == self._last_shape and not row.messages:
             return
         self._last_shape = shape
-        renamed = {field: data.get(column) for field, column in columns.items()} if columns else data
+        renamed = (
+            {field: data.get(column) for field, column in columns.items()} if columns else data
+        )
         read = columns_read(renamed)
         self._read.update(columns.get(field, "") if columns else field for field in read)
         self._add(data)
@@ -142,7 +150,9 @@ def _problem(name: str, value: object, fields: Iterable[str]) -> str:
             "holds answers to avoid, and FineTune would not read them. Use a Script with TRL's DPOTrainer for "
             "preferences"
         )
-    is_verdict = isinstance(value, bool) or (isinstance(value, str) and value.strip().casefold() in ("true", "false"))
+    is_verdict = isinstance(value, bool) or (
+        isinstance(value, str) and value.strip().casefold() in ("true", "false")
+    )
     if is_verdict and has_answer(fields):
         return (
             "is true or false beside an answer, and FineTune would learn the answers that are marked false too. Use a "

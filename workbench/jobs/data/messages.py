@@ -52,11 +52,27 @@ _SHAREGPT = {
     "observation": "tool",
 }
 _TURN = {
-    *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id", "weight", "train")
+    *(
+        "role",
+        "content",
+        "from",
+        "value",
+        "tool_calls",
+        "function_call",
+        "name",
+        "tool_call_id",
+        "weight",
+        "train",
+    )
 }
 """The keys of a turn that are read."""
 # Who may speak after whom.
-_AFTER = {"": ("user",), "user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
+_AFTER = {
+    "": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
 
 
 def turns_of(row: Fields) -> tuple[Message, ...]:
@@ -94,7 +110,10 @@ def tools_of(row: Fields) -> tuple[Json, ...]:
         case None:
             return ()
         case [*schemas]:
-            return tuple(_schema(Fields(_filled(raw), row.where, f"{TOOLS}[{n}].")) for n, raw in enumerate(schemas))
+            return tuple(
+                _schema(Fields(_filled(raw), row.where, f"{TOOLS}[{n}]."))
+                for n, raw in enumerate(schemas)
+            )
     return row.fail(TOOLS, f"is {short(listed)}; it must be a list of JSON schemas")
 
 
@@ -107,7 +126,9 @@ def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
     """Yield the keys of a chat row's turns that hold something and are not read, as `messages.thoughts`."""
     for key in (*CHAT_KEYS, "prompt", "completion"):
         for turn in parts(row.get(key)):
-            yield from (f"{key}.{name}" for name, value in turn.items() if name not in _TURN and value)
+            yield from (
+                f"{key}.{name}" for name, value in turn.items() if name not in _TURN and value
+            )
 
 
 def is_learned(turn: Message) -> bool:
@@ -131,7 +152,11 @@ def asked(messages: Sequence[Message], question: str, system: str | None) -> lis
     turns = list(messages) or [{"role": "user", "content": question}]
     if turns[-1]["role"] == "assistant":
         turns.pop()
-    return turns if system is None or turns[0]["role"] == "system" else [{"role": "system", "content": system}, *turns]
+    return (
+        turns
+        if system is None or turns[0]["role"] == "system"
+        else [{"role": "system", "content": system}, *turns]
+    )
 
 
 def answer_of(messages: Sequence[Message], target: str) -> Message:
@@ -140,7 +165,9 @@ def answer_of(messages: Sequence[Message], target: str) -> Message:
 
 def shape_of(turns: Sequence[Message], tools: Sequence[Json]) -> Shape:
     """Return the roles of turns, whether each has content, and how many calls; and whether there are tools."""
-    each = ((turn["role"], bool(turn["content"]), len(turn.get("tool_calls", ()))) for turn in turns)
+    each = (
+        (turn["role"], bool(turn["content"]), len(turn.get("tool_calls", ()))) for turn in turns
+    )
     return (bool(tools), *each)
 
 
@@ -205,7 +232,9 @@ def _weight(turn: Fields, role: str) -> int:
 
 def _calls(turn: Fields) -> Iterator[Json]:
     if turn.data.get("function_call"):  # OpenAI's older form, of one call
-        yield _call(Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call."))
+        yield _call(
+            Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call.")
+        )
     for number, raw in enumerate(turn.items("tool_calls") if turn.data.get("tool_calls") else ()):
         yield _call(Fields(_filled(raw), turn.where, f"{turn.path}tool_calls[{number}]."))
 
@@ -215,7 +244,10 @@ def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
     try:
         written = parse_json(content, parse_constant=no_constant)
     except ValueError as error:
-        turn.fail(key, f'is {short(content)}, which is not JSON of a call, as {{"name": …, "arguments": …}}: {error}')
+        turn.fail(
+            key,
+            f'is {short(content)}, which is not JSON of a call, as {{"name": …, "arguments": …}}: {error}',
+        )
     several = written if isinstance(written, list) else [written]
     return [_call(Fields(_filled(raw), turn.where, f"{turn.path}{key}.")) for raw in several]
 
@@ -224,7 +256,9 @@ def _call(call: Fields) -> Json:
     function = call.child("function") if "function" in call.data else call
     arguments = _parsed(function, "arguments") or {}
     if not isinstance(arguments, Mapping):
-        function.fail("arguments", f"is {short(arguments)}; it must be an object, or JSON text of one")
+        function.fail(
+            "arguments", f"is {short(arguments)}; it must be an object, or JSON text of one"
+        )
     identity = {"id": call.text("id")} if "id" in call.data else {}
     written = {"name": function.text("name"), "arguments": _filled(arguments)}
     return {**identity, "type": "function", "function": written}

@@ -15,7 +15,11 @@ from typing import IO, Any, BinaryIO
 from workbench.base.errors import ConfigError
 from workbench.base.words import size
 
-_OPENERS: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_OPENERS: Mapping[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
 PACKED = tuple(_OPENERS)
 """Ends of names of files that are unpacked as they are read."""
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
@@ -50,7 +54,9 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
             and for bytes that are not of the encoding.
     """
     opener = _OPENERS.get(path.suffix.lower())
-    file: IO[bytes] = path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)
+    file: IO[bytes] = (
+        path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)
+    )
     if encoding is None:
         beginning = file.read(4)
         file.seek(0)
@@ -83,9 +89,13 @@ class _Unpacked(io.RawIOBase):
         try:
             data = self._file.read(len(buffer))
         except _BROKEN as error:
-            raise OSError(f"its compressed content is broken: {error}; was it copied whole?") from error
+            raise OSError(
+                f"its compressed content is broken: {error}; was it copied whole?"
+            ) from error
         if self._file.tell() > self._most:
-            raise OSError(f"it unpacks to more than {size(self._most)}; unpack it yourself if that is right")
+            raise OSError(
+                f"it unpacks to more than {size(self._most)}; unpack it yourself if that is right"
+            )
         buffer[: len(data)] = data
         return len(data)
 

@@ -58,7 +58,10 @@ _FORMS = (
     _Form("query", "response"),
 )
 _SQL = _Form("question", "sql")
-ANSWERS = {form.asks: [other.answers for other in (*_FORMS, _SQL) if other.asks == form.asks] for form in _FORMS}
+ANSWERS = {
+    form.asks: [other.answers for other in (*_FORMS, _SQL) if other.asks == form.asks]
+    for form in _FORMS
+}
 """The key of a form that says what is asked, and those that may answer it."""
 NESTED = ("sql", "table", *CHAT_KEYS)
 """Keys whose values are objects or lists; a table of text has them as JSON."""
@@ -93,7 +96,13 @@ class Example:
     def to_json(self) -> str:
         apart = {"input": self.input} if self.input else {}
         turns = {key: value for key, value in ((CHAT, self.messages), (TOOLS, self.tools)) if value}
-        row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id, **turns}
+        row = {
+            "source": self.source,
+            **apart,
+            "target": self.target,
+            "table_id": self.table_id,
+            **turns,
+        }
         return json.dumps(row, ensure_ascii=False)
 
 
@@ -185,17 +194,25 @@ def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
         if field not in _FIELDS:
             raise one_of("dataset columns: the field", field, _FIELDS)
     if columns and _form_of(columns) is None and not {_ALONE, CHAT} & columns.keys():
-        raise ConfigError(f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}")
+        raise ConfigError(
+            f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}"
+        )
     return columns
 
 
 def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTable:
     """Read a table in the release's or the hub's form."""
     fields = Fields(data, where)
-    header = tuple(fields.words(f"header[{i}]", name) for i, name in enumerate(fields.items("header")))
+    header = tuple(
+        fields.words(f"header[{i}]", name) for i, name in enumerate(fields.items("header"))
+    )
     if not header:
         fields.fail("header", "is empty; a table has a column at least")
-    types = tuple(str(kind) for kind in fields.items("types")) if named_types or fields.data.get("types") else ()
+    types = (
+        tuple(str(kind) for kind in fields.items("types"))
+        if named_types or fields.data.get("types")
+        else ()
+    )
     types = types or ("text",) * len(header)
     if len(types) != len(header):
         fields.fail("types", f"has {len(types)} entries for {len(header)} columns")
@@ -203,7 +220,9 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
         if kind not in TYPES:
             raise one_of(f"{where}: types", kind, TYPES)
     rows = tuple(_cells(fields, i, row, len(header)) for i, row in enumerate(fields.items("rows")))
-    name = next((str(fields.data[k]) for k in ("name", "caption", "page_title") if fields.data.get(k)), "")
+    name = next(
+        (str(fields.data[k]) for k in ("name", "caption", "page_title") if fields.data.get(k)), ""
+    )
     return SqlTable(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
 
 
@@ -213,7 +232,9 @@ def _chat(row: Fields, turns: Sequence[Message]) -> Example:
         row.fail(chat_key(row) or "completion", "has no turn of the assistant to learn from")
     table_id = row.text("table_id") if row.data.get("table_id") is not None else None
     source, target = last_of(learned, "user"), last_of(learned, "assistant")
-    return Example(source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row))
+    return Example(
+        source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row)
+    )
 
 
 def _written(row: Fields) -> Example:
@@ -222,7 +243,9 @@ def _written(row: Fields) -> Example:
     if _ALONE in row.data:
         return Example(source="", target=row.prose(_ALONE))
     present = _listed(row.data) or "nothing"
-    raise ConfigError(f"{row.where}: no known form of a row has the columns {present}; {_nearest(row.data)}")
+    raise ConfigError(
+        f"{row.where}: no known form of a row has the columns {present}; {_nearest(row.data)}"
+    )
 
 
 def _of_form(row: Fields, form: _Form) -> Example:
@@ -234,7 +257,10 @@ def _of_form(row: Fields, form: _Form) -> Example:
     given = row.prose(form.given, needed=False) if form.given else ""
     for key in (form.asks, form.answers):
         if form.asks == "prompt" and isinstance(row.data[key], list | tuple):
-            row.fail(key, "is a list; let both 'prompt' and 'completion' be lists of messages, or both be text")
+            row.fail(
+                key,
+                "is a list; let both 'prompt' and 'completion' be lists of messages, or both be text",
+            )
     source = row.prose(form.asks, needed=not prepared)
     # An answer may be empty, as some are in published sets; a text to learn from may not.
     target = row.prose(form.answers, needed=not (source or given))
@@ -310,7 +336,11 @@ def _indexed(sql: Fields, table: SqlTable, raw_conditions: Sequence[object]) -> 
         kept = sql.constant(f"conds[{i}][2]", value) if number is None else number
         conditions.append(Condition(name, sql.index(f"conds[{i}][1]", operator, OPERATORS), kept))
     select = sql.index("sel", sql.get("sel"), table.header)
-    return Query(select=select, aggregate=sql.index("agg", sql.get("agg"), AGGREGATES), conditions=tuple(conditions))
+    return Query(
+        select=select,
+        aggregate=sql.index("agg", sql.get("agg"), AGGREGATES),
+        conditions=tuple(conditions),
+    )
 
 
 def _hub_conditions(sql: Fields) -> Sequence[object]:
@@ -321,7 +351,10 @@ def _hub_conditions(sql: Fields) -> Sequence[object]:
     columns, operators = conds.items("column_index"), conds.items("operator_index")
     values = conds.items("condition")
     if not len(columns) == len(operators) == len(values):
-        conds.fail("condition", f"has {len(values)} entries, column_index {len(columns)}: they must be as many")
+        conds.fail(
+            "condition",
+            f"has {len(values)} entries, column_index {len(columns)}: they must be as many",
+        )
     return list(zip(columns, operators, values, strict=True))
 
 
@@ -348,4 +381,6 @@ def _checked_cell(fields: Fields, i: int, cell: object) -> Cell:
             return cell
         case int() | float() | None:
             return cell
-    return fields.fail(f"rows[{i}]", f"has the cell {short(cell)}; a cell is text, a number or null")
+    return fields.fail(
+        f"rows[{i}]", f"has the cell {short(cell)}; a cell is text, a number or null"
+    )

@@ -38,7 +38,9 @@ class Query:
 
     def logical_form(self) -> object:
         """Return a hashable key that is equal for queries that say the same."""
-        conditions = frozenset((fold(c.column), c.operator, _value_key(c.value)) for c in self.conditions)
+        conditions = frozenset(
+            (fold(c.column), c.operator, _value_key(c.value)) for c in self.conditions
+        )
         return self.aggregate, fold(self.select), conditions
 
 
@@ -48,7 +50,8 @@ def format_query(query: Query) -> str:
     text = f"SELECT {aggregate}{_column_text(query.select)} FROM table"
     if query.conditions:
         text += " WHERE " + " AND ".join(
-            f"{_column_text(c.column)} {c.operator} {_value_text(c.value)}" for c in query.conditions
+            f"{_column_text(c.column)} {c.operator} {_value_text(c.value)}"
+            for c in query.conditions
         )
     return text
 
@@ -91,7 +94,9 @@ _COLUMN = r'("(?:[^"]|"")*"|[^"\s](?:.*?\S)??)'
 # A model may write a blank too many between two words; a bare name or value ends with no blank.
 _HEAD = rf"SELECT +(?:({_AGGREGATE}) +)?{_COLUMN} +FROM +table(?: +WHERE +(.+))?"
 _CONDITION = rf"{_COLUMN} +([=<>]) +('(?:[^']|'')*'|\S(?:.*?\S)??)(?: +AND +|\Z)"
-_NOT_BARE_COLUMN = re.compile(rf'"|(?:{_AGGREGATE})\b|.*(?:[=<>]|\b(?:AND|FROM|WHERE)\b)', re.DOTALL)
+_NOT_BARE_COLUMN = re.compile(
+    rf'"|(?:{_AGGREGATE})\b|.*(?:[=<>]|\b(?:AND|FROM|WHERE)\b)', re.DOTALL
+)
 _NOT_BARE_VALUE = re.compile(r"'|.*\bAND\b", re.DOTALL)
 
 
@@ -103,7 +108,9 @@ def _parse(text: str, flags: int) -> Query | None:
     conditions = _conditions(rest, flags) if rest else ()
     if conditions is None:
         return None
-    return Query(select=_unquote(select, '"'), aggregate=(aggregate or "").upper(), conditions=conditions)
+    return Query(
+        select=_unquote(select, '"'), aggregate=(aggregate or "").upper(), conditions=conditions
+    )
 
 
 def _conditions(text: str, flags: int) -> tuple[Condition, ...] | None:

@@ -35,11 +35,19 @@ class SqlTable:
         return next((i for i, other in enumerate(self.header) if fold(other) == wanted), None)
 
     def to_json(self) -> str:
-        data = {"id": self.id, "name": self.name, "header": self.header, "types": self.types, "rows": self.rows}
+        data = {
+            "id": self.id,
+            "name": self.name,
+            "header": self.header,
+            "types": self.types,
+            "rows": self.rows,
+        }
         return json.dumps(data, ensure_ascii=False)
 
 
-def execute(query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000) -> list[Cell]:
+def execute(
+    query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000
+) -> list[Cell]:
     """Run a query on a table, with WikiSQL's semantics; an aggregation gives one value, all else one a row.
 
     A condition's column decides how its value is compared: text without letter case, in a `real` column as a number,
@@ -53,7 +61,9 @@ def execute(query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: 
             _fill(connection, table)
             return [row[0] for row in connection.execute(sql, parameters).fetchmany(max_rows)]
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
-            raise ConfigError(f"the query on table {table.id!r} could not be run: {error}") from error
+            raise ConfigError(
+                f"the query on table {table.id!r} could not be run: {error}"
+            ) from error
 
 
 def read_number(text: str) -> int | float | None:
@@ -70,23 +80,33 @@ def read_number(text: str) -> int | float | None:
 
 
 def _statement(query: Query, table: SqlTable) -> tuple[str, list[Value]]:
-    if query.aggregate not in AGGREGATES or any(c.operator not in OPERATORS for c in query.conditions):
+    if query.aggregate not in AGGREGATES or any(
+        c.operator not in OPERATORS for c in query.conditions
+    ):
         raise ConfigError(f"the query {query!r} has an aggregate or operator that WikiSQL has not")
     selected = f"c{_position(query.select, table)}"
-    sql = f"SELECT {query.aggregate}({selected}) FROM t" if query.aggregate else f"SELECT {selected} FROM t"
+    sql = (
+        f"SELECT {query.aggregate}({selected}) FROM t"
+        if query.aggregate
+        else f"SELECT {selected} FROM t"
+    )
     clauses, parameters = [], []
     for condition in query.conditions:
         position = _position(condition.column, table)
         clauses.append(f"c{position} {condition.operator} ?")
         real = table.types[position] == "real"
-        parameters.append(_as_number(condition.value, condition.column) if real else condition.value)
+        parameters.append(
+            _as_number(condition.value, condition.column) if real else condition.value
+        )
     return sql + (" WHERE " + " AND ".join(clauses) if clauses else ""), parameters
 
 
 def _position(column: str, table: SqlTable) -> int:
     position = table.column(column)
     if position is None:
-        raise ConfigError(f"table {table.id!r} has no column {column!r}; it has: {', '.join(table.header)}")
+        raise ConfigError(
+            f"table {table.id!r} has no column {column!r}; it has: {', '.join(table.header)}"
+        )
     return position
 
 
@@ -94,11 +114,15 @@ def _fill(connection: sqlite3.Connection, table: SqlTable) -> None:
     # The collation decides =, <, > and MIN, MAX of text: SQLite's own NOCASE knows ASCII letters only.
     connection.create_collation("folded", _compare)
     columns = ", ".join(
-        f"c{i} {'NUMERIC' if kind == 'real' else 'TEXT COLLATE folded'}" for i, kind in enumerate(table.types)
+        f"c{i} {'NUMERIC' if kind == 'real' else 'TEXT COLLATE folded'}"
+        for i, kind in enumerate(table.types)
     )
     connection.execute(f"CREATE TABLE t ({columns})")
     marks = ", ".join("?" * len(table.types))
-    rows = ([_cell(c) if t == "real" else c for c, t in zip(row, table.types, strict=True)] for row in table.rows)
+    rows = (
+        [_cell(c) if t == "real" else c for c, t in zip(row, table.types, strict=True)]
+        for row in table.rows
+    )
     connection.executemany(f"INSERT INTO t VALUES ({marks})", rows)
     connection.execute("PRAGMA query_only = ON")
 

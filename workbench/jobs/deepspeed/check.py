@@ -36,13 +36,24 @@ FIELDS: Mapping[str, str] = {
 }
 """A job's options that a configuration names too, by its keys; the profiler's counts where it is enabled."""
 _KINDS_OF_OPTIMIZER = ("adamw", "adam", "sgd")
-_QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+_QUANTIZED = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
 _PLUS_PLUS = ("zero_hpz_partition_size", *_QUANTIZED)
-_SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
+_SECRET_KEY = re.compile(
+    r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE
+)
 
 
 def check(
-    config: Mapping[str, object], job: FineTune, *, source: str, gpus: int, world_size: int | None = None
+    config: Mapping[str, object],
+    job: FineTune,
+    *,
+    source: str,
+    gpus: int,
+    world_size: int | None = None,
 ) -> None:
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     check_form(config, source)
@@ -66,7 +77,9 @@ def check_form(config: Mapping[str, object], source: str) -> None:
     for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
         for key in keys:
             if key in removed:
-                raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
+                raise ConfigError(
+                    f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}"
+                )
     check_kinds(config, TOP_LEVEL, source)
 
 
@@ -102,14 +115,20 @@ def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -
         )
     for old in ("cpu_offload", "cpu_offload_param"):
         if zero.get(old):
-            raise ConfigError(f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param")
+            raise ConfigError(
+                f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param"
+            )
     if technique is Technique.ZERO3_OFFLOAD and not offloads(zero, "offload_optimizer"):
         raise ConfigError(
             f"{source}: technique '{technique}' needs zero_optimization.offload_optimizer with a device; "
             "add it, or choose technique 'zero3'"
         )
-    allowed = {Technique.ZERO3_OFFLOAD: 2, Technique.ZERO3: 0}.get(technique, 1)  # of what stands there, in order
-    if wrong := [key for key in ("offload_optimizer", "offload_param")[allowed:] if offloads(zero, key)]:
+    allowed = {Technique.ZERO3_OFFLOAD: 2, Technique.ZERO3: 0}.get(
+        technique, 1
+    )  # of what stands there, in order
+    if wrong := [
+        key for key in ("offload_optimizer", "offload_param")[allowed:] if offloads(zero, key)
+    ]:
         what = "optimizer states alone" if allowed else "nothing"
         raise ConfigError(
             f"{source}: zero_optimization.{wrong[0]} is set, and technique '{technique}' offloads {what}; "
@@ -127,7 +146,9 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
     third = zero.get("stage") == 3
     for key in ("offload_optimizer", "offload_param"):
         offload = part(zero, key)
-        if offload.get("device") == "nvme" and not (third and str(offload.get("nvme_path")).startswith("/")):
+        if offload.get("device") == "nvme" and not (
+            third and str(offload.get("nvme_path")).startswith("/")
+        ):
             what = (
                 "give a folder of each pod as nvme_path, from / on"
                 if third
@@ -138,7 +159,9 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
     for key in _PLUS_PLUS:
         value = zero.get(key)
         if not third and (value is True or (isinstance(value, int) and value > 1)):
-            raise ConfigError(f"{source}: zero_optimization.{key} is ZeRO++, which is of stage 3; remove it")
+            raise ConfigError(
+                f"{source}: zero_optimization.{key} is ZeRO++, which is of stage 3; remove it"
+            )
     if isinstance(spread, int) and world_size and spread > 1 and world_size % spread:
         raise ConfigError(
             f"{source}: zero_optimization.zero_hpz_partition_size is {spread}, and {world_size} ranks cannot be put "
@@ -151,7 +174,9 @@ def _check_companions(config: Mapping[str, object], source: str) -> None:
     zero = part(config, "zero_optimization")
     devices = [part(zero, key).get("device") for key in ("offload_optimizer", "offload_param")]
     if part(config, "aio") and "nvme" not in devices:
-        raise ConfigError(f"{source}: aio is for offload to disks, and no device is 'nvme'; remove it")
+        raise ConfigError(
+            f"{source}: aio is for offload to disks, and no device is 'nvme'; remove it"
+        )
     logger = part(config, "comms_logger")
     if logger.get("enabled") is True and logger.get("verbose") is not True:
         raise ConfigError(
@@ -164,7 +189,9 @@ def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
     offload = "zero_optimization.offload_optimizer.super_offload"
     for key in (*(f"zero_optimization.{key}" for key in _QUANTIZED), offload, "aio.use_gds"):
         if value_at(config, key) is True:
-            raise ConfigError(f"{source}: {key} needs GPUs, DeepSpeed has nothing of it for CPUs; remove it")
+            raise ConfigError(
+                f"{source}: {key} needs GPUs, DeepSpeed has nothing of it for CPUs; remove it"
+            )
 
 
 def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -> None:
@@ -178,9 +205,13 @@ def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -
     for key in ("bf16", "bfloat16", "torch_autocast"):
         enabled = value_at(config, f"{key}.enabled")
         if enabled is True and job.precision != Precision.BF16:
-            raise ConfigError(f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'")
+            raise ConfigError(
+                f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'"
+            )
         if enabled is False and key != "torch_autocast" and job.precision == Precision.BF16:
-            raise ConfigError(f"{source}: {key}.enabled is false, and the job's precision is 'bf16'")
+            raise ConfigError(
+                f"{source}: {key}.enabled is false, and the job's precision is 'bf16'"
+            )
     sent = config.get("communication_data_type")
     if sent in [*Communication] and job.communication not in (None, sent):
         raise ConfigError(
@@ -194,8 +225,12 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
     block = part(config, "optimizer")
     kind = str(block.get("type", "")).lower()
     if kind in REMOVED_OPTIMIZERS:
-        raise ConfigError(f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'")
-    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(Optimizer(job.optimizer), ())
+        raise ConfigError(
+            f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'"
+        )
+    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(
+        Optimizer(job.optimizer), ()
+    )
     if kind not in _KINDS_OF_OPTIMIZER:
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, which FineTune does not have; write 'AdamW' or 'SGD', "
@@ -207,7 +242,9 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
             "change one of them"
         )
     if kind == "adam" and value_at(block, "params.adam_w_mode") is False:
-        raise ConfigError(f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'")
+        raise ConfigError(
+            f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'"
+        )
 
 
 def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -> None:
@@ -219,10 +256,15 @@ def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -
         )
 
 
-def _check_equal(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
+def _check_equal(
+    config: Mapping[str, object], job: FineTune, source: str, world_size: int | None
+) -> None:
     """Refuse keys that say something else than the job's options."""
     wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}
-    wanted["optimizer.params.betas"] = ("adam_beta1 and adam_beta2", [job.adam_beta1, job.adam_beta2])
+    wanted["optimizer.params.betas"] = (
+        "adam_beta1 and adam_beta2",
+        [job.adam_beta1, job.adam_beta2],
+    )
     if world_size is not None:
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
         wanted["train_batch_size"] = (name, job.global_batch(world_size))

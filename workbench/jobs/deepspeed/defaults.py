@@ -19,13 +19,21 @@ from workbench.jobs.model import ADAPTERS, TINY_LLAMA, TINY_T5, Family, family_b
 _STAGES = {1: Technique.ZERO1, 2: Technique.ZERO2, 3: Technique.ZERO3}
 _OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 # peft's names, by ours.
-_LORA = {"r": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "target_modules": "target_modules"} | {
-    name: name for name in ("use_rslora", "use_dora", "bias")
-}
+_LORA = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "target_modules": "target_modules",
+} | {name: name for name in ("use_rslora", "use_dora", "bias")}
 
 
 def choose(
-    job: FineTune, *, gpus: int, world_size: int | None = None, looks: bool = True, apart: bool = False
+    job: FineTune,
+    *,
+    gpus: int,
+    world_size: int | None = None,
+    looks: bool = True,
+    apart: bool = False,
 ) -> FineTune:
     """Return the job with every option decided that its user left open; one that was decided stays as it is.
 
@@ -40,7 +48,9 @@ def choose(
     if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
         job = _as_json_says(job, world_size)
     if job.learning_rate is None:
-        job = job.replace(learning_rate=_learning_rate(job, model_family if looks else family_by_name))
+        job = job.replace(
+            learning_rate=_learning_rate(job, model_family if looks else family_by_name)
+        )
     if job.precision is None:
         bf16 = gpus and job.model not in (TINY_T5, TINY_LLAMA)
         job = job.replace(precision=Precision.BF16 if bf16 else Precision.FP32)
@@ -72,14 +82,18 @@ def on_base(job: FineTune) -> FineTune:
                 f"lora {name} is {now[name]!r}, and the adapters in {folder} have {then[name]!r}; drop it"
             )
     base = job.model if named else text(config.get("base_model_name_or_path"))
-    return job.replace(model=base, seed=_seed_of(job, base, config), lora={**made, "resume_from": str(folder)})
+    return job.replace(
+        model=base, seed=_seed_of(job, base, config), lora={**made, "resume_from": str(folder)}
+    )
 
 
 def _adapters(folder: Path) -> Json:
     try:
         return part({"config": parse_json(read_given(folder / ADAPTERS))}, "config")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the adapters in {folder} cannot be gone on with: {ADAPTERS} is unreadable") from error
+        raise ConfigError(
+            f"the adapters in {folder} cannot be gone on with: {ADAPTERS} is unreadable"
+        ) from error
 
 
 def _seed_of(job: FineTune, base: str, config: Json) -> int:
@@ -87,7 +101,9 @@ def _seed_of(job: FineTune, base: str, config: Json) -> int:
     if base not in (TINY_T5, TINY_LLAMA) or not seed.isdigit() or int(seed) == job.seed:
         return job.seed
     if "seed" in job.model_fields_set:
-        raise ConfigError(f"the adapters are of {base!r} with seed {seed}, and the job's seed is {job.seed}; drop it")
+        raise ConfigError(
+            f"the adapters are of {base!r} with seed {seed}, and the job's seed is {job.seed}; drop it"
+        )
     return int(seed)
 
 
@@ -106,14 +122,18 @@ def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:
     values = dict(_values(config, job, world_size))
     if job.warmup_ratio is not None:
         values.pop("warmup_steps", None)
-    left_open = {name for name in values if name not in job.model_fields_set or getattr(job, name) is None}
+    left_open = {
+        name for name in values if name not in job.model_fields_set or getattr(job, name) is None
+    }
     try:
         return job.replace(**{name: values[name] for name in left_open})
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def _values(config: Mapping[str, Any], job: FineTune, world_size: int | None) -> Iterator[tuple[str, object]]:
+def _values(
+    config: Mapping[str, Any], job: FineTune, world_size: int | None
+) -> Iterator[tuple[str, object]]:
     """Return what a user's JSON says, by the job's names."""
     betas = value_at(config, "optimizer.params.betas")
     beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
@@ -151,7 +171,10 @@ def _technique(zero: Mapping[str, Any]) -> Technique | None:
 
 
 def _number_format(config: Mapping[str, object]) -> Precision | None:
-    enabled = {name: value_at(config, f"{name}.enabled") for name in ("bf16", "bfloat16", "torch_autocast", "fp16")}
+    enabled = {
+        name: value_at(config, f"{name}.enabled")
+        for name in ("bf16", "bfloat16", "torch_autocast", "fp16")
+    }
     formats = {**dict.fromkeys(enabled, Precision.BF16), "fp16": Precision.FP16}
     if on := next((name for name, value in enabled.items() if value is True), None):
         return formats[on]

@@ -47,7 +47,9 @@ def _load_file(given: str | Path) -> tuple[dict[str, Any], str]:
 
 
 def _load_shipped(name: str) -> tuple[dict[str, Any], str]:
-    return _parse(_shipped(name).read_text(encoding="utf-8"), f"dsconfig/{name}"), f"dsconfig/{name}"
+    return _parse(
+        _shipped(name).read_text(encoding="utf-8"), f"dsconfig/{name}"
+    ), f"dsconfig/{name}"
 
 
 def _shipped(name: str) -> Traversable:
@@ -55,7 +57,10 @@ def _shipped(name: str) -> Traversable:
     # A checkout keeps the folder beside the package, where a user finds it.
     folders = [place / "dsconfig" for place in (package, getattr(package, "parent", package))]
     there: dict[str, Traversable] = {
-        file.name: file for folder in reversed(folders) if folder.is_dir() for file in folder.iterdir()
+        file.name: file
+        for folder in reversed(folders)
+        if folder.is_dir()
+        for file in folder.iterdir()
     }
     if name not in there:
         shipped = ", ".join(sorted(there)) or "none; install again"
@@ -67,7 +72,9 @@ def _read(path: Path) -> str:
     try:
         return read_given(path)
     except OSError as error:
-        raise ConfigError(f"deepspeed file {str(path)!r} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"deepspeed file {str(path)!r} cannot be read: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"deepspeed file {str(path)!r} is not UTF-8 text") from error
 
@@ -86,10 +93,14 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     except ConfigError:
         raise
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{source} line {error.lineno} column {error.colno}: {error.msg}; it must be JSON") from error
+        raise ConfigError(
+            f"{source} line {error.lineno} column {error.colno}: {error.msg}; it must be JSON"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{source} cannot be read: {error}; correct it") from error
     match config:
         case dict():
             return config
-    raise ConfigError(f"{source} holds {type(config).__name__}; a DeepSpeed configuration is an object")
+    raise ConfigError(
+        f"{source} holds {type(config).__name__}; a DeepSpeed configuration is an object"
+    )

@@ -22,7 +22,9 @@ class Kind:
         return (self.auto and value == "auto") or (self.null and value is None) or self.fits(value)
 
     def __str__(self) -> str:
-        return self.words + (", or 'auto'" if self.auto else "") + (", or null" if self.null else "")
+        return (
+            self.words + (", or 'auto'" if self.auto else "") + (", or null" if self.null else "")
+        )
 
 
 Table = Mapping[str, "Kind | Table"]
@@ -46,11 +48,14 @@ def table_of(text: str) -> Whole:
     for word in text.split():
         if word.startswith("["):
             sections = [
-                _opened(top, path, Whole() if word.endswith("!") else {}) for path in word.strip("[]!").split(",")
+                _opened(top, path, Whole() if word.endswith("!") else {})
+                for path in word.strip("[]!").split(",")
             ]
         elif word.endswith(":"):
             name, *more = word.removesuffix(":").split(",")
-            kind = replace(KINDS.get(name) or _one_of(name), auto="auto" in more, null="null" in more)
+            kind = replace(
+                KINDS.get(name) or _one_of(name), auto="auto" in more, null="null" in more
+            )
         else:
             for section in sections:
                 section[word] = kind
@@ -68,7 +73,10 @@ def _opened(top: Whole, path: str, section: dict[str, Kind | Table]) -> dict[str
 
 def _one_of(words: str) -> Kind:
     allowed = words.split("/")
-    return Kind("one of " + ", ".join(map(repr, allowed)), lambda value: _is_text(value) and value in allowed)
+    return Kind(
+        "one of " + ", ".join(map(repr, allowed)),
+        lambda value: _is_text(value) and value in allowed,
+    )
 
 
 def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
@@ -76,7 +84,11 @@ def check_kinds(config: Mapping[str, object], table: Table, source: str, where: 
     for key, value in config.items():
         match table.get(key):
             case None:
-                raise one_of(f"{source}: key", f"{where}{key}"[:_SHOWN], sorted(where + name for name in table))
+                raise one_of(
+                    f"{source}: key",
+                    f"{where}{key}"[:_SHOWN],
+                    sorted(where + name for name in table),
+                )
             case Kind() as kind if not kind.takes(value):
                 raise _refusal(source, f"{where}{key}", value, str(kind))
             case Mapping() as inner:
@@ -122,14 +134,23 @@ def _is_list(value: object, fits: Callable[[object], bool]) -> bool:
 KINDS = {
     "flag": Kind("true or false", lambda value: value is True or value is False),
     "whole": Kind("a whole number", _is_whole),
-    "count": Kind("a whole number, 0 or more", lambda value: _is_whole(value) and _at_least(0, value)),
-    "size": Kind("a whole number, 1 or more", lambda value: _is_whole(value) and _at_least(1, value)),
+    "count": Kind(
+        "a whole number, 0 or more", lambda value: _is_whole(value) and _at_least(0, value)
+    ),
+    "size": Kind(
+        "a whole number, 1 or more", lambda value: _is_whole(value) and _at_least(1, value)
+    ),
     "number": Kind("a number", lambda value: number(value) is not None),
     "positive": Kind("a number, 0 or more", lambda value: _at_least(0, value)),
-    "share": Kind("a number from 0 to 1", lambda value: _at_least(0, value) and not _at_least(1.0000001, value)),
+    "share": Kind(
+        "a number from 0 to 1",
+        lambda value: _at_least(0, value) and not _at_least(1.0000001, value),
+    ),
     "text": Kind("text", _is_text),
     "texts": Kind("a list of texts", lambda value: _is_list(value, _is_text)),
-    "numbers": Kind("a list of numbers", lambda value: _is_list(value, lambda each: number(each) is not None)),
+    "numbers": Kind(
+        "a list of numbers", lambda value: _is_list(value, lambda each: number(each) is not None)
+    ),
     "object": Kind("an object", lambda value: isinstance(value, Mapping)),
 }
 """By the words of a table."""

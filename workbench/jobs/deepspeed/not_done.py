@@ -69,7 +69,9 @@ def check_done(config: Mapping[str, object], source: str) -> None:
         asked = next(_asked(within[name], path), None)
         if asked is not None:
             key, value = asked
-            raise ConfigError(f"{source}: {key} is {shortened(value)}, which FineTune does not do; {reason}")
+            raise ConfigError(
+                f"{source}: {key} is {shortened(value)}, which FineTune does not do; {reason}"
+            )
 
 
 def own_keys(config: Mapping[str, object], where: str = "") -> Iterator[str]:
@@ -91,7 +93,9 @@ def _asked(value: object, path: str) -> Iterator[tuple[str, object]]:
             for key, inner in section.items():
                 yield from _asked(inner, f"{path}.{key}")
         case _:
-            is_usual = value in (None, "auto") or (value is _DEFAULTS[path] if path in _DEFAULTS else _is_off(value))
+            is_usual = value in (None, "auto") or (
+                value is _DEFAULTS[path] if path in _DEFAULTS else _is_off(value)
+            )
             if not is_usual:
                 yield path, value
 

@@ -71,7 +71,9 @@ class AgentLink(PodFiles):
         """The pod's clock minus this machine's."""
         self._warm = "--warm" if warm else "--no-warm"
         self._package_name, self._package_bytes = package
-        self._own = PurePosixPath(pod.root) / "tmp"  # not /tmp, where another user may have made what torch expects
+        self._own = (
+            PurePosixPath(pod.root) / "tmp"
+        )  # not /tmp, where another user may have made what torch expects
         self._lock = threading.RLock()
         self._lasts = threading.local()
         self._next_id = 0
@@ -88,7 +90,9 @@ class AgentLink(PodFiles):
             self._ssh.open()
             self._meet()
             self._stream = self._ssh.stream(
-                self.agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm, "--connect")
+                self.agent(
+                    "serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm, "--connect"
+                )
             )
             if not self._stream.readline(_SERVED_S).startswith(b'{"ok": true'):
                 code = self._stream.wait(_ANSWER_S)
@@ -154,7 +158,11 @@ class AgentLink(PodFiles):
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Ask the agent for what takes its time, and return what came of it; others may speak to it meanwhile."""
         self._keep_package(self._connection())  # the agent imports out of it what does the work
-        task, until, pause_s = self.call(op, **fields)["task"], time.monotonic() + timeout_s, _TASK_S
+        task, until, pause_s = (
+            self.call(op, **fields)["task"],
+            time.monotonic() + timeout_s,
+            _TASK_S,
+        )
         while (answer := self.call("task", task=task)["answer"]) is None:
             if time.monotonic() > until:
                 raise self._error(f"{self.pod.name}: no end in {timeout_s:.0f} s", op)
@@ -184,7 +192,11 @@ class AgentLink(PodFiles):
         return ""
 
     def _free_bytes(self) -> int:
-        words = self._connection().run(["df", "-B1", "--output=avail", "--", self.pod.root]).stdout.split()
+        words = (
+            self._connection()
+            .run(["df", "-B1", "--output=avail", "--", self.pod.root])
+            .stdout.split()
+        )
         return int(words[-1]) if words and words[-1].isdigit() else 0
 
     def close(self) -> None:
@@ -196,7 +208,9 @@ class AgentLink(PodFiles):
                         part.close()
             self._stream = self._ssh = None
 
-    def lasting(self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False) -> _T:
+    def lasting(
+        self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False
+    ) -> _T:
         """Do what may be done twice, over new lines for as long as a lease; calls inside get no lease of their own."""
         if getattr(self._lasts, "now", False):
             return action(self._connection())
@@ -218,7 +232,11 @@ class AgentLink(PodFiles):
             self._lasts.now = False
 
     def _check_hope(
-        self, error: Exception, ssh: SSHConnection | None, until: float, unwanted: Callable[[], bool]
+        self,
+        error: Exception,
+        ssh: SSHConnection | None,
+        until: float,
+        unwanted: Callable[[], bool],
     ) -> None:
         if self._stands(ssh):
             raise error
@@ -243,8 +261,12 @@ class AgentLink(PodFiles):
             raise self._error(f"no line to {self.pod.name}")
         return self._ssh
 
-    def _error(self, message: str, command: str = "", *, exit_code: int | None = None, stderr: str = "") -> RemoteError:
-        return RemoteError(message, host=self.pod.address, command=command, exit_code=exit_code, stderr=stderr)
+    def _error(
+        self, message: str, command: str = "", *, exit_code: int | None = None, stderr: str = ""
+    ) -> RemoteError:
+        return RemoteError(
+            message, host=self.pod.address, command=command, exit_code=exit_code, stderr=stderr
+        )
 
     def agent(self, *args: str) -> list[str]:
         # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
@@ -265,8 +287,14 @@ class AgentLink(PodFiles):
         """Install what the pod lacks of them, with pip's settings of the pod and of the spec's variables."""
         if not spec.pip:
             return
-        request = {"folder": self.packages_folder(spec.pip), "requirements": list(spec.pip), "env": dict(spec.env)}
-        path = str(PurePosixPath(self.pod.root) / "packages.json")  # not in argv: an index may have a password
+        request = {
+            "folder": self.packages_folder(spec.pip),
+            "requirements": list(spec.pip),
+            "env": dict(spec.env),
+        }
+        path = str(
+            PurePosixPath(self.pod.root) / "packages.json"
+        )  # not in argv: an index may have a password
         self.write(json.dumps(request).encode(), path)
         began = time.monotonic()
         try:
@@ -276,8 +304,12 @@ class AgentLink(PodFiles):
                 asked = mask_secrets(", ".join(spec.pip))
                 message = f"pip did not finish in {timeout_s:g} s on {self.pod.name} ({asked}); raise start_timeout_s"
                 raise PodTimeout(message) from error
-            why = mask_secrets(error.stderr.strip() or str(error))  # the address of an index may have a password
-            raise PodError(f"pip could not install {', '.join(spec.pip)} on {self.pod.name}:\n{why}") from error
+            why = mask_secrets(
+                error.stderr.strip() or str(error)
+            )  # the address of an index may have a password
+            raise PodError(
+                f"pip could not install {', '.join(spec.pip)} on {self.pod.name}:\n{why}"
+            ) from error
 
     def _meet(self) -> None:
         ssh = self._connection()
@@ -299,4 +331,6 @@ def stop_ranks(links: Sequence[AgentLink], run_id: str) -> None:
         try:
             link.call("stop", run=run_id, grace_s=_STOP_GRACE_S)
         except WorkbenchError as error:
-            logger.warning("what runs of %s on %s could not be stopped: %s", run_id, link.pod.name, error)
+            logger.warning(
+                "what runs of %s on %s could not be stopped: %s", run_id, link.pod.name, error
+            )

@@ -60,7 +60,9 @@ class RunContext:
         """Return the same on these pods, and write its hostfile."""
         pods = [link.pod for link in links]
         hostfile = Hostfile.from_pods(pods)
-        if not _holds(self.paths.hostfile, str(hostfile)):  # a full disk must not end a run that is under way
+        if not _holds(
+            self.paths.hostfile, str(hostfile)
+        ):  # a full disk must not end a run that is under way
             write_text(self.paths.hostfile, str(hostfile))
         places = place_ranks(pods)[: 1 if is_single(self.spec.job) else None]
         return replace(self, links=links, places=places, hostfile_sha256=hostfile.sha256)
@@ -81,13 +83,17 @@ class RunContext:
 
         def one(link: AgentLink) -> dict[str, str]:
             try:
-                stacks: dict[str, str] = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)["stacks"]
+                stacks: dict[str, str] = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)[
+                    "stacks"
+                ]
             except WorkbenchError as error:
                 logger.warning("%s", error)
                 return {}
             return stacks
 
-        answers = {int(rank): text for answer in self.everywhere(one) for rank, text in answer.items()}
+        answers = {
+            int(rank): text for answer in self.everywhere(one) for rank, text in answer.items()
+        }
         return {place.rank: answers.get(place.rank, "") for place in self.places}
 
 

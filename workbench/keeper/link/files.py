@@ -18,7 +18,14 @@ from workbench.base.package import file_digest
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk.transfer import LARGE, Progress, SshRoute, fetch_file, route_to, send_file
+from workbench.pods.ssh.bulk.transfer import (
+    LARGE,
+    Progress,
+    SshRoute,
+    fetch_file,
+    route_to,
+    send_file,
+)
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
@@ -28,7 +35,9 @@ _LOOK_S = 0.5
 _SHOWN_S = 2.0
 _MIB = 1 << 20
 _T = TypeVar("_T")
-_CHECKED_S = 10.0  # pods that share a store begin a run together: one look at a file is enough for all
+_CHECKED_S = (
+    10.0  # pods that share a store begin a run together: one look at a file is enough for all
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +77,14 @@ class TransferProgress:
     def _loop(self) -> None:
         while not self._end.wait(_LOOK_S):
             now = time.monotonic()
-            moving = [(link.pod.name, each) for link in self._links if (each := link.transfer) is not None]
-            lines = [progress_text(each, name, now) for name, each in moving if now - each.began_at >= _SHOWN_S]
+            moving = [
+                (link.pod.name, each) for link in self._links if (each := link.transfer) is not None
+            ]
+            lines = [
+                progress_text(each, name, now)
+                for name, each in moving
+                if now - each.began_at >= _SHOWN_S
+            ]
             self._report("; ".join([self._what, *lines] if self._what else lines))
 
 
@@ -97,7 +112,9 @@ class Stock:
         self._stamps: dict[str, str] = {}
         self._checked: dict[str, tuple[float, set[str]]] = {}
 
-    def ensure(self, path: str, pod: str, look: Callable[[str], str], send: Callable[[], object]) -> None:
+    def ensure(
+        self, path: str, pod: str, look: Callable[[str], str], send: Callable[[], object]
+    ) -> None:
         """Send a file that is not as it should: `look` takes its last stamp and returns the present, or nothing."""
         with self._lock:
             busy = self._busy[path]
@@ -116,7 +133,12 @@ class PodFiles:
     """Moves things; whoever inherits has the line."""
 
     def __init__(
-        self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path], stock: Stock | None = None
+        self,
+        pod: Pod,
+        identity: Identity,
+        lease_s: float,
+        folders: Sequence[Path],
+        stock: Stock | None = None,
     ) -> None:
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
@@ -158,7 +180,10 @@ class PodFiles:
         def send() -> None:
             if self.put_file(local, path) != digest:
                 self.run(["rm", "-f", "--", path])
-                raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
+                raise RemoteError(
+                    f"{local} changed while it was sent; submit the run again",
+                    host=self.pod.address,
+                )
 
         def look(stamp: str) -> str:
             return self.lasting(lambda ssh: self._look(ssh, path, digest, stamp))
@@ -181,7 +206,11 @@ class PodFiles:
         self._carry(many, lambda route, tell: fetch_file(route, folder, local, tell, names))
 
     def _shelf(self) -> Path | None:
-        return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
+        return (
+            self._folders[0] / "store"
+            if self._folders and self._folders[0] in self.shared
+            else None
+        )
 
     def _shelve(self, ssh: SSHConnection, path: str, data: bytes) -> None:
         digest = hashlib.sha256(data).hexdigest()
@@ -193,7 +222,9 @@ class PodFiles:
 
     def _look(self, ssh: SSHConnection, path: str, digest: str, stamp: str) -> str:
         """Return the stamp of a file with this digest, empty for any other; no program reads one that is unchanged."""
-        return stamp if stamp and self._stamp_now(path) == stamp else ssh.stamp_of(path, digest, stamp)
+        return (
+            stamp if stamp and self._stamp_now(path) == stamp else ssh.stamp_of(path, digest, stamp)
+        )
 
     def _stamp_now(self, _path: str) -> str:
         """Return the stamp that a file has now; empty where nobody on the pod can tell."""
@@ -203,7 +234,9 @@ class PodFiles:
         """Send a file of any size to a path on the pod, 0600; return its digest."""
         if local.stat().st_size >= LARGE:
             part = f"{path}.{self.pod.name}.part"  # pods may share the folder
-            return self._carry(local.name, lambda route, tell: send_file(route, local, path, part, tell))
+            return self._carry(
+                local.name, lambda route, tell: send_file(route, local, path, part, tell)
+            )
         data = local.read_bytes()
         self.lasting(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
@@ -214,7 +247,9 @@ class PodFiles:
         def tell(done: int, size: int) -> None:
             nonlocal begun
             begun = done if begun < 0 else min(begun, done)
-            self.transfer = TransferStatus(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
+            self.transfer = TransferStatus(
+                name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at
+            )
 
         try:
             return carry(route_to(self.pod, self._identity, self._lease_s, self.why_gone), tell)

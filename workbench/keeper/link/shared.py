@@ -53,7 +53,10 @@ def is_within(path: Path, folders: Sequence[Path]) -> bool:
         >>> is_within(Path("/mnt/nfs/models/t5"), [Path("/mnt/nfs")]), is_within(Path("/mnt/nfs2"), [Path("/mnt/nfs")])
         (True, False)
     """
-    return any(path.is_relative_to(folder) and path.resolve().is_relative_to(folder.resolve()) for folder in folders)
+    return any(
+        path.is_relative_to(folder) and path.resolve().is_relative_to(folder.resolve())
+        for folder in folders
+    )
 
 
 def shared_words(pods: Sequence[tuple[str, Sequence[Path]]]) -> str:
@@ -69,7 +72,11 @@ def shared_words(pods: Sequence[tuple[str, Sequence[Path]]]) -> str:
     parts = []
     for folder in folders:
         names = [name for name, seen in pods if folder in seen]
-        who = "all share" if len(names) == len(pods) > 1 else f"{', '.join(names)} share{'s' * (len(names) == 1)}"
+        who = (
+            "all share"
+            if len(names) == len(pods) > 1
+            else f"{', '.join(names)} share{'s' * (len(names) == 1)}"
+        )
         parts.append(f"{who} {folder}")
     return "; ".join(parts)
 

@@ -43,19 +43,29 @@ from workbench.rundir.state import RunState
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _GRACE_S = 3.0  # between asking ranks to end and killing them
-_SETTLE_S = 1.0  # after the first failure, for the error records of the rank that really failed first
+_SETTLE_S = (
+    1.0  # after the first failure, for the error records of the rank that really failed first
+)
 _PATIENCE_S = 15.0  # for a pod that does not answer, when others failed because of something on it
 _LAUNCHER_S = 2.0  # for ranks to end after their launcher did
 _UNANSWERED_S = 1.0  # a pod that answers does so several times a second
 _SWEEP_S = 15.0
-_GIVEN_UP_S = 12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
+_GIVEN_UP_S = (
+    12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
+)
 
 
 class Attempt:
     """Start the ranks of a run once and see them to their end."""
 
     def __init__(
-        self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes, *, rejoin: bool = False
+        self,
+        context: RunContext,
+        journal: Journal,
+        peaks: MemoryPeaks,
+        wishes: Wishes,
+        *,
+        rejoin: bool = False,
     ):
         names = [link.pod.name for link in context.links]
         self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=awake)
@@ -74,7 +84,9 @@ class Attempt:
         self.begun = self._prepared = False
         self._rejoins = rejoin
         self._gone: PodGone | None = None  # a pod that was lost before the ranks were found again
-        self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
+        self._unwatched = (
+            False  # whether ranks ended with their agent, before a new keeper was there
+        )
 
     @property
     def left_processes(self) -> int | None:
@@ -141,15 +153,21 @@ class Attempt:
         c = self._context
         c.everywhere(partial(self._lasting, AgentLink.ensure))
         address = c.links[0].pod.address
-        self.master_port = self._lasting(lambda link: int(link.call("free_port", address=address)["port"]), c.links[0])
+        self.master_port = self._lasting(
+            lambda link: int(link.call("free_port", address=address)["port"]), c.links[0]
+        )
 
         def one(link: AgentLink) -> None:
             send_inputs(c, link)
-            link.call("prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port)))
+            link.call(
+                "prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port))
+            )
 
         def again(link: AgentLink) -> None:
             rank = c.ranks_on(link)[0]
-            if not link.call("prepared", run=c.run_id, rank=rank)["mine"]:  # its agent is another one by now
+            if not link.call("prepared", run=c.run_id, rank=rank)[
+                "mine"
+            ]:  # its agent is another one by now
                 one(link)
 
         for step in (one, again):
@@ -226,7 +244,9 @@ class Attempt:
             if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
                 return fault
             place = partial(place_words, self._context)
-            remark = self.ledger.remark(self._stalls.remark, stopping=self._stopping, slept=awake.slept(), place=place)
+            remark = self.ledger.remark(
+                self._stalls.remark, stopping=self._stopping, slept=awake.slept(), place=place
+            )
             self._journal.hint(remark)
 
     @property
@@ -264,8 +284,12 @@ class Attempt:
         # Longer while it may be a pod that does not answer.
         c, began = self._context, time.monotonic()
         # A run that may go on waits until the pod counts as lost: its peers ended at once, its lease has not.
-        patience_s = _PATIENCE_S + (c.spec.cluster.lease_s if c.spec.job.restarts > c.restart else 0.0)
-        while (waited_s := time.monotonic() - began) < _SETTLE_S or (waited_s < patience_s and self._unexplained()):
+        patience_s = _PATIENCE_S + (
+            c.spec.cluster.lease_s if c.spec.job.restarts > c.restart else 0.0
+        )
+        while (waited_s := time.monotonic() - began) < _SETTLE_S or (
+            waited_s < patience_s and self._unexplained()
+        ):
             self._take(timeout_s=0.05)
             if self._wishes.cancel.is_set():
                 return
@@ -290,11 +314,21 @@ class Attempt:
             waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)
         ):
             self._take(timeout_s=0.1)
-            if first_cause(self.ledger.ranks.values()) or self.ledger.lost or self.ledger.all_exited:
+            if (
+                first_cause(self.ledger.ranks.values())
+                or self.ledger.lost
+                or self.ledger.all_exited
+            ):
                 return None
         name = self._context.spec.job.launcher
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its ranks did"
-        return RunFault(kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail())
+        how = (
+            f"was killed by signal {-code}"
+            if code < 0
+            else f"ended with {code} before its ranks did"
+        )
+        return RunFault(
+            kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail()
+        )
 
     def _end_ranks(self) -> None:
         if not self.ledger.over or self.ledger.lost:
@@ -307,7 +341,9 @@ class Attempt:
             except OSError as error:  # a disk that takes no byte now took none before
                 logger.warning("cannot mask %s: %s", self._context.paths.launcher_log, error)
         deadline = time.monotonic() + _SWEEP_S
-        while time.monotonic() < deadline and not self.ledger.gone_from(self.ledger.answering(_GIVEN_UP_S)):
+        while time.monotonic() < deadline and not self.ledger.gone_from(
+            self.ledger.answering(_GIVEN_UP_S)
+        ):
             self._take(timeout_s=0.1)
 
     def _stop(self, link: AgentLink, grace_s: float = _GRACE_S, *, ask: bool = False) -> None:

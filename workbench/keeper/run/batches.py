@@ -17,7 +17,9 @@ from workbench.pods.ssh.bulk.transfer import LARGE
 _TRIES = 3  # times that a small file is fetched when it arrives as another
 _FEWEST = 24  # on loopback a file alone takes 4 ms, and a connection of their own 250; elsewhere five round trips each
 _MOST_BYTES = 64 << 20  # of a batch, which lies twice on this machine's disk for a moment
-_MOST_LETTERS = 20 << 10  # of names in a command, which may have 128 KiB; a quote becomes five letters there
+_MOST_LETTERS = (
+    20 << 10
+)  # of names in a command, which may have 128 KiB; a quote becomes five letters there
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     if isinstance(context.spec.job, Script) and paths.script.exists():
         sent = link.put(paths.script.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
-    raw = link.lasting(lambda _: link.work("left", _LISTED_S, run=context.run_id, archive=sent, below=below))
+    raw = link.lasting(
+        lambda _: link.work("left", _LISTED_S, run=context.run_id, archive=sent, below=below)
+    )
     lists = {name: items(value) for name, value in raw.items()}
     return FilesLeft(
         out=_files(lists.get("out", [])),
@@ -79,7 +81,9 @@ def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
 class ScriptOutputs:
     """Brings back what a script wrote: of the first pod all, of others what `outputs` names, or all for `rest`."""
 
-    def __init__(self, context: RunContext, job: Script, report: Callable[[str], None], *, rest: bool) -> None:
+    def __init__(
+        self, context: RunContext, job: Script, report: Callable[[str], None], *, rest: bool
+    ) -> None:
         self._context, self._report, self._rest = context, report, rest
         self._wanted = GitIgnoreSpec.from_lines(job.outputs)
         self._limit = float("inf") if rest else job.outputs_limit_gib * 2**30
@@ -100,7 +104,9 @@ class ScriptOutputs:
                 return Brought()
             try:
                 left = files_left(self._context, link)
-                return self._of_pod(link, left, [file for file in left.script if file not in same], before, places)
+                return self._of_pod(
+                    link, left, [file for file in left.script if file not in same], before, places
+                )
             except RemoteError as error:
                 logger.warning("%s", error)
                 why = f"what the script wrote on {link.pod.name} did not come back: {error}; run.fetch() tries again"
@@ -127,7 +133,9 @@ class ScriptOutputs:
         stay: dict[str, list[FileLeft]] = {}
         room = self._limit
         for file in sorted(files, key=lambda each: (each.name.endswith(".part"), each.size)):
-            if not is_output(f"{below}/{file.name}") or (not first and f"{link.pod.name}/{file.name}" in places):
+            if not is_output(f"{below}/{file.name}") or (
+                not first and f"{link.pod.name}/{file.name}" in places
+            ):
                 why = "a file here cannot have such a name, or has it already"
             elif not (first or self._rest or self._wanted.match_file(file.name)):
                 why = f"Script(outputs=[…]) does not name them; {_LATER}"
@@ -146,8 +154,14 @@ class ScriptOutputs:
             for why, kept in stay.items()
         ]
         if left.unread:
-            notes += [f"not back, as they cannot be read on {link.pod.name} in {folder}: {short_list(left.unread)}"]
-        links = [f"links on {link.pod.name} are not followed: {short_list(left.links)}"] if left.links else []
+            notes += [
+                f"not back, as they cannot be read on {link.pod.name} in {folder}: {short_list(left.unread)}"
+            ]
+        links = (
+            [f"links on {link.pod.name} are not followed: {short_list(left.links)}"]
+            if left.links
+            else []
+        )
         return Brought(digests=digests, notes=notes + links, keeps=[link.pod.name] if notes else [])
 
     def _carry(

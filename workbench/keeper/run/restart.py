@@ -49,7 +49,9 @@ def loss_of(ledger: RunLedger, fault: RunFault) -> str:
     return ""
 
 
-def restored(context: RunContext, lost: Collection[str], wishes: Wishes) -> Sequence[AgentLink] | None:
+def restored(
+    context: RunContext, lost: Collection[str], wishes: Wishes
+) -> Sequence[AgentLink] | None:
     """Have lost pods replaced; return the lines to all that there are now, None where the run was cancelled first."""
     if not lost:
         return None if wishes.cancel.is_set() else context.links
@@ -80,13 +82,25 @@ def gone_on(
         case FineTune():
             gpus, last = context.spec.cluster.pods.gpus, totals.last_possible_step
             now = len(new.places)
-            step, batch = write_resumption(context.paths, gpus=gpus, before=ranks, ranks=now, last_step=last)
+            step, batch = write_resumption(
+                context.paths, gpus=gpus, before=ranks, ranks=now, last_step=last
+            )
     new.everywhere(partial(_make_ready, new))
     what, lost_s, fault = loss
     fresh = _why_fresh(totals.saved_step, step, returned)
-    data: dict[str, object] = {"what": what, "why": fault.message, "lost_step": totals.reached_step, "step": step}
+    data: dict[str, object] = {
+        "what": what,
+        "why": fault.message,
+        "lost_step": totals.reached_step,
+        "step": step,
+    }
     data |= {"fresh": fresh} if fresh else {}
-    data |= {"pods": len(links), "ranks": len(new.places), "batch": batch, "lost_s": round(lost_s, 3)}
+    data |= {
+        "pods": len(links),
+        "ranks": len(new.places),
+        "batch": batch,
+        "lost_s": round(lost_s, 3),
+    }
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
 
 
@@ -139,11 +153,15 @@ def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | Non
         )
     if phases <= {"waiting"} and launcher is None:
         if context.unstartable:
-            raise RunError(f"its keeper died before its ranks were started, and {context.unstartable}")
+            raise RunError(
+                f"its keeper died before its ranks were started, and {context.unstartable}"
+            )
         return None
     if "waiting" in phases and launcher is None:
         if unwatched or context.spec.job.launcher != Launcher.SSH:
-            raise RunError("its keeper died while its ranks were being started, and not all of them had been")
+            raise RunError(
+                "its keeper died while its ranks were being started, and not all of them had been"
+            )
         context.everywhere(lambda link: link.call("start", run=context.run_id))
     return launcher, unwatched
 
@@ -158,9 +176,13 @@ def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
             answer = link.call("rejoin", run=context.run_id, request=request)
             return answer["phases"], answer["left"]
         except (RemoteError, PodError) as error:
-            ended = next((p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None)
+            ended = next(
+                (p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None
+            )
             if ended is not None:
-                raise PodGone(f"{ended.name} is {ended.phase}: {ended.message}", host=link.pod.address) from error
+                raise PodGone(
+                    f"{ended.name} is {ended.phase}: {ended.message}", host=link.pod.address
+                ) from error
             if time.monotonic() > until:
                 lease_s = context.spec.cluster.lease_s
                 why = f"no sign from {link.pod.name} for {lease_s:.0f} s: {error}"

@@ -30,8 +30,12 @@ from workbench.rundir.status import result_file
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
-_SILENT_S = 12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
-_PREDICTED_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
+_SILENT_S = (
+    12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
+)
+_PREDICTED_S = (
+    3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
+)
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -118,7 +122,11 @@ class Runner:
         if self._attempt.begun or self.context.left:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
-        self._end(RunState.FAILED, f"it could not continue: {error}", RunFault(kind=kind, message=str(error)))
+        self._end(
+            RunState.FAILED,
+            f"it could not continue: {error}",
+            RunFault(kind=kind, message=str(error)),
+        )
 
     def _run(self) -> RunState:
         self._started_s = now_s()
@@ -139,7 +147,9 @@ class Runner:
                 break
             collector, fault = self._try()
         fault = in_users_files(self.context.run_id, self.context.spec.job, fault)
-        with TransferProgress(self.context.links, self._journal.hint, "bringing results back") as progress:
+        with TransferProgress(
+            self.context.links, self._journal.hint, "bringing results back"
+        ) as progress:
             self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault, progress)
         state, message = verdict(
@@ -162,11 +172,15 @@ class Runner:
         return state
 
     def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
-        collector = CheckpointCollector(self.context, lambda: self._attempt.ledger.totals.saved_step)
+        collector = CheckpointCollector(
+            self.context, lambda: self._attempt.ledger.totals.saved_step
+        )
         collector.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
-            logger.warning("another process took port %d; once more with another", self._attempt.master_port)
+            logger.warning(
+                "another process took port %d; once more with another", self._attempt.master_port
+            )
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
         return collector, fault
@@ -180,7 +194,10 @@ class Runner:
     def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
         """Make the run ready once more after a loss; False where it was cancelled meanwhile."""
         context, ledger, lost_s = self.context, self._attempt.ledger, now_s()
-        lost, which = pods_lost(ledger, fault), f"restart {context.restart + 1} of {context.spec.job.restarts}"
+        lost, which = (
+            pods_lost(ledger, fault),
+            f"restart {context.restart + 1} of {context.spec.job.restarts}",
+        )
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
         returned = collector.finish(lost)
@@ -220,7 +237,9 @@ class Runner:
 
     @property
     def _keeps_checkpoints(self) -> bool:
-        return self.holds or bool(self._returned.notes)  # those that did not come back are fetched later
+        return self.holds or bool(
+            self._returned.notes
+        )  # those that did not come back are fetched later
 
     @property
     def failed(self) -> bool:
@@ -242,7 +261,9 @@ class Runner:
 
     def _fetch(self) -> list[str]:
         if not self._ended:
-            raise RunError(f"run {self.context.run_id} has not ended; what it leaves comes back by itself then")
+            raise RunError(
+                f"run {self.context.run_id} has not ended; what it leaves comes back by itself then"
+            )
         if self._cleared:
             return []
         context = self.context
@@ -253,11 +274,19 @@ class Runner:
         brought = bring_back(context, rest=True) if rest else Brought()
         returned = bring_checkpoints_back(context)
         if self._unbrought:
-            self._journal.mend("every rank is done; its results came back later", output_facts(context.paths))
+            self._journal.mend(
+                "every rank is done; its results came back later", output_facts(context.paths)
+            )
         else:
-            self._journal.amend("what stayed on its pods came back later", output_facts(context.paths))
+            self._journal.amend(
+                "what stayed on its pods came back later", output_facts(context.paths)
+            )
         self._unbrought = False
-        return [*returned.notes, *brought.notes, *(f"{name} stays there" for name in brought.strange)]
+        return [
+            *returned.notes,
+            *brought.notes,
+            *(f"{name} stays there" for name in brought.strange),
+        ]
 
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result. Raises nothing."""
@@ -285,10 +314,18 @@ class Runner:
         if not (self._attempt.begun or context.left):  # nothing of it ran
             return fault
         try:
-            if not (context.left and context.paths.manifest.exists()):  # else the keeper before had come so far
-                unreached = {*ledger.lost, *ledger.silent(_SILENT_S)} if not ledger.all_done else ledger.lost
+            if not (
+                context.left and context.paths.manifest.exists()
+            ):  # else the keeper before had come so far
+                unreached = (
+                    {*ledger.lost, *ledger.silent(_SILENT_S)}
+                    if not ledger.all_done
+                    else ledger.lost
+                )
                 self._brought = bring_back(context, unreached, progress.say)
-        except Exception as error:  # the run's own outcome must be written whatever happens to its files
+        except (
+            Exception
+        ) as error:  # the run's own outcome must be written whatever happens to its files
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
             why = f"the results could not be brought back: {error}; run.fetch() does it while the cluster is there"
@@ -309,7 +346,11 @@ class Runner:
         if self._attempt.command is not None:
             return str(self._attempt.command)
         with suppress(OSError):
-            return self.context.paths.command.read_text(encoding="utf-8").strip() if self.context.left else ""
+            return (
+                self.context.paths.command.read_text(encoding="utf-8").strip()
+                if self.context.left
+                else ""
+            )
         return ""
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:

@@ -33,7 +33,9 @@ _BINDING = {"local": "", "ssh": "always"}
 """By kind of place, when its agents bind ranks on CPUs to cores."""
 
 
-def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
+def rank_request(
+    context: RunContext, link: AgentLink, master: tuple[str, int]
+) -> dict[str, object]:
     pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
     module, _, function = entries.COLD_TRAINER.partition(":")
     entry, cwd = None, None
@@ -44,10 +46,15 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
             program, cwd = job.program({**spec.env, **job.env}), str(context.on_pod(link).script)
             theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", ""))
             # The package comes last: `import workbench` finds it, and nothing of the job's is hidden.
-            site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}{':' * bool(theirs)}{link.package}"}
+            site = {
+                "PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}{':' * bool(theirs)}{link.package}"
+            }
             site |= {"TORCHELASTIC_RESTART_COUNT": str(context.restart)} if job.restarts else {}
         case _:
-            program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
+            program, entry = (
+                ["-P", "-c", f"from {module} import {function}; {function}()"],
+                entries.TRAINER,
+            )
             package = {"PYTHONPATH": link.package}
     extra = {"WORKBENCH_PACKAGES": link.packages_folder(spec.pip)} if spec.pip else {}
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
@@ -67,7 +74,9 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "restart": context.restart,
         "max_restarts": job.restarts,
         # Pods of one machine may have the same cores; a host is one pod's alone.
-        "binding": "" if spec.gpus else _BINDING.get(str(context.spec.cluster.backend.get("kind")), "cpuset"),
+        "binding": ""
+        if spec.gpus
+        else _BINDING.get(str(context.spec.cluster.backend.get("kind")), "cpuset"),
     }
 
 
@@ -85,7 +94,9 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
         hostfile=context.paths.hostfile,
         ssh_argv={link.pod.name: ssh_argv(link.pod, identity) for link in links},
         pdsh_env=pdsh_environment(identity) if launcher is Launcher.PDSH else {},
-        rsh_wrapper=Path(ssh_wrapper(identity, pods)) if launcher is Launcher.OPENMPI else Path("ssh"),
+        rsh_wrapper=Path(ssh_wrapper(identity, pods))
+        if launcher is Launcher.OPENMPI
+        else Path("ssh"),
         quiet=quiet,
     )
 
@@ -98,7 +109,9 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         case Script():
             archive = link.put(paths.script.read_bytes(), ".zip")
         case _:
-            files = {target.job.name: _send_finetune(link, job, paths, context.spec.cluster.pods.gpus)}
+            files = {
+                target.job.name: _send_finetune(link, job, paths, context.spec.cluster.pods.gpus)
+            }
     link.work("stage", _UNPACKED_S, run=context.run_id, files=files, archive=archive)
     if link.sees(paths.root):  # results are then written where they belong
         paths.arrivals.mkdir(exist_ok=True)
@@ -106,7 +119,9 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     if resume := resumed_from(paths):
         here = context.ranks_on(link)
-        as_many = resume.world_size == len(context.places)  # else each rank takes what it needs of all parts
+        as_many = resume.world_size == len(
+            context.places
+        )  # else each rank takes what it needs of all parts
         send_checkpoint(link, resume, here if as_many else resume.parts.keys(), target.resume)
 
 
@@ -138,7 +153,9 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, gpus: int) -
         resolved["job"]["model"] = job.model if link.sees(folder) else _send_model(link, folder)
     if adapters := job.lora.get("resume_from"):
         folder = Path(str(adapters))
-        resolved["job"]["lora"]["resume_from"] = adapters if link.sees(folder) else _send_model(link, folder)
+        resolved["job"]["lora"]["resume_from"] = (
+            adapters if link.sees(folder) else _send_model(link, folder)
+        )
     resolved["gpus"] = gpus
     return json.dumps(resolved)
 
@@ -188,6 +205,10 @@ def check_hostfile(context: RunContext) -> None:
     try:
         digest = file_digest(path)
     except OSError as error:
-        raise RunError(f"the hostfile {path} cannot be read: {error.strerror}; submit the job again") from error
+        raise RunError(
+            f"the hostfile {path} cannot be read: {error.strerror}; submit the job again"
+        ) from error
     if digest != context.hostfile_sha256:
-        raise RunError(f"the hostfile {path} was changed after the run was submitted; submit the job again")
+        raise RunError(
+            f"the hostfile {path} was changed after the run was submitted; submit the job again"
+        )

@@ -81,7 +81,10 @@ class StallWatch:
             self._told_at = now
         for rank in report.ranks:
             since, used_s = self._busy.get(rank.rank, (now, -1.0))
-            if rank.cpu_s - used_s > _IDLE_SLACK_S + _IDLE_SHARE * (now - since) or rank.phase != "running":
+            if (
+                rank.cpu_s - used_s > _IDLE_SLACK_S + _IDLE_SHARE * (now - since)
+                or rank.phase != "running"
+            ):
                 self._busy[rank.rank] = now, rank.cpu_s
             if rank.halted and rank.phase == "running":
                 self._halted.setdefault(rank.rank, now)
@@ -100,7 +103,9 @@ class StallWatch:
         """For how long nothing need happen before it is a stall."""
         return max(_LEAST_S, _STEPS * statistics.median(self._gaps) if self._gaps else 0.0)
 
-    def stall(self, ranks: Mapping[int, RankStatus], *, training: bool, least_s: float | None = None) -> Stall | None:
+    def stall(
+        self, ranks: Mapping[int, RankStatus], *, training: bool, least_s: float | None = None
+    ) -> Stall | None:
         """Return the stall that the run is in; `least_s` shortens the patience."""
         now = self.clock()
         patience_s = self.patience_s if least_s is None else min(self.patience_s, least_s)
@@ -167,15 +172,29 @@ class StallGuard:
             return None
         suspects = {rank.rank for rank in stall.suspects}
         # A rank that computed when it was asked may have come to a stand elsewhere.
-        if ledger.started and (not self._stacks or (not ledger.in_steps and suspects - self._asked_for)):
-            self._stacks, self._asked_for = self._keep_stacks(ledger.ranks), self._asked_for | suspects
+        if ledger.started and (
+            not self._stacks or (not ledger.in_steps and suspects - self._asked_for)
+        ):
+            self._stacks, self._asked_for = (
+                self._keep_stacks(ledger.ranks),
+                self._asked_for | suspects,
+            )
             self._flight = self._keep_flight()
         blamed = stall.suspects if stall.halted else culprits(stall, self._stacks)
         parts = [stall.what, *map(self._words, blamed[:_NAMED])]
         parts += self._flight[:_NAMED]
-        parts += [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"] if self._stacks else []
+        parts += (
+            [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"]
+            if self._stacks
+            else []
+        )
         self.remark = "; ".join(filter(None, parts))
-        if self._limit_s is None and launcher is not None and not ledger.started and stall.seconds >= _UNSTARTED_S:
+        if (
+            self._limit_s is None
+            and launcher is not None
+            and not ledger.started
+            and stall.seconds >= _UNSTARTED_S
+        ):
             return self._never_started(launcher)
         computing = not ledger.in_steps and any(rank in stall.others for rank in blamed)
         if self._limit_s is None or stall.seconds < self._limit_s or computing:
@@ -198,21 +217,31 @@ class StallGuard:
             # mpirun waits for ever for a daemon that could not connect back to it.
             message += " mpirun's daemons on the pods must connect back to this machine; a firewall or a NetworkPolicy"
             message += " may forbid that."
-        return RunFault(kind="launcher", message=f"{message} Use launcher 'ssh'", traceback=launcher.tail())
+        return RunFault(
+            kind="launcher", message=f"{message} Use launcher 'ssh'", traceback=launcher.tail()
+        )
 
     def _words(self, rank: RankStatus) -> str:
         where = f"rank {rank.rank} on {rank.pod.name}"
         if rank.halted:
             return f"{where} is stopped by a signal (SIGSTOP)"
         at = _FRAME.search(innermost(self._stacks.get(rank.rank, "")))
-        return f"{where} is at {at[1]}:{at[2]} in {at[3]}" if at else f"{where} does not say where it is"
+        return (
+            f"{where} is at {at[1]}:{at[2]} in {at[3]}"
+            if at
+            else f"{where} does not say where it is"
+        )
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
         stacks = self._context.stacks()
         lines: list[str] = []
         for number, text in sorted(stacks.items()):
             status = ranks.get(number)
-            silent = "stopped by a signal" if status is not None and status.halted else "it does not say where it is"
+            silent = (
+                "stopped by a signal"
+                if status is not None and status.halted
+                else "it does not say where it is"
+            )
             pod = f" on {status.pod.name}" if status is not None else ""
             lines.append(f"rank {number}{pod}\n{self._context.redact(text) or silent}\n")
         try:
@@ -231,7 +260,9 @@ class StallGuard:
         def fetch(link: AgentLink) -> None:
             for rank in context.ranks_on(link):
                 with suppress(WorkbenchError, OSError):  # one that is stopped writes nothing
-                    link.get(str(context.on_pod(link).rank(rank) / FLIGHT), context.paths.flight(rank))
+                    link.get(
+                        str(context.on_pod(link).rank(rank) / FLIGHT), context.paths.flight(rank)
+                    )
 
         context.everywhere(fetch)
         dumps = {rank: read_json(path) for rank, path in flights(context.paths)}

@@ -43,11 +43,15 @@ def verdict(
     `asked_to_stop`: the run was asked to stop by itself, and was not cancelled afterwards.
     """
     totals = ledger.totals
-    resumed = None if totals.restarts else resumed_from(context.paths)  # those say from where themselves
+    resumed = (
+        None if totals.restarts else resumed_from(context.paths)
+    )  # those say from where themselves
     notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
     notes += [*ledger.warnings, *returned.notes]
     if strange := brought.strange:
-        notes += [f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"]
+        notes += [
+            f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"
+        ]
     match output_facts(context.paths):
         case {"output_files": int() as files, "output_bytes": int() as bytes_}:
             notes += [f"outputs/ has {counted(files, 'file')} ({size(bytes_)}) that it wrote"]
@@ -57,13 +61,19 @@ def verdict(
         held = context.paths.held.exists()
         where = "; it is on the pods, and comes back when the cluster closes" if held else ""
         notes += [f"resume=run.path goes on from its checkpoint of step {returned.steps[0]}{where}"]
-    notes += [f"{ledger.incomplete}; run.fetch() brings the rest while the cluster is there"] if ledger.cut else []
+    notes += (
+        [f"{ledger.incomplete}; run.fetch() brings the rest while the cluster is there"]
+        if ledger.cut
+        else []
+    )
     if left_processes is None:
         notes += ["a pod does not answer; what is left there ends with its agent's lease"]
     if fault is not None and totals.model_step is not None and context.paths.model.exists():
         notes += [f"the model was trained before: that of step {totals.model_step} is in model/"]
     if fault is not None:
-        return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *_killed(ledger), *notes])
+        return RunState.FAILED, "; ".join(
+            [str(replace(fault, traceback="", others="")), *_killed(ledger), *notes]
+        )
     if not ledger.all_done:
         by_itself = asked_to_stop and bool(ledger.ranks) and not ledger.forced
         state = RunState.STOPPED if by_itself else RunState.CANCELLED
@@ -117,19 +127,28 @@ def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | 
             script = Path(job.path)
             # With `${NAME}` in its arguments a script is run by its bare name.
             copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
-            return replace(fault, traceback=re.sub(copy, lambda _: f"{script.parent}/", fault.traceback))
+            return replace(
+                fault, traceback=re.sub(copy, lambda _: f"{script.parent}/", fault.traceback)
+            )
     return fault
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
     """Blame the first pod that is lost; where none of several answers, its node or the network."""
     name, why = next(iter(ledger.lost.items()))
-    unknown = {pod.name: pod.message for pod in _platform_pods(context) if pod.phase is Phase.UNKNOWN}
-    if lost := [each for each in ledger.lost if each in unknown]:  # the platform knows that its node is lost
+    unknown = {
+        pod.name: pod.message for pod in _platform_pods(context) if pod.phase is Phase.UNKNOWN
+    }
+    if lost := [
+        each for each in ledger.lost if each in unknown
+    ]:  # the platform knows that its node is lost
         name = lost[0]
         why = f"{ledger.lost[name]}; {unknown[name]}"
     elif len(ledger.pods) > 1 and not ledger.heard_within(context.spec.cluster.lease_s / 2):
-        return RunFault(kind="network", message=f"no sign from any pod: {place_words(context) or CUT_OFF}; {why}")
+        return RunFault(
+            kind="network",
+            message=f"no sign from any pod: {place_words(context) or CUT_OFF}; {why}",
+        )
     address = next(link.pod.address for link in context.links if link.pod.name == name)
     fault = RunFault(pod=name, host=address, kind="pod", message=why)
     return replace(fault, others=fold_failures(ledger.ranks.values()))
@@ -142,7 +161,10 @@ def place_words(context: RunContext) -> str:
         if pod.message and not pod.phase.is_terminal:
             said.setdefault(pod.message, []).append(pod.name)
     count = len(context.links)
-    parts = [words if len(names) == count else f"{short_list(names)}: {words}" for words, names in said.items()]
+    parts = [
+        words if len(names) == count else f"{short_list(names)}: {words}"
+        for words, names in said.items()
+    ]
     return "; ".join(parts)
 
 
@@ -166,4 +188,6 @@ def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool
         why = "was ended when its keeper had died and no other was there within the lease of its pod's agent"
         if context.restarted:
             why = "ended with its pod when this machine was started again"
-    return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why)
+    return RunFault(
+        host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why
+    )

@@ -64,7 +64,10 @@ class RunLedger:
     def warnings(self) -> list[str]:
         """What its ranks want said of the run, whatever becomes of it."""
         saves = self.totals.failed_saves
-        saved = [f"no checkpoint of step {event.whole('step')}: {event.text('message')}" for event in saves]
+        saved = [
+            f"no checkpoint of step {event.whole('step')}: {event.text('message')}"
+            for event in saves
+        ]
         gone = [
             f"on {pod} {words} while the run used it; other files of the run may be missing there"
             for pod, words in self.removed.items()
@@ -75,7 +78,11 @@ class RunLedger:
     @property
     def over(self) -> bool:
         """Whether every rank has ended, is swept after, and all that it wrote has been read."""
-        return self.gone and (bool(self.lost) or len(self.ranks) == self.world_size) and self._all_in("exited")
+        return (
+            self.gone
+            and (bool(self.lost) or len(self.ranks) == self.world_size)
+            and self._all_in("exited")
+        )
 
     @property
     def gone(self) -> bool:
@@ -85,7 +92,9 @@ class RunLedger:
     def gone_from(self, pods: Sequence[str]) -> bool:
         """Whether nothing of the run is left on these pods, and all that it wrote there has been read."""
         quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in pods)
-        return quiet and all(r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods)
+        return quiet and all(
+            r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods
+        )
 
     @property
     def left_processes(self) -> int | None:
@@ -94,7 +103,9 @@ class RunLedger:
             return 0
         answering = self.answering()
         counts = [self.left[name] for name in answering if name in self.left]
-        return sum(counts) if len(counts) == len(answering) and not self.silent(_UNKNOWN_S) else None
+        return (
+            sum(counts) if len(counts) == len(answering) and not self.silent(_UNKNOWN_S) else None
+        )
 
     @property
     def all_exited(self) -> bool:
@@ -113,7 +124,11 @@ class RunLedger:
     def silent(self, least_s: float) -> dict[str, float]:
         """Return the pods that have not answered for some time, with the seconds; lost ones aside."""
         now = self.clock()
-        silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
+        silent = {
+            name: now - self._heard_at.get(name, self._begun_at)
+            for name in self.pods
+            if name not in self.lost
+        }
         return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
 
     def answering(self, most_silent_s: float = float("inf")) -> list[str]:
@@ -131,7 +146,9 @@ class RunLedger:
         if not self._any_in("running"):
             return {}
         now = now_s()
-        return {r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None}
+        return {
+            r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None
+        }
 
     @property
     def started(self) -> bool:
@@ -142,7 +159,9 @@ class RunLedger:
         """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
         return self.totals.training and self.totals.phases.get(0, "training") == "training"
 
-    def remark(self, stall: str, *, stopping: str, slept: str = "", place: Callable[[], str] = str) -> str:
+    def remark(
+        self, stall: str, *, stopping: str, slept: str = "", place: Callable[[], str] = str
+    ) -> str:
         """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`.
 
         Args:
@@ -152,7 +171,9 @@ class RunLedger:
             place: Returns what the platform says of its pods; asked only where pods are silent.
         """
         silent = self.silent(SILENCE_SHOWN_S)
-        alone = sorted(rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S)
+        alone = sorted(
+            rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S
+        )
         if slept:
             return f"{slept}; training continues"
         if silent:
@@ -180,4 +201,6 @@ class RunLedger:
         return any(rank.phase in phases for rank in self.ranks.values())
 
     def _all_in(self, *phases: str) -> bool:
-        return all(rank.phase in phases for rank in self.ranks.values() if rank.pod.name not in self.lost)
+        return all(
+            rank.phase in phases for rank in self.ranks.values() if rank.pod.name not in self.lost
+        )

@@ -65,7 +65,9 @@ class PodWatch:
         self._collector = Collector(context.paths, context.ranks_on(link), context.redact)
         self._end = threading.Event()
         self._agent_pid = link.agent_pid
-        self._thread = threading.Thread(target=self._loop, name=f"watch-{link.pod.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop, name=f"watch-{link.pod.name}", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -77,26 +79,37 @@ class PodWatch:
 
     def _loop(self) -> None:
         heard = awake()
-        again_s, most_s = _AGAIN_S, min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20))
+        again_s, most_s = (
+            _AGAIN_S,
+            min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20)),
+        )
         failures = 0
         while not self._end.is_set():
             try:
                 more = self._look()
                 if failures:
-                    logger.info("%s answers again after %.0f s", self._link.pod.name, awake() - heard)
+                    logger.info(
+                        "%s answers again after %.0f s", self._link.pod.name, awake() - heard
+                    )
                 heard, again_s, failures = awake(), _AGAIN_S, 0
                 if not more:
                     self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:
                 silent_s = awake() - heard
                 lost = self._why_lost(silent_s)
-                notes = [] if failures else [str(error)]  # one line as it falls silent, none for each try after that
-                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=notes))
+                notes = (
+                    [] if failures else [str(error)]
+                )  # one line as it falls silent, none for each try after that
+                self._reports.put(
+                    PodReport(pod=self._link.pod, answered=False, lost=lost, notes=notes)
+                )
                 failures += 1
                 if lost or self._reconnect(again_s):
                     return
                 again_s = min(2 * again_s, most_s)
-            except Exception as error:  # thread boundary: what went wrong must reach the run's result
+            except (
+                Exception
+            ) as error:  # thread boundary: what went wrong must reach the run's result
                 logger.exception("watching %s", self._link.pod.name)
                 lost = f"watching {self._link.pod.name} failed: {error}"
                 self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
@@ -107,18 +120,29 @@ class PodWatch:
         now = next((pod for pod in self._context.look() if pod.name == name), self._link.pod)
         if now.phase.is_terminal:
             return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
-        return "" if silent_s < self._context.spec.cluster.lease_s else f"no sign from {name} for {silent_s:.0f} s"
+        return (
+            ""
+            if silent_s < self._context.spec.cluster.lease_s
+            else f"no sign from {name} for {silent_s:.0f} s"
+        )
 
     def _look(self) -> bool:
         answer = self._link.call(
-            "poll", run=self._context.run_id, offsets=self._collector.offsets, max_bytes=_CHUNK_BYTES
+            "poll",
+            run=self._context.run_id,
+            offsets=self._collector.offsets,
+            max_bytes=_CHUNK_BYTES,
         )
         chunks = answer["chunks"]
         offset_s = self._link.clock_offset_s
-        events = [replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)]
+        events = [
+            replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)
+        ]
         ranks = rank_statuses(self._link.pod, answer, offset_s)
         # Once all ranks have ended, what could not be written is tried once more before the end.
-        more = bool(chunks) or (all(rank.phase == "exited" for rank in ranks) and self._collector.try_last())
+        more = bool(chunks) or (
+            all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()
+        )
         self._reports.put(
             PodReport(
                 pod=self._link.pod,

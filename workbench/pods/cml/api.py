@@ -9,7 +9,17 @@ from workbench.base.errors import BackendError, ConfigError
 from workbench.base.process import Process
 from workbench.pods.cml.worker import ADDRESS, own_address
 
-_ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "finished", "exited", "killed"}
+_ENDED = {
+    "failed",
+    "stopped",
+    "stopping",
+    "timedout",
+    "timeout",
+    "succeeded",
+    "finished",
+    "exited",
+    "killed",
+}
 
 
 class WorkersApi:
@@ -31,7 +41,9 @@ class WorkersApi:
         module = self.find()
         try:
             return getattr(module, verb)(*args, **options)
-        except Exception as error:  # the module documents no errors of its own; these are the platform's words
+        except (
+            Exception
+        ) as error:  # the module documents no errors of its own; these are the platform's words
             raise BackendError(f"Cloudera ML refused {verb}: {error}") from error
 
 
@@ -47,7 +59,11 @@ def words_of(worker: Mapping[str, object]) -> str:
         >>> words_of({"id": 7, "status": "failed", "reason": "no such image", "env": {"TOKEN": "x"}})
         'status failed, reason no such image'
     """
-    shown = {key: value for key, value in worker.items() if key not in ("id", "app_url", "env", "code") and value}
+    shown = {
+        key: value
+        for key, value in worker.items()
+        if key not in ("id", "app_url", "env", "code") and value
+    }
     return ", ".join(f"{key} {value}" for key, value in shown.items()) or "it gives no reason"
 
 

@@ -50,7 +50,9 @@ def _check_root(root: str) -> str:
 
 def _check_arguments(options: Mapping[str, object]) -> Mapping[str, object]:
     if taken := sorted(_SET_BY_US & set(options)):
-        raise ConfigError(f"CMLPods options may not hold {', '.join(taken)}; the workbench sets these itself")
+        raise ConfigError(
+            f"CMLPods options may not hold {', '.join(taken)}; the workbench sets these itself"
+        )
     return options
 
 
@@ -93,7 +95,9 @@ class CMLPods(Place):
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Launch one worker for each pod and wait until all have reported; see `PodBackend.launch`."""
         if self._ids:
-            raise BackendError(f"these workers are launched already ({len(self._ids)}); stop them first")
+            raise BackendError(
+                f"these workers are launched already ({len(self._ids)}); stop them first"
+            )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         self._api.find()
@@ -114,7 +118,9 @@ class CMLPods(Place):
                 self.stop()
             raise
 
-    def _launch_workers(self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext) -> list[Pod]:
+    def _launch_workers(
+        self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext
+    ) -> list[Pod]:
         with Rendezvous(names, host=own_address()) as rendezvous:
             for name in names:
                 log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
@@ -153,17 +159,25 @@ class CMLPods(Place):
         names, self._failed = sorted(lost), []
         with contextlib.suppress(BackendError):
             self._end({name: self._ids[name] for name in names})
-        came = self._launch_workers(names, str(PurePosixPath(self._pods[0].root).parent), spec, context)
-        self._pods = [next((new for new in came if new.name == pod.name), pod) for pod in self._pods]
+        came = self._launch_workers(
+            names, str(PurePosixPath(self._pods[0].root).parent), spec, context
+        )
+        self._pods = [
+            next((new for new in came if new.name == pod.name), pod) for pod in self._pods
+        ]
         return self.refresh()
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the workers over, by the ids that their keeper noted in the cluster's directory."""
         self._api.find()
         if {pod.name for pod in pods} - self._recall(context.directory):
-            raise BackendError(f"{context.directory} no longer holds the ids of all its workers; start another cluster")
+            raise BackendError(
+                f"{context.directory} no longer holds the ids of all its workers; start another cluster"
+            )
         self._pods = list(pods)
-        self._logs = {pod.name: context.directory.absolute() / "pods" / f"{pod.name}.log" for pod in pods}
+        self._logs = {
+            pod.name: context.directory.absolute() / "pods" / f"{pod.name}.log" for pod in pods
+        }
         return self.refresh()
 
     def _recall(self, directory: Path) -> set[str]:
@@ -177,14 +191,22 @@ class CMLPods(Place):
         if self._pods:
             listed = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
             own = own_process(self._ids)
-            listed |= {str(self._ids["pod-0"]): {"status": "running" if own.is_alive() else "exited"}} if own else {}
-            self._pods = [self._seen(pod, listed.get(str(self._ids[pod.name]))) for pod in self._pods]
+            listed |= (
+                {str(self._ids["pod-0"]): {"status": "running" if own.is_alive() else "exited"}}
+                if own
+                else {}
+            )
+            self._pods = [
+                self._seen(pod, listed.get(str(self._ids[pod.name]))) for pod in self._pods
+            ]
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
         """Return the last lines of a worker's pod and its SSH daemon; also after `stop`."""
         if name not in self._logs:
-            raise ConfigError(f"no worker {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+            raise ConfigError(
+                f"no worker {name!r} was launched; there are: {', '.join(self._logs) or 'none'}"
+            )
         return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
@@ -201,7 +223,9 @@ class CMLPods(Place):
             end_all(lambda: [own] if own.is_alive() else [], grace_s=_END_S)
             if self._process is not None:
                 self._process.wait()
-        if workers := worker_ids(ids):  # without any, stop_workers would stop every worker of the project
+        if workers := worker_ids(
+            ids
+        ):  # without any, stop_workers would stop every worker of the project
             self._api.call("stop_workers", *workers)
 
     def remove_left(self, directory: Path) -> None:
@@ -249,7 +273,9 @@ class CMLPods(Place):
     def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
         env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
         with log.open("ab") as file:
-            process = start(*words, cwd=Path.cwd(), env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            process = start(
+                *words, cwd=Path.cwd(), env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
         self._process = process
         return {"pid": process.pid, "start_time": process_start_time(process.pid)}
 
@@ -258,13 +284,17 @@ class CMLPods(Place):
             return
         names = {str(worker): name for name, worker in self._ids.items()}
         try:
-            answer = self._api.call("await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
+            answer = self._api.call(
+                "await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s)
+            )
         except BackendError as error:  # the workers' own reports decide
             logger.warning("%s", error)
             return
         for worker in answer.get("failures", []):
             name = names.get(str(worker.get("id")), "a worker")
-            self._failed.append(f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}")
+            self._failed.append(
+                f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}"
+            )
 
     def _watch(self) -> None:
         if self._stopped:
@@ -274,13 +304,16 @@ class CMLPods(Place):
 
     def _status_of(self, name: str) -> str:
         line = tail_of(self._logs[name], 1) or "none"
-        who = "this session" if self.session and name == "pod-0" else f"worker {self._ids.get(name)}"
+        who = (
+            "this session" if self.session and name == "pod-0" else f"worker {self._ids.get(name)}"
+        )
         return f"{who}, last log line: {line}"
 
     def _placed(self, came: Sequence[Pod]) -> list[Pod]:
         """Compare what workers say of their address with what the platform says; it need not say anything."""
         addresses = {
-            str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._api.call("list_workers")
+            str(worker.get("id")): str(worker.get("ip_address") or "")
+            for worker in self._api.call("list_workers")
         }
         for pod in came:
             address = addresses.get(str(self._ids[pod.name]), "")
@@ -295,7 +328,11 @@ class CMLPods(Place):
         if pod.phase.is_terminal:
             return pod
         if worker is None:
-            return replace(pod, phase=Phase.FAILED, message="Cloudera ML no longer lists its worker")
+            return replace(
+                pod, phase=Phase.FAILED, message="Cloudera ML no longer lists its worker"
+            )
         if has_ended(worker):
-            return replace(pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}")
+            return replace(
+                pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}"
+            )
         return pod

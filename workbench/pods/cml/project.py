@@ -28,7 +28,13 @@ KEY = "CDSW_APIV2_KEY"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,40}[A-Za-z0-9])?")
 _TIMEOUT_S = 30.0
 _LOOK_S = 5.0
-_RUN_ENDED = ("ENGINE_SUCCEEDED", "ENGINE_FAILED", "ENGINE_STOPPED", "ENGINE_TIMEDOUT", "ENGINE_SKIPPED")
+_RUN_ENDED = (
+    "ENGINE_SUCCEEDED",
+    "ENGINE_FAILED",
+    "ENGINE_STOPPED",
+    "ENGINE_TIMEDOUT",
+    "ENGINE_SKIPPED",
+)
 _APP_ENDED = ("APPLICATION_RUNNING", "APPLICATION_STOPPED", "APPLICATION_FAILED")
 _SCRIPT = """\
 import os, subprocess, sys
@@ -39,12 +45,16 @@ subprocess.run([sys.executable, *{argv!r}{more}], check=True, cwd={folder!r})
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"name is {name!r}; give letters, digits and -, a letter or digit first and last")
+        raise ConfigError(
+            f"name is {name!r}; give letters, digits and -, a letter or digit first and last"
+        )
 
 
 def _check_address(url: str) -> str:
     if url and not url.startswith(("https://", "http://")):
-        raise ConfigError(f"CMLProject url is {url!r}; give the workbench's address, as in 'https://ml-1.example.org'")
+        raise ConfigError(
+            f"CMLProject url is {url!r}; give the workbench's address, as in 'https://ml-1.example.org'"
+        )
     return url.rstrip("/")
 
 
@@ -56,7 +66,9 @@ class CMLProject(Record):
 
     label: ClassVar[str] = "CMLProject"
 
-    runtime: Annotated[str, Field(min_length=1), Allowed("the image's name with its tag, as the catalog shows it")]
+    runtime: Annotated[
+        str, Field(min_length=1), Allowed("the image's name with its tag, as the catalog shows it")
+    ]
     """Identifier of the runtime that jobs and applications have: its image, as the Runtime Catalog shows it."""
     url: Annotated[str, AfterValidator(_check_address)] = ""
     """Address of the workbench. Default: the session's own, by CDSW_API_URL or CDSW_DOMAIN."""
@@ -97,11 +109,15 @@ class CMLProject(Record):
         path = self._within(spec, "the specification")
         read = read_json(path)
         if not {"cluster", "job"} <= read.keys():
-            raise ConfigError(f"{path} is not there or has no cluster and job; write it as `workbench run` takes it")
+            raise ConfigError(
+                f"{path} is not there or has no cluster and job; write it as `workbench run` takes it"
+            )
         directory = self._within(out or path.with_name(name), "the run directory")
         if directory.exists():
             raise ConfigError(f"{directory} is there already; name another with out=")
-        script = self._script(f"job-{name}", ["-P", "-m", "workbench", "run", str(path), "--out", str(directory)])
+        script = self._script(
+            f"job-{name}", ["-P", "-m", "workbench", "run", str(path), "--out", str(directory)]
+        )
         limit = {} if timeout_s is None else {"timeout": str(timeout_s), "kill_on_timeout": True}
         asked = {**self._asked(name, script, cpu, memory_gib, nvidia_gpu, env), **limit}
         job = str(self._ask("POST", "/jobs", asked)["id"])
@@ -138,28 +154,40 @@ class CMLProject(Record):
         argv = ["-m", "tensorboard.main", "--logdir", str(path), "--host", "127.0.0.1", "--port"]
         script = self._script(f"app-{name}", argv, ', os.environ["CDSW_APP_PORT"]')
         asked = self._asked(name, script, cpu, memory_gib, 0, None)
-        made = self._ask("POST", "/applications", {**asked, "subdomain": subdomain, "bypass_authentication": False})
+        made = self._ask(
+            "POST",
+            "/applications",
+            {**asked, "subdomain": subdomain, "bypass_authentication": False},
+        )
         scheme, _, domain = self._url.partition("://")
-        return CMLApplication(project=self, id=str(made["id"]), name=name, url=f"{scheme}://{subdomain}.{domain}")
+        return CMLApplication(
+            project=self, id=str(made["id"]), name=name, url=f"{scheme}://{subdomain}.{domain}"
+        )
 
     @property
     def _url(self) -> str:
         domain = os.environ.get("CDSW_DOMAIN", "")
         given = self.url or os.environ.get("CDSW_API_URL", "").removesuffix("/api/v1")
         if not (given or domain):
-            raise ConfigError("CMLProject needs the workbench's address outside a session: CMLProject(url='https://…')")
+            raise ConfigError(
+                "CMLProject needs the workbench's address outside a session: CMLProject(url='https://…')"
+            )
         return given or f"https://{domain}"
 
     @property
     def _project(self) -> str:
         if not (project := self.project or os.environ.get("CDSW_PROJECT_ID", "")):
-            raise ConfigError("CMLProject needs the project's id outside a session: CMLProject(project='…')")
+            raise ConfigError(
+                "CMLProject needs the project's id outside a session: CMLProject(project='…')"
+            )
         return project
 
     def _within(self, path: str | Path, what: str) -> Path:
         whole = Path(path).expanduser().absolute().resolve()
         if not whole.is_relative_to(Path(self.folder).resolve()):
-            raise ConfigError(f"{what} {whole} is not in the project's folder {self.folder}, which is all that it sees")
+            raise ConfigError(
+                f"{what} {whole} is not in the project's folder {self.folder}, which is all that it sees"
+            )
         return whole
 
     def _script(self, name: str, argv: Sequence[str], more: str = "") -> str:
@@ -170,7 +198,13 @@ class CMLProject(Record):
         return str(file.relative_to(self.folder))
 
     def _asked(
-        self, name: str, script: str, cpu: float, memory_gib: float, gpus: int, env: Mapping[str, str] | None
+        self,
+        name: str,
+        script: str,
+        cpu: float,
+        memory_gib: float,
+        gpus: int,
+        env: Mapping[str, str] | None,
     ) -> dict[str, object]:
         home = {"PYTHONPATH": HOME} if Path(HOME).is_relative_to(self.folder) else {}
         return {
@@ -184,12 +218,19 @@ class CMLProject(Record):
             "environment": {**home, **(env or {})},
         }
 
-    def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, body: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
         import httpx2
 
         if not (key := os.environ.get(KEY, "")):
-            raise ConfigError(f"{KEY} is not set: it holds the API key of a session; outside one make a key (API Keys)")
-        url, headers = f"{self._url}/api/v2/projects/{self._project}{path}", {"Authorization": f"Bearer {key}"}
+            raise ConfigError(
+                f"{KEY} is not set: it holds the API key of a session; outside one make a key (API Keys)"
+            )
+        url, headers = (
+            f"{self._url}/api/v2/projects/{self._project}{path}",
+            {"Authorization": f"Bearer {key}"},
+        )
         try:
             answer = httpx2.request(method, url, json=body, headers=headers, timeout=_TIMEOUT_S)
         except httpx2.HTTPError as error:
@@ -200,7 +241,9 @@ class CMLProject(Record):
             reply = {"message": answer.text[:300]}
         if answer.status_code >= 400:
             words = reply.get("message") or reply.get("error") or "it gives no reason"
-            raise BackendError(f"Cloudera ML refused {method} {path} ({answer.status_code}): {words}")
+            raise BackendError(
+                f"Cloudera ML refused {method} {path} ({answer.status_code}): {words}"
+            )
         return reply
 
 
@@ -219,7 +262,11 @@ class CMLJob:
     @property
     def status(self) -> str:
         """The platform's word for the run, such as ENGINE_RUNNING; asked anew each time."""
-        return str(self.project._ask("GET", f"/jobs/{self.id}/runs/{self.run}").get("status", "ENGINE_UNKNOWN"))
+        return str(
+            self.project._ask("GET", f"/jobs/{self.id}/runs/{self.run}").get(
+                "status", "ENGINE_UNKNOWN"
+            )
+        )
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Wait until the run has ended and return the platform's word for how.
@@ -251,7 +298,11 @@ class CMLApplication:
     @property
     def status(self) -> str:
         """The platform's word for it, such as APPLICATION_RUNNING; asked anew each time."""
-        return str(self.project._ask("GET", f"/applications/{self.id}").get("status", "APPLICATION_UNKNOWN"))
+        return str(
+            self.project._ask("GET", f"/applications/{self.id}").get(
+                "status", "APPLICATION_UNKNOWN"
+            )
+        )
 
     def wait(self, timeout_s: float | None = 300) -> str:
         """Wait until it runs or will not; return the platform's word.
@@ -266,7 +317,9 @@ class CMLApplication:
         self.project._ask("DELETE", f"/applications/{self.id}")
 
 
-def _await(status: Callable[[], str], ends: Sequence[str], timeout_s: float | None, what: str) -> str:
+def _await(
+    status: Callable[[], str], ends: Sequence[str], timeout_s: float | None, what: str
+) -> str:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while (now := status()) not in ends:
         left_s = _LOOK_S if deadline is None else deadline - time.monotonic()

@@ -85,7 +85,9 @@ def _guard(worker: subprocess.Popen[bytes], config: WorkerConfig) -> int:
             deadline = time.monotonic() + config.lease_s
         elif time.monotonic() > deadline:
             with Path(config.log).open("a") as log:
-                log.write(f"worker: nobody was logged in for {config.lease_s:.0f} s; this pod ends\n")
+                log.write(
+                    f"worker: nobody was logged in for {config.lease_s:.0f} s; this pod ends\n"
+                )
             return 0
         time.sleep(_LOOK_S)
     return worker.returncode

@@ -20,7 +20,9 @@ from workbench.pods.ssh.openssh import NO_CLIENT, CommandResult, run_over_openss
 
 _HOST_S = 4.5
 _AT_ONCE = 32
-_CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED|Host key verification failed|No \S+ host key is known")
+_CHANGED = re.compile(
+    r"IDENTIFICATION HAS CHANGED|Host key verification failed|No \S+ host key is known"
+)
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
 
 
@@ -66,20 +68,38 @@ class Diagnosis(Shown):
     def problems(self) -> list[tuple[HostReport, Finding]]:
         """Return what is bad and what deserves a look, host by host."""
         wrong = (Verdict.BAD, Verdict.WARNING)
-        return [(host, finding) for host in self.hosts for finding in host.findings if finding.verdict in wrong]
+        return [
+            (host, finding)
+            for host in self.hosts
+            for finding in host.findings
+            if finding.verdict in wrong
+        ]
 
     def __repr__(self) -> str:
         return f"Diagnosis({len(self.hosts)} hosts, {'well' if self.ok else f'{len(self.problems)} to look at'})"
 
 
-def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec) -> tuple[HostReport, ...]:
+def examine_pods(
+    pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec
+) -> tuple[HostReport, ...]:
     """Look at all pods at once; one that is silent is given up five seconds after the last answer of another."""
     here, answered_s = installed_versions(), 0.0
 
     def examine(pod: Pod) -> HostReport:
-        command = ["env", f"PYTHONPATH={package}", pod.python, "-P", "-m", entries.EXAMINE, pod.address, pod.root]
+        command = [
+            "env",
+            f"PYTHONPATH={package}",
+            pod.python,
+            "-P",
+            "-m",
+            entries.EXAMINE,
+            pod.address,
+            pod.root,
+        ]
         nonlocal answered_s
-        seen = run_over_openssh(pod, identity, command, timeout_s=_HOST_S, answered_s=lambda: answered_s)
+        seen = run_over_openssh(
+            pod, identity, command, timeout_s=_HOST_S, answered_s=lambda: answered_s
+        )
         if seen.reached:
             answered_s = time.monotonic()
         return judge_result(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
@@ -89,14 +109,20 @@ def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: Po
 
 
 def judge_result(
-    seen: CommandResult, pod: Pod, spec: PodSpec, here: Mapping[str, str], pinned: Sequence[str] = ()
+    seen: CommandResult,
+    pod: Pod,
+    spec: PodSpec,
+    here: Mapping[str, str],
+    pinned: Sequence[str] = (),
 ) -> HostReport:
     """Judge what came of the command that looks around on a pod. Pure."""
     facts = find_facts(seen.out)
     if facts is None:
         findings = [*_unreached(seen, pod, pinned)]
     else:
-        login = Finding(check="ssh", verdict=Verdict.GOOD, detail=f"{seen.ended_s - seen.began_s:.1f} s")
+        login = Finding(
+            check="ssh", verdict=Verdict.GOOD, detail=f"{seen.ended_s - seen.began_s:.1f} s"
+        )
         key = Finding(check="host key", verdict=Verdict.GOOD, detail="as pinned")
         skew_s = _skew(facts.time_s, seen.began_s, seen.ended_s)
         findings = [login, key, *judge_facts(facts, pod, spec, here, skew_s)]
@@ -122,14 +148,20 @@ def _unreached(seen: CommandResult, pod: Pod, pinned: Sequence[str]) -> Sequence
     key = Finding(check="host key", verdict=Verdict.UNKNOWN, detail="not seen")
     if changed:
         words, fix = "stopped at the host key", "see host key"
-        key = Finding(check="host key", verdict=Verdict.BAD, detail=_keys(seen.words, pinned), fix=_KEY_FIX)
+        key = Finding(
+            check="host key", verdict=Verdict.BAD, detail=_keys(seen.words, pinned), fix=_KEY_FIX
+        )
     elif seen.reached:
         key = Finding(check="host key", verdict=Verdict.GOOD, detail="as pinned")
-    unknown = [Finding(check=name, verdict=Verdict.UNKNOWN, detail="not seen") for name in CHECKS[2:]]
+    unknown = [
+        Finding(check=name, verdict=Verdict.UNKNOWN, detail="not seen") for name in CHECKS[2:]
+    ]
     return [Finding(check="ssh", verdict=ssh, detail=words, fix=fix), key, *unknown]
 
 
-_KEY_FIX = "another machine answers there, or the pod was made anew: close the cluster and start it again"
+_KEY_FIX = (
+    "another machine answers there, or the pod was made anew: close the cluster and start it again"
+)
 
 
 def _keys(words: str, pinned: Sequence[str]) -> str:
@@ -141,7 +173,9 @@ def _keys(words: str, pinned: Sequence[str]) -> str:
 def _ssh_fix(seen: CommandResult, pod: Pod) -> str:
     for words, fix in _SSH_FIXES.items():
         if words in seen.words:
-            return fix.format(pod=pod.name, address=pod.address, port=pod.ssh_port, python=pod.python)
+            return fix.format(
+                pod=pod.name, address=pod.address, port=pod.ssh_port, python=pod.python
+            )
     if seen.reached:
         return f"ssh works, but {pod.python} there cannot look around: run it by hand on {pod.name}"
     return f"look at the log of {pod.name}, or close the cluster and start it again"

@@ -112,15 +112,24 @@ def bus_bytes_per_s(size: int, took_s: float, ranks: int) -> float:
 
 
 def measure_exchange(
-    pods: Sequence[Pod], identity: Identity, package: str, interfaces: Mapping[str, str], env: Mapping[str, str]
+    pods: Sequence[Pod],
+    identity: Identity,
+    package: str,
+    interfaces: Mapping[str, str],
+    env: Mapping[str, str],
 ) -> Exchange:
     """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
     start = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1"]
     commands = {pod.name: [*start, pod.python, "-P", "-m", entries.ALLREDUCE] for pod in pods}
     with ExitStack() as opened:
-        errors = {pod.name: opened.enter_context(TemporaryFile("w+", errors="replace")) for pod in pods}
+        errors = {
+            pod.name: opened.enter_context(TemporaryFile("w+", errors="replace")) for pod in pods
+        }
         try:
-            processes = [start_ssh(pod, identity, commands[pod.name], stderr=errors[pod.name]) for pod in pods]
+            processes = [
+                start_ssh(pod, identity, commands[pod.name], stderr=errors[pod.name])
+                for pod in pods
+            ]
         except FileNotFoundError:
             return Exchange(pods=len(pods), problem=NO_CLIENT)
         alarm = threading.Timer(_LIMIT_S, _kill, [processes])
@@ -134,18 +143,28 @@ def measure_exchange(
             _end(processes)
         exchange = _read(lines, len(pods))
         if exchange.problem:
-            problem = "; ".join(f"{name}: {text}" for name, file in errors.items() if (text := _last_line(file)))
+            problem = "; ".join(
+                f"{name}: {text}" for name, file in errors.items() if (text := _last_line(file))
+            )
             return replace(exchange, problem=problem or exchange.problem)
     return exchange
 
 
 def _converse(
-    pods: Sequence[Pod], processes: Sequence[Popen[str]], interfaces: Mapping[str, str], env: Mapping[str, str]
+    pods: Sequence[Pod],
+    processes: Sequence[Popen[str]],
+    interfaces: Mapping[str, str],
+    env: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
     for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
         name = interfaces.get(pod.name, "")
         network = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
-        request = {"rank": rank, "world_size": len(pods), "address": pods[0].address, "env": {**network, **env}}
+        request = {
+            "rank": rank,
+            "world_size": len(pods),
+            "address": pods[0].address,
+            "env": {**network, **env},
+        }
         _tell(process, request)
     first = processes[0].stdout
     assert first is not None

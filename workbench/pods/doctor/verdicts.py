@@ -61,9 +61,21 @@ def find_facts(output: str) -> PodFacts | None:
 
 
 CHECKS = (
-    "ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench",
-    "GPUs", "GPU memory", "memory", "disk", "/dev/shm", "compiled ops",
-)  # fmt: skip
+    "ssh",
+    "host key",
+    "clock",
+    "python",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "workbench",
+    "GPUs",
+    "GPU memory",
+    "memory",
+    "disk",
+    "/dev/shm",
+    "compiled ops",
+)
 """In the order in which they are shown."""
 MEMORY_OF_JOB = "the job's memory"
 
@@ -94,7 +106,9 @@ class Finding:
     fix: str = ""
 
 
-def judge_facts(facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float) -> Iterator[Finding]:
+def judge_facts(
+    facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
+) -> Iterator[Finding]:
     """Judge what `worker/probe/examine.py` printed on a pod."""
     yield _clock(skew_s)
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
@@ -108,7 +122,11 @@ def judge_facts(facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str
 
 def _clock(skew_s: float) -> Finding:
     if abs(skew_s) <= _SKEW_S:
-        return Finding(check="clock", verdict=Verdict.GOOD, detail="agrees" if not skew_s else f"{skew_s:+.2f} s")
+        return Finding(
+            check="clock",
+            verdict=Verdict.GOOD,
+            detail="agrees" if not skew_s else f"{skew_s:+.2f} s",
+        )
     fix = "set the pod's clock (chrony or systemd-timesyncd): times in its logs are not comparable"
     return Finding(check="clock", verdict=Verdict.WARNING, detail=f"{skew_s:+.1f} s", fix=fix)
 
@@ -123,12 +141,16 @@ def _version(package: str, there: str, here: str) -> Finding:
     if not here or _public(there) == _public(here):
         return finding(Verdict.GOOD)
     if package == "workbench":
-        return finding(Verdict.BAD, f"the notebook has {here}: close the cluster and start it again")
+        return finding(
+            Verdict.BAD, f"the notebook has {here}: close the cluster and start it again"
+        )
     if package == "python":
         close = there.split(".")[:2] == here.split(".")[:2]
         fix = f"the notebook has {here}: use the same Python in the image"
         return finding(Verdict.WARNING if close else Verdict.BAD, fix)
-    return finding(Verdict.BAD, f"the notebook has {here}: pip install {package}=={_public(here)} on the pod")
+    return finding(
+        Verdict.BAD, f"the notebook has {here}: pip install {package}=={_public(here)} on the pod"
+    )
 
 
 def _public(version: str) -> str:
@@ -142,7 +164,9 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     if len(gpus) < wanted:
         verdict = Verdict.BAD
         fix = f"{wanted} were asked for: look at nvidia-smi on {pod.name}, its driver and CUDA_VISIBLE_DEVICES"
-    yield Finding(check="GPUs", verdict=verdict, detail=str(len(gpus)) if gpus or wanted else "none", fix=fix)
+    yield Finding(
+        check="GPUs", verdict=verdict, detail=str(len(gpus)) if gpus or wanted else "none", fix=fix
+    )
     if not gpus:
         return
     whole, used = sum(gpu.total_gib for gpu in gpus), sum(gpu.used_gib for gpu in gpus)
@@ -151,13 +175,18 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
         check="GPU memory",
         verdict=Verdict.WARNING if taken else Verdict.GOOD,
         detail=f"{whole - used:.1f} of {whole:.1f} GiB free",
-        fix=f"something holds memory of {', '.join(taken)}: nvidia-smi on {pod.name} names it" if taken else "",
+        fix=f"something holds memory of {', '.join(taken)}: nvidia-smi on {pod.name} names it"
+        if taken
+        else "",
     )
 
 
 def _memory(facts: PodFacts, spec: PodSpec) -> Finding:
     limits = [size for size in (spec.memory_gib, facts.memory_limit_gib) if size is not None]
-    sizes = ((facts.memory_gib, "free on its machine"), (min(limits, default=None), "the pod's limit"))
+    sizes = (
+        (facts.memory_gib, "free on its machine"),
+        (min(limits, default=None), "the pod's limit"),
+    )
     gib, of = min(((size, of) for size, of in sizes if size is not None), default=(None, ""))
     if gib is None:
         return Finding(check="memory", verdict=Verdict.UNKNOWN, detail="unknown")
@@ -166,7 +195,9 @@ def _memory(facts: PodFacts, spec: PodSpec) -> Finding:
         check="memory",
         verdict=Verdict.BAD if tight else Verdict.GOOD,
         detail=f"{gib:.1f} GiB, {of}",
-        fix="less than a rank needs to start: end what else runs there, or take a larger pod" if tight else "",
+        fix="less than a rank needs to start: end what else runs there, or take a larger pod"
+        if tight
+        else "",
     )
 
 
@@ -175,9 +206,20 @@ def _disk(disk: DiskSpace | None, pod: Pod) -> Finding:
         fix = f"the pod's folder {pod.root} is gone: close the cluster and start it again"
         return Finding(check="disk", verdict=Verdict.BAD, detail="no folder", fix=fix)
     free = disk.free_gib
-    verdict = Verdict.BAD if free < _DISK_LEAST_GIB else Verdict.WARNING if free < _DISK_GIB else Verdict.GOOD
+    verdict = (
+        Verdict.BAD
+        if free < _DISK_LEAST_GIB
+        else Verdict.WARNING
+        if free < _DISK_GIB
+        else Verdict.GOOD
+    )
     fix = f"make room where {pod.root} lies: a checkpoint needs some 16 bytes a parameter (AdamW, FP32)"
-    return Finding(check="disk", verdict=verdict, detail=_free(free), fix="" if verdict is Verdict.GOOD else fix)
+    return Finding(
+        check="disk",
+        verdict=verdict,
+        detail=_free(free),
+        fix="" if verdict is Verdict.GOOD else fix,
+    )
 
 
 def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
@@ -190,7 +232,9 @@ def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
         verdict = Verdict.BAD if gpus or free < _SHM_LEAST_GIB else Verdict.WARNING
     fix = "make it larger: a volume of medium Memory at /dev/shm on Kubernetes, --shm-size=8g with docker"
     room = f"{_free(free)} of {shm.total_gib:.1f}"
-    return Finding(check="/dev/shm", verdict=verdict, detail=room, fix="" if verdict is Verdict.GOOD else fix)
+    return Finding(
+        check="/dev/shm", verdict=verdict, detail=room, fix="" if verdict is Verdict.GOOD else fix
+    )
 
 
 def _locks(locks: Sequence[CompileLock]) -> Finding:
@@ -198,7 +242,9 @@ def _locks(locks: Sequence[CompileLock]) -> Finding:
     if not stale:
         state = "one is being compiled" if locks else "no locks"
         return Finding(check="compiled ops", verdict=Verdict.GOOD, detail=state)
-    fix = "the next run that compiles waits for it without a word; on the pod: rm " + shlex.join(stale)
+    fix = "the next run that compiles waits for it without a word; on the pod: rm " + shlex.join(
+        stale
+    )
     state = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
     return Finding(check="compiled ops", verdict=Verdict.BAD, detail=state, fix=fix)
 

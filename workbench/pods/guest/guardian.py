@@ -203,7 +203,9 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
             wakened.recv(4096)
         if stdin in ready and not os.read(stdin, 4096):
             watched, deadline = [wakened.fileno()], time.monotonic() + lease_s
-            _log(f"the keeper is gone; this pod ends {lease_s:.0f} s after the last login of another")
+            _log(
+                f"the keeper is gone; this pod ends {lease_s:.0f} s after the last login of another"
+            )
         elif deadline is not None and has_sessions(sshd.pid):
             deadline, graced = time.monotonic() + lease_s, False
 

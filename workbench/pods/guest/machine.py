@@ -27,7 +27,10 @@ _LISTENING = "0A"
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "workbench-"
 # The limit first: version 1 refuses one on memory and swap together that is below it.
-_FILES = {1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), 2: ("memory.max", "memory.swap.max")}
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    2: ("memory.max", "memory.swap.max"),
+}
 _REMOVE_S = 2.0
 _FORGOTTEN_S = 60.0
 
@@ -50,7 +53,9 @@ def check_free(addresses: Sequence[str], port: int) -> None:
     """Refuse a port that is taken on one of these addresses."""
     for address in addresses:
         if not _is_free(address, port):
-            raise ConfigError(f"port {port} on {address} is in use{_by_whom(address, port)}; give another, or none")
+            raise ConfigError(
+                f"port {port} on {address} is in use{_by_whom(address, port)}; give another, or none"
+            )
 
 
 def port_holder(address: str, port: int) -> int | None:
@@ -65,11 +70,15 @@ def port_holder(address: str, port: int) -> int | None:
 
 def _is_free(address: str, port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as sshd does: old connections are no hindrance
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as sshd does: old connections are no hindrance
         try:
             probe.bind((address, port))
         except PermissionError as error:
-            raise ConfigError(f"port {port} is reserved for root; give one above 1023, or none") from error
+            raise ConfigError(
+                f"port {port} is reserved for root; give one above 1023, or none"
+            ) from error
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise BackendError(
@@ -83,7 +92,11 @@ def _is_free(address: str, port: int) -> bool:
 def _listening_inodes(address: str, port: int) -> Iterator[str]:
     """Walk over the sockets that listen on the port at this address or at all, as /proc/PID/fd names them."""
     packed = socket.inet_aton(address)
-    wanted = {f"{struct.unpack('=I', packed)[0]:08X}:{port:04X}", f"{0:08X}:{port:04X}", f"{0:032X}:{port:04X}"}
+    wanted = {
+        f"{struct.unpack('=I', packed)[0]:08X}:{port:04X}",
+        f"{0:08X}:{port:04X}",
+        f"{0:032X}:{port:04X}",
+    }
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -164,7 +177,11 @@ def _parents() -> Iterator[tuple[Path, int]]:
     """Return the groups, with their versions, in which we may perhaps make one: our own, then the root that we see."""
     paths = control_groups()
     if "memory" in paths:
-        yield from ((place, 1) for place in (_ROOT / "memory" / paths["memory"], _ROOT / "memory") if place.is_dir())
+        yield from (
+            (place, 1)
+            for place in (_ROOT / "memory" / paths["memory"], _ROOT / "memory")
+            if place.is_dir()
+        )
     elif "" in paths:
         yield from ((place, 2) for place in (_ROOT / paths[""], _ROOT) if place.is_dir())
 

@@ -56,7 +56,9 @@ Subsystem sftp internal-sftp
 """What every daemon of ours is told, wherever it runs: this key or nothing, and no way through it to elsewhere."""
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
-_HIDDEN = re.compile(r"KUBERNETES_|HOSTNAME$|HOME$|PWD$|OLDPWD$|SHLVL$|TERM$|_$|USER$|LOGNAME$|SHELL$|MAIL$")
+_HIDDEN = re.compile(
+    r"KUBERNETES_|HOSTNAME$|HOME$|PWD$|OLDPWD$|SHLVL$|TERM$|_$|USER$|LOGNAME$|SHELL$|MAIL$"
+)
 _MESSAGE = Path("/dev/termination-log")  # where Kubernetes looks for a container's message
 _ACCOUNT_NAME = "pod"
 _LISTEN_S = 10.0
@@ -93,8 +95,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def write_accounts(path: Path) -> int:
     """Write the image's accounts, and first this user id with a shell: a cluster may choose any id, and sshd asks."""
-    lines = [line for line in Path("/etc/passwd").read_text().splitlines() if not line.startswith(f"{_ACCOUNT_NAME}:")]
-    fields = next((line.split(":") for line in lines if line.split(":")[2:3] == [str(os.geteuid())]), None)
+    lines = [
+        line
+        for line in Path("/etc/passwd").read_text().splitlines()
+        if not line.startswith(f"{_ACCOUNT_NAME}:")
+    ]
+    fields = next(
+        (line.split(":") for line in lines if line.split(":")[2:3] == [str(os.geteuid())]), None
+    )
     if fields is None or fields[-1].rpartition("/")[2] in ("", "nologin", "false"):
         lines.insert(0, f"{_ACCOUNT_NAME}:x:{os.geteuid()}:{os.getegid()}:pod:/tmp:/bin/sh")
     path.write_text("\n".join(lines) + "\n")
@@ -105,12 +113,20 @@ def write_accounts(path: Path) -> int:
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", required=True, help="the pod's name within its cluster")
-    parser.add_argument("--root", type=Path, required=True, help="the folder that becomes the pod's own")
-    parser.add_argument("--secret", type=Path, required=True, help="the folder with host_key, authorized_keys")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="the folder that becomes the pod's own"
+    )
+    parser.add_argument(
+        "--secret", type=Path, required=True, help="the folder with host_key, authorized_keys"
+    )
     parser.add_argument("--port", type=int, required=True, help="port of the SSH daemon")
     parser.add_argument("--slots", type=int, required=True, help="ranks that the pod carries")
-    parser.add_argument("--lease-s", type=float, required=True, help="seconds to live on with nobody logged in")
-    parser.add_argument("--wait-s", type=float, required=True, help="the same before the first login")
+    parser.add_argument(
+        "--lease-s", type=float, required=True, help="seconds to live on with nobody logged in"
+    )
+    parser.add_argument(
+        "--wait-s", type=float, required=True, help="the same before the first login"
+    )
     return parser.parse_args(argv)
 
 
@@ -121,7 +137,10 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder = options.root / "sshd"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    for name in ("host_key", "authorized_keys"):  # the Secret's own files belong to root and a group
+    for name in (
+        "host_key",
+        "authorized_keys",
+    ):  # the Secret's own files belong to root and a group
         (folder / name).write_bytes((options.secret / name).read_bytes())
     daemon = start_sshd(sshd, _config(options, folder, user) + SSHD_OPTIONS)
     _await_listening(daemon, options.port)
@@ -169,13 +188,17 @@ def _user() -> str:
 
 def find_sshd() -> str:
     """Return the absolute path of sshd; as root, also make its privilege separation folder."""
-    path = shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin")
+    path = shutil.which(
+        "sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin"
+    )
     if path is None:
         raise FileNotFoundError(
             "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image"
         )
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where Debian's sshd, started as root, wants it
+        Path("/run/sshd").mkdir(
+            mode=0o755, exist_ok=True
+        )  # where Debian's sshd, started as root, wants it
     return str(Path(path).absolute())
 
 
@@ -210,7 +233,9 @@ def can_be_set(value: str) -> bool:
     return value.isprintable() and not set(value) & set('"\\')
 
 
-def start_sshd(sshd: str, config: str, before: Callable[[], object] | None = None) -> subprocess.Popen[bytes]:
+def start_sshd(
+    sshd: str, config: str, before: Callable[[], object] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a daemon in the foreground, its log on stderr. It hands its configuration on to sessions, so no file is."""
     argv = [sshd, "-D", "-e", "-f", "/dev/stdin"]
     daemon = subprocess.Popen(argv, stdin=subprocess.PIPE, preexec_fn=before)
@@ -225,9 +250,15 @@ def start_sshd(sshd: str, config: str, before: Callable[[], object] | None = Non
 
 def _version_options(sshd: str) -> str:
     """Keep sshd 9.8 and later from shutting an address out after a failed login: a port-forward has but one."""
-    done = subprocess.run([sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+    )
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
-    return "" if version is None or (int(version[1]), int(version[2])) < (9, 8) else "PerSourcePenalties no\n"
+    return (
+        ""
+        if version is None or (int(version[1]), int(version[2])) < (9, 8)
+        else "PerSourcePenalties no\n"
+    )
 
 
 def _await_listening(daemon: subprocess.Popen[bytes], port: int) -> None:
@@ -235,7 +266,9 @@ def _await_listening(daemon: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _LISTEN_S
     while time.monotonic() < deadline:
         if daemon.poll() is not None:
-            raise RuntimeError(f"sshd ended with {daemon.returncode} instead of listening on port {port}")
+            raise RuntimeError(
+                f"sshd ended with {daemon.returncode} instead of listening on port {port}"
+            )
         try:
             socket.create_connection((address, port), timeout=1.0).close()
         except OSError:

@@ -24,7 +24,14 @@ _LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _SESSION_VARIABLES = (
     *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TORCH_HOME"),
-    *("TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "SSL_CERT_FILE"),
+    *(
+        "TORCH_EXTENSIONS_DIR",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_ENDPOINT",
+        "HF_HUB_OFFLINE",
+        "SSL_CERT_FILE",
+    ),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
 
@@ -110,21 +117,32 @@ class LocalWorker:
         assert process.stdin is not None
         if limit is not None:
             with contextlib.suppress(ProcessLookupError):
-                limit.take(process.pid)  # it waits for its configuration and has started nothing yet
+                limit.take(
+                    process.pid
+                )  # it waits for its configuration and has started nothing yet
         with contextlib.suppress(BrokenPipeError):  # it died already; whoever watches says how
             process.stdin.write(config.to_line())
-        return cls(config.name, config.root, Path(config.log), process, time.monotonic(), config.address)
+        return cls(
+            config.name, config.root, Path(config.log), process, time.monotonic(), config.address
+        )
 
     def status(self) -> str:
         line = tail_of(self.log, 1) or "none"
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 
     def exit_message(self) -> str:
-        code, lived = self.process.returncode, f"{time.monotonic() - self.started_s:.1f} s after its start"
+        code, lived = (
+            self.process.returncode,
+            f"{time.monotonic() - self.started_s:.1f} s after its start",
+        )
         if code is None:
             how, lived = "has ended", "after its keeper had died"
         else:
-            how = f"was killed by {signal.Signals(-code).name}," if code < 0 else f"ended with exit code {code},"
+            how = (
+                f"was killed by {signal.Signals(-code).name},"
+                if code < 0
+                else f"ended with exit code {code},"
+            )
         lines = tail_of(self.log, _LINES_SHOWN) or "(nothing)"
         return f"{self.name} {how} {lived}. Last lines of {self.log}:\n{lines}"
 
@@ -159,7 +177,11 @@ def unsettled_guardians(folder: Path) -> list[Process]:
         with contextlib.suppress(OSError):
             proc = Path(f"/proc/{process.pid}")
             if (proc / "cwd").readlink() == folder.resolve():
-                guardians += [process] if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes() else []
+                guardians += (
+                    [process]
+                    if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes()
+                    else []
+                )
     return [process for process in guardians if not process.zombie]
 
 

@@ -67,7 +67,9 @@ def find_sshd() -> str:
     try:
         return pod_main.find_sshd()
     except FileNotFoundError as error:
-        raise ConfigError(f"sshd is not installed, and local pods are OpenSSH daemons; run: {APT_LINE}") from error
+        raise ConfigError(
+            f"sshd is not installed, and local pods are OpenSSH daemons; run: {APT_LINE}"
+        ) from error
 
 
 def login_user() -> str:
@@ -75,19 +77,27 @@ def login_user() -> str:
     try:
         account = pwd.getpwuid(os.geteuid())
     except KeyError as error:
-        raise ConfigError(f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs one") from error
+        raise ConfigError(
+            f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs one"
+        ) from error
     name = check_user(account.pw_name)
     if Path(account.pw_shell).name in ("nologin", "false"):
         raise ConfigError(
             f"user {name} has the shell {account.pw_shell}; over SSH nothing can run: chsh -s /bin/sh {name}"
         )
-    with contextlib.suppress(OSError):  # only root can read it, and only a daemon of root looks there
+    with contextlib.suppress(
+        OSError
+    ):  # only root can read it, and only a daemon of root looks there
         if f"\n{name}:!" in "\n" + _SHADOW.read_text():
-            raise ConfigError(f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*' {name}")
+            raise ConfigError(
+                f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*' {name}"
+            )
     return name
 
 
 def _quoted(text: str) -> str:
     if not can_be_set(text):
-        raise ConfigError(f"sshd cannot be given {text[:80]!r}: no quotes, backslashes or line breaks can stand there")
+        raise ConfigError(
+            f"sshd cannot be given {text[:80]!r}: no quotes, backslashes or line breaks can stand there"
+        )
     return f'"{text}"'

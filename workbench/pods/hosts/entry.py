@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 """Seconds that hosts have by default until those that cannot be used are named."""
-_STEP, _ALL_NAMED = 0.9, 0.96  # of those: one step of a first connection; when one host has failed, all the others
+_STEP, _ALL_NAMED = (
+    0.9,
+    0.96,
+)  # of those: one step of a first connection; when one host has failed, all the others
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time
 _REMOVE_S = 4.0
 _AT_ONCE = 32
-_AT_ONCE_THROUGH = 6  # sshd drops some of more than ten connections that are not logged in yet (MaxStartups)
+_AT_ONCE_THROUGH = (
+    6  # sshd drops some of more than ten connections that are not logged in yet (MaxStartups)
+)
 _OLDEST_PYTHON = (3, 11)
 _HEAD = """\
 from __future__ import annotations
@@ -65,9 +70,7 @@ class HostFacts:
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return (
-            f"{self.cores} cores, {self.memory_gib:.0f} GiB, {self.gpus} GPUs; {self.python}: {versions}; {self.root}"
-        )
+        return f"{self.cores} cores, {self.memory_gib:.0f} GiB, {self.gpus} GPUs; {self.python}: {versions}; {self.root}"
 
 
 def connect_all(
@@ -87,17 +90,28 @@ def connect_all(
         reported = False
         while not all(future.done() for future in futures):
             wait(futures, timeout=0.05)
-            if any(f.done() and f.exception() for f in futures) and monotonic() - began_s > all_named_s:
+            if (
+                any(f.done() and f.exception() for f in futures)
+                and monotonic() - began_s > all_named_s
+            ):
                 break
             if not reported and monotonic() - began_s > CONNECT_S:
-                late = [str(host) for host, future in zip(hosts, futures, strict=True) if not future.done()]
+                late = [
+                    str(host)
+                    for host, future in zip(hosts, futures, strict=True)
+                    if not future.done()
+                ]
                 report(f"still trying to log in to {', '.join(late)}")
                 reported = True
         slow = f"Hosts behind a slow line need more time: SSHPods(…, connect_timeout_s={4 * timeout_s:g})"
-        _raise_all(futures, [f"{host}: no answer in {all_named_s:g} s" for host in hosts], if_late=slow)
+        _raise_all(
+            futures, [f"{host}: no answer in {all_named_s:g} s" for host in hosts], if_late=slow
+        )
         return [future.result() for future in futures]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # a silent host's thread ends by its own limits
+        pool.shutdown(
+            wait=False, cancel_futures=True
+        )  # a silent host's thread ends by its own limits
 
 
 def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
@@ -109,7 +123,9 @@ def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Po
     return [future.result() for future in futures]
 
 
-def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> HostFacts:
+def create_pod_folder(
+    connection: SSHConnection, *, root: str, folder: str, python: str
+) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
     request = {"root": root, "folder": folder, "pod": pod.name}
@@ -123,9 +139,13 @@ def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
     except RemoteError as error:
         raise PodError(f"{where}: {error}") from error
     if "error" in answer:
-        raise ConfigError(f"{where}: no folder for the pod below {root}: {answer['error']}; give another root=")
+        raise ConfigError(
+            f"{where}: no folder for the pod below {root}: {answer['error']}; give another root="
+        )
     if "old" in answer:
-        raise ConfigError(f"{where}: {answer['python']} is {answer['old']}; 3.11 or newer is needed, see python=")
+        raise ConfigError(
+            f"{where}: {answer['python']} is {answer['old']}; 3.11 or newer is needed, see python="
+        )
     facts = HostFacts(**answer)  # type: ignore[arg-type]
     if "torch" not in facts.versions:
         raise ConfigError(
@@ -135,7 +155,9 @@ def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
     return facts
 
 
-def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> list[str]:
+def remove_pod_folder(
+    connection: SSHConnection, *, root: str, folder: str, python: str
+) -> list[str]:
     pod = connection.pod
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
@@ -150,16 +172,23 @@ def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
 def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:
     """Refuse hosts that are not what is asked for, or not as many as they have names."""
     troubles = [
-        f"{pod.address}: {lack}" for pod, host in zip(pods, facts, strict=True) for lack in _lacks(pod, host, spec)
+        f"{pod.address}: {lack}"
+        for pod, host in zip(pods, facts, strict=True)
+        for lack in _lacks(pod, host, spec)
     ]
     if troubles:
         raise ConfigError("hosts that are less than was asked for:\n" + "\n".join(troubles))
     seen: dict[tuple[str, ...], str] = {}
     for pod, host in zip(pods, facts, strict=True):
         if (daemon := tuple(host.daemon)) in seen:
-            raise ConfigError(f"{seen[daemon]} and {pod.address} are one host under two names; name it once")
+            raise ConfigError(
+                f"{seen[daemon]} and {pod.address} are one host under two names; name it once"
+            )
         seen[daemon] = pod.address
-    above = {str(PurePosixPath(host.root).parent): pod.address for pod, host in zip(pods, facts, strict=True)}
+    above = {
+        str(PurePosixPath(host.root).parent): pod.address
+        for pod, host in zip(pods, facts, strict=True)
+    }
     if len(above) > 1:
         places = "; ".join(f"{folder} on {address}" for folder, address in above.items())
         raise ConfigError(
@@ -184,7 +213,9 @@ class _NoAnswer(Exception):
     """Carries what came in place of an answer."""
 
 
-def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float) -> dict[str, object]:
+def _ask(
+    connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float
+) -> dict[str, object]:
     # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
     start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
     argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
@@ -194,14 +225,20 @@ def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], 
             answer: dict[str, object] = json.loads(line.removeprefix(far_end.ANSWER))
             return answer
     words = (done.stderr or done.stdout).strip()[-500:]
-    raise _NoAnswer(words or f"nothing, and ended with exit code {done.exit_code} ({shlex.quote(python)})")
+    raise _NoAnswer(
+        words or f"nothing, and ended with exit code {done.exit_code} ({shlex.quote(python)})"
+    )
 
 
 @cache
 def far_end_script() -> str:
     """Return `far_end.py` with what it imports of this package, and without the folder it is run in on its path."""
     head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
-    lines = [line for module in (folders, process, versions, far_end) for line in inspect.getsourcelines(module)[0]]
+    lines = [
+        line
+        for module in (folders, process, versions, far_end)
+        for line in inspect.getsourcelines(module)[0]
+    ]
     own = ("from __future__ ", "from workbench.")
     return head + "".join(line for line in lines if not line.startswith(own))
 
@@ -232,11 +269,23 @@ def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str], if_late:
 
 
 def pod_of(
-    number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str, *, connect_timeout_s: float = CONNECT_S
+    number: int,
+    host: Host,
+    spec: PodSpec,
+    host_key: str,
+    jump_key: str,
+    *,
+    connect_timeout_s: float = CONNECT_S,
 ) -> Pod:
     via, jump = host.jump, None
     if via is not None:
-        jump = Jump(address=via.reached or via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key)
+        jump = Jump(
+            address=via.reached or via.address,
+            port=via.port,
+            user=via.user,
+            key=via.key,
+            host_key=jump_key,
+        )
     return Pod(
         name=f"pod-{number}",
         address=host.reached or host.address,
@@ -252,4 +301,6 @@ def pod_of(
 
 def with_facts(pod: Pod, host: HostFacts) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
-    return replace(pod, root=host.root, python=host.python, versions={**host.versions, "workbench": VERSION})
+    return replace(
+        pod, root=host.root, python=host.python, versions={**host.versions, "workbench": VERSION}
+    )

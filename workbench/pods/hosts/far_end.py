@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import weakness
-from workbench.base.process import POD_MARK, Process, ancestors, boot_id, descendants, end_all, process_table, with_mark
+from workbench.base.process import (
+    POD_MARK,
+    Process,
+    ancestors,
+    boot_id,
+    descendants,
+    end_all,
+    process_table,
+    with_mark,
+)
 from workbench.base.versions import gpu_names, installed_versions
 
 ANSWER = "@workbench-host "
@@ -44,7 +53,9 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 def check_names(folder: str, pod: str) -> None:
     """Refuse, with a ValueError, what is no name of a cluster's folder or of a pod: the record may be a stranger's."""
     if not _FOLDER.fullmatch(folder):
-        raise ValueError(f"{folder[:80]!r} is not the name of a cluster's folder on a host, NAME-16 hex digits")
+        raise ValueError(
+            f"{folder[:80]!r} is not the name of a cluster's folder on a host, NAME-16 hex digits"
+        )
     if not _POD.fullmatch(pod):
         raise ValueError(f"{pod[:80]!r} is not the name of a pod, pod-N")
 
@@ -58,18 +69,28 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
     own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         own.mkdir(0o700)
-    except FileExistsError:  # made for another pod of this cluster: hosts may share their home folders
+    except (
+        FileExistsError
+    ):  # made for another pod of this cluster: hosts may share their home folders
         there = os.lstat(own)
-        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or stat.S_IMODE(there.st_mode) & 0o077:
+        if (
+            not stat.S_ISDIR(there.st_mode)
+            or there.st_uid != os.geteuid()
+            or stat.S_IMODE(there.st_mode) & 0o077
+        ):
             raise ValueError(f"{own} is there already and is not ours alone") from None
     place = own / pod
     place.mkdir(0o700)
     return {
         "root": str(place),
         "python": sys.executable,
-        "versions": {name: version for name, version in installed_versions().items() if name != "workbench"},
+        "versions": {
+            name: version for name, version in installed_versions().items() if name != "workbench"
+        },
         "gpus": len(gpu_names()),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         "memory_gib": _memory_gib(),
         "daemon": [*os.environ.get("SSH_CONNECTION", "").split()[2:], boot_id()],
     }

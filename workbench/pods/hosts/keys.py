@@ -8,7 +8,12 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, PodError
 from workbench.pods.hosts.names import Host
-from workbench.pods.ssh.identity import check_key_file, check_key_line, fingerprint, known_hosts_name
+from workbench.pods.ssh.identity import (
+    check_key_file,
+    check_key_line,
+    fingerprint,
+    known_hosts_name,
+)
 from workbench.pods.ssh.transport import (
     Destination,
     Transport,
@@ -20,7 +25,13 @@ from workbench.pods.ssh.transport import (
     reach,
 )
 
-_KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+_KINDS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "ssh-rsa",
+)
 
 
 def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
@@ -43,10 +54,16 @@ def known_keys(host: Host) -> list[str]:
         if not Path(file).is_file():
             continue
         argv = ["ssh-keygen", "-F", name, "-f", file]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-        for words in (line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")):
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+        for words in (
+            line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")
+        ):
             if words[0] == "@revoked":
-                raise ConfigError(f"{file} marks a host key of {host} as revoked; nothing was sent there")
+                raise ConfigError(
+                    f"{file} marks a host key of {host} as revoked; nothing was sent there"
+                )
             if not words[0].startswith("@") and words[1] in _KINDS:
                 keys.append(check_key_line(" ".join(words[1:3])))
     return keys
@@ -72,7 +89,9 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
         transport.close()
 
 
-def _prove_key(host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None) -> Transport:
+def _prove_key(
+    host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None
+) -> Transport:
     """Have the host prove a key: of a known type if there is one, else the one with the vouched fingerprint."""
     destination = _destination(host, pinned, timeout_s)
     kinds = [line.split(" ")[0] for line in pinned] or _KINDS[:1]
@@ -83,7 +102,9 @@ def _prove_key(host: Host, pinned: Sequence[str], expected: str, timeout_s: floa
         if kind == proven_key(first).split(" ")[0]:
             continue
         try:
-            other = handshake(connect(destination, timeout_s, hop), destination, [kind], timeout_s, only=True)
+            other = handshake(
+                connect(destination, timeout_s, hop), destination, [kind], timeout_s, only=True
+            )
         except PodError:
             continue
         if fingerprint(proven_key(other)) == expected:
@@ -93,7 +114,9 @@ def _prove_key(host: Host, pinned: Sequence[str], expected: str, timeout_s: floa
     return first
 
 
-def _check_key(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: Transport) -> None:
+def _check_key(
+    host: Host, shown: str, pinned: Sequence[str], expected: str, transport: Transport
+) -> None:
     mark = fingerprint(shown)
     if expected:
         if mark != expected:

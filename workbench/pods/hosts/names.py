@@ -88,7 +88,9 @@ def read_host(given: object) -> Host:
         case Mapping():
             named = given
         case _:
-            raise ConfigError(f'{given!r} is not a host; write "name", "user@name:port" or {{"address": …, "port": …}}')
+            raise ConfigError(
+                f'{given!r} is not a host; write "name", "user@name:port" or {{"address": …, "port": …}}'
+            )
     try:
         return Host(**dict(NamedHost.from_dict(named)))
     except ConfigError as error:
@@ -115,11 +117,15 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
             f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only ProxyJump is supported"
         )
     if "," in jump or (on_the_way and jump != "none" and read_host(jump).address != host.address):
-        raise ConfigError(f"the ssh configuration reaches {host.address} through several hosts ({jump}); one at most")
+        raise ConfigError(
+            f"the ssh configuration reaches {host.address} through several hosts ({jump}); one at most"
+        )
     via = host.jump or (None if jump == "none" or on_the_way else read_host(jump))
     reached = options["hostname"][0]
     files = [
-        word for name in ("userknownhostsfile", "globalknownhostsfile") for word in options.get(name, [""])[0].split()
+        word
+        for name in ("userknownhostsfile", "globalknownhostsfile")
+        for word in options.get(name, [""])[0].split()
     ]
     return replace(
         host,
@@ -154,8 +160,12 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
 def _read_text(text: str) -> dict[str, object]:
     match = _FORM.fullmatch(text)
     if match is None:
-        raise ConfigError(f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as "[::1]:22"')
-    parts: dict[str, object] = {name: value for name, value in match.groupdict().items() if value is not None}
+        raise ConfigError(
+            f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as "[::1]:22"'
+        )
+    parts: dict[str, object] = {
+        name: value for name, value in match.groupdict().items() if value is not None
+    }
     address = match["address"].removeprefix("[").removesuffix("]")
     return {**parts, "address": address, **({"port": int(match["port"])} if match["port"] else {})}
 
@@ -163,9 +173,13 @@ def _read_text(text: str) -> dict[str, object]:
 def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
     argv = ["ssh", "-G", *(["-F", config] if config else []), "--", check_address(name)]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_CONFIG_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_CONFIG_S, stdin=subprocess.DEVNULL
+        )
     except FileNotFoundError as error:
-        raise ConfigError("ssh is not installed here; run: sudo apt-get install openssh-client") from error
+        raise ConfigError(
+            "ssh is not installed here; run: sudo apt-get install openssh-client"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
             f"`{' '.join(argv)}` did not end in {_CONFIG_S:.0f} s; does a Match exec in it hang?"

@@ -65,7 +65,9 @@ def _check_file(known_hosts: str) -> str:
 def _check_marks(trust: Mapping[str, str]) -> Mapping[str, str]:
     for host, mark in trust.items():
         if not _FINGERPRINT.fullmatch(mark):
-            raise ConfigError(f"trust of {host} is {mark!r}; it must be a fingerprint as ssh shows it, SHA256:…")
+            raise ConfigError(
+                f"trust of {host} is {mark!r}; it must be a fingerprint as ssh shows it, SHA256:…"
+            )
     return trust
 
 
@@ -73,7 +75,9 @@ def _check_once(hosts: Sequence[Host]) -> Sequence[Host]:
     seen: set[str] = set()
     for host in hosts:
         if host.address.lower() in seen:
-            raise ConfigError(f"host {host.address} is named twice; its slots say how many ranks it carries")
+            raise ConfigError(
+                f"host {host.address} is named twice; its slots say how many ranks it carries"
+            )
         seen.add(host.address.lower())
     return hosts
 
@@ -87,7 +91,9 @@ class SSHPods(Place):
     label: ClassVar[str] = "SSHPods"
     kind: ClassVar[str] = "ssh"
 
-    hosts: Annotated[Sequence[NamedOrGiven], AfterValidator(_check_once), Allowed("a list of hosts")] = ()
+    hosts: Annotated[
+        Sequence[NamedOrGiven], AfterValidator(_check_once), Allowed("a list of hosts")
+    ] = ()
     """Each "name", "user@name:port", or an object with address, user, port, key, slots."""
     hostfile: Annotated[PathText, Field(exclude=True)] = ""
     """A DeepSpeed or MPI hostfile to take the hosts and their slots from instead."""
@@ -123,8 +129,12 @@ class SSHPods(Place):
     _stopped: bool = False
     _working: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
-    def __init__(self, hosts: Sequence[object] = (), *, hostfile: str | Path = "", **options: object) -> None:
-        if bool(hosts) == bool(hostfile) and options.keys() <= self._fields().keys():  # else that is what is wrong
+    def __init__(
+        self, hosts: Sequence[object] = (), *, hostfile: str | Path = "", **options: object
+    ) -> None:
+        if (
+            bool(hosts) == bool(hostfile) and options.keys() <= self._fields().keys()
+        ):  # else that is what is wrong
             raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
         if hosts or hostfile:
             options["hosts"] = hosts or from_hostfile(Path(hostfile).expanduser().absolute())
@@ -138,7 +148,9 @@ class SSHPods(Place):
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Log in to the first `count` hosts, name all that fail in `connect_timeout_s`, then make a folder on each."""
         if self._pods:
-            raise BackendError(f"these hosts are in use already ({len(self._pods)} pods); stop them first")
+            raise BackendError(
+                f"these hosts are in use already ({len(self._pods)} pods); stop them first"
+            )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         self._stopped = False
@@ -152,7 +164,9 @@ class SSHPods(Place):
                     for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
                 ]
             context.arrived(self._pods)
-            context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
+            context.report(
+                f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}"
+            )
             with self._working:
                 self._enter(spec, context)
             return list(self._pods)
@@ -172,7 +186,9 @@ class SSHPods(Place):
         """Take the pods over, by what their keeper noted in the cluster's directory."""
         note = context.directory / "hosts" / _NOTE
         if not note.is_file():
-            raise BackendError(f"{note} is gone, which says where the pods are on their hosts; start another cluster")
+            raise BackendError(
+                f"{note} is gone, which says where the pods are on their hosts; start another cluster"
+            )
         self._recall(note, pods)
         self._logs = {pod.name: [f"{pod.address}: taken over"] for pod in self._pods}
         return list(self._pods)
@@ -185,16 +201,23 @@ class SSHPods(Place):
             for pod in pods:
                 check_names(folder, pod.name)
         except ValueError as error:
-            raise BackendError(f"{note} was changed: {error}; nothing is done on the hosts it names") from error
+            raise BackendError(
+                f"{note} was changed: {error}; nothing is done on the hosts it names"
+            ) from error
         self._stopped = False
         self._folder, self._identity = folder, Identity(note.parent)
         self._pods = list(pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
 
-    def restore(self, lost: Collection[str], _spec: PodSpec, _context: LaunchContext, /) -> list[Pod]:
+    def restore(
+        self, lost: Collection[str], _spec: PodSpec, _context: LaunchContext, /
+    ) -> list[Pod]:
         """Return the pods; a lost one has failed, for there is no other host, until a look finds that it answers."""
         why = "its host does not answer, and there is no other in its place"
-        return [replace(pod, phase=Phase.FAILED, message=why) if pod.name in lost else pod for pod in self.refresh()]
+        return [
+            replace(pod, phase=Phase.FAILED, message=why) if pod.name in lost else pod
+            for pod in self.refresh()
+        ]
 
     def refresh(self) -> list[Pod]:
         """Return the pods; a host whose connection broke is Unknown until it answers again."""
@@ -204,7 +227,9 @@ class SSHPods(Place):
     def logs(self, name: str, tail: int = 50) -> str:
         """Return what is known of a host, and the end of its agent's log; also after `stop`."""
         if name not in self._logs:
-            raise ConfigError(f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+            raise ConfigError(
+                f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}"
+            )
         lines = list(self._logs[name])
         connection = self._connections.get(name)
         if connection is not None and connection.is_open:
@@ -216,7 +241,9 @@ class SSHPods(Place):
     def stop(self) -> None:
         """End what we started and remove our folders; where a host cannot be reached, the agent ends by its lease."""
         self._stopped = True
-        if self._working.locked():  # a launch that waits for a host gives up when its connection goes
+        if (
+            self._working.locked()
+        ):  # a launch that waits for a host gives up when its connection goes
             for connection in list(self._connections.values()):
                 connection.close()
         with self._working:
@@ -236,11 +263,17 @@ class SSHPods(Place):
 
     def _complete(self, host: Host) -> Host:
         asked = replace(host, jump=host.jump or self.jump)
-        port = self.port if self.port != 22 else 0  # what is said here goes before what the configuration says
-        asked = replace(asked, user=host.user or self.user, port=host.port or port, key=host.key or self.key)
+        port = (
+            self.port if self.port != 22 else 0
+        )  # what is said here goes before what the configuration says
+        asked = replace(
+            asked, user=host.user or self.user, port=host.port or port, key=host.key or self.key
+        )
         if self.ssh_config is not False:
             asked = configured(asked, "" if self.ssh_config is True else str(self.ssh_config))
-        return completed(asked, user=self.user, port=self.port, key=self.key, known_hosts=self.known_hosts)
+        return completed(
+            asked, user=self.user, port=self.port, key=self.key, known_hosts=self.known_hosts
+        )
 
     def _enter(self, spec: PodSpec, context: LaunchContext) -> None:
         from workbench.pods.ssh.connection import SSHConnection
@@ -249,16 +282,24 @@ class SSHPods(Place):
             raise PodError("the hosts were given up before their pods were made")
         folder = context.directory / "hosts"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._identity = Identity(folder)  # a key of its own is not needed: each pod names the user's
+        self._identity = Identity(
+            folder
+        )  # a key of its own is not needed: each pod names the user's
         self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # Nobody can have made it before us: the name is told to nobody.
-        self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
-        write_json(folder / _NOTE, {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]})
+        self._folder = (
+            re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
+        )
+        write_json(
+            folder / _NOTE, {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
+        )
 
         def make_folder(number: int) -> entry.HostFacts:
             connection = self._connections[f"pod-{number}"]
-            host = entry.create_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
+            host = entry.create_pod_folder(
+                connection, root=self.root, folder=self._folder, python=self.python
+            )
             connection.pod = self._pods[number] = entry.with_facts(connection.pod, host)
             self._logs[connection.pod.name] = [f"{connection.pod.address}: {host}"]
             return host
@@ -279,7 +320,11 @@ class SSHPods(Place):
                 connection.open()
             except WorkbenchError as error:
                 since = f"{time.strftime('%H:%M:%S')}: {error}"
-                return pod if pod.phase is Phase.UNKNOWN else replace(pod, phase=Phase.UNKNOWN, message=since)
+                return (
+                    pod
+                    if pod.phase is Phase.UNKNOWN
+                    else replace(pod, phase=Phase.UNKNOWN, message=since)
+                )
         return replace(pod, phase=Phase.RUNNING, message="")
 
     @property
@@ -294,7 +339,9 @@ class SSHPods(Place):
         connection.timeout_s = max(_AGAIN_TAKES_S, self._more_s)
         log = self._logs.setdefault(pod.name, [])
         try:
-            log += entry.remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
+            log += entry.remove_pod_folder(
+                connection, root=self.root, folder=self._folder, python=self.python
+            )
         except WorkbenchError as error:
             words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
             logger.warning("%s", words)

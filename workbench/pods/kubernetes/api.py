@@ -61,16 +61,24 @@ class KubeApi:
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         try:
-            return self._call("create", kind, self._function("create", kind), self.namespace, manifest)
+            return self._call(
+                "create", kind, self._function("create", kind), self.namespace, manifest
+            )
         except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names
-            return self.read_pod(text(part(manifest, "metadata").get("name"))) if kind == "pod" else manifest
+            return (
+                self.read_pod(text(part(manifest, "metadata").get("name")))
+                if kind == "pod"
+                else manifest
+            )
 
     def delete(self, kind: Kind, name: str, uid: str = "", *, grace_s: int | None = None) -> None:
         """Delete an object if it is there, and if it is still the one with this uid."""
         body: Manifest = {"preconditions": {"uid": uid}} if uid else {}
         body |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
         try:
-            self._call("delete", kind, self._function("delete", kind), name, self.namespace, body=body)
+            self._call(
+                "delete", kind, self._function("delete", kind), name, self.namespace, body=body
+            )
         except ApiRefusal as error:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
@@ -92,9 +100,13 @@ class KubeApi:
             return str(error)
         return ""
 
-    def list_everywhere(self, kind: Literal["node", "pod"], **selector: str) -> list[Manifest] | None:
+    def list_everywhere(
+        self, kind: Literal["node", "pod"], **selector: str
+    ) -> list[Manifest] | None:
         """Return the objects of all namespaces; None where this account may not see them."""
-        function = self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
+        function = (
+            self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
+        )
         try:
             listed: Any = self._call("list", kind, function, **selector)
         except ApiRefusal as error:
@@ -105,7 +117,9 @@ class KubeApi:
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch goes on."""
-        listed: Any = self._call("list", kind, self._function("list", kind), self.namespace, **selector)
+        listed: Any = self._call(
+            "list", kind, self._function("list", kind), self.namespace, **selector
+        )
         return list(listed["items"]), str(listed.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, kind: Kind, version: str, **selector: str) -> Any:
@@ -141,7 +155,9 @@ class KubeApi:
     def log(self, name: str, tail: int) -> str:
         what, read = ("get", "pod/log"), self._core.read_namespaced_pod_log
         if self.giving_up.is_set():
-            response = self._once(what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S)
+            response = self._once(
+                what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S
+            )
         else:
             response = self._again(what, read, name, self.namespace, tail_lines=tail)
         return bytes(response.data).decode(errors="backslashreplace")
@@ -169,11 +185,15 @@ class KubeApi:
         function: Callable[..., Any] = getattr(self._core, f"{verb}_namespaced_{kind}")
         return function
 
-    def _call(self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+    def _call(
+        self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Manifest:
         answer: Manifest = json.loads(self._again((verb, kind), function, *args, **kwargs).data)
         return answer
 
-    def _again(self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _again(
+        self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Call until it is answered: an overloaded server says when, a failing one is asked again for a while."""
         deadline, tries = time.monotonic() + _PATIENCE_S, 0
         while True:
@@ -193,7 +213,9 @@ class KubeApi:
             else:
                 time.sleep(pause_s)
 
-    def _once(self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _once(
+        self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         from urllib3.exceptions import HTTPError
 
         try:
@@ -201,9 +223,13 @@ class KubeApi:
         except self._client.ApiException as error:
             raise self._refusal(*what, error) from error
         except (HTTPError, OSError) as error:
-            raise ApiRefusal(f"the Kubernetes API server {self.host} does not answer: {error}", 0) from error
+            raise ApiRefusal(
+                f"the Kubernetes API server {self.host} does not answer: {error}", 0
+            ) from error
         except ValueError as error:  # the client holds manifests against its models
-            raise ConfigError(f"the {what[1]}'s manifest is not valid: {_mistakes(error)}") from error
+            raise ConfigError(
+                f"the {what[1]}'s manifest is not valid: {_mistakes(error)}"
+            ) from error
 
     def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:
         status = int(error.status or 0)
@@ -248,7 +274,10 @@ def _message(error: Any) -> str:
 def _mistakes(error: ValueError) -> str:
     """Return where a manifest is wrong, without its values."""
     mistakes: list[Any] = getattr(error, "errors", list)()
-    return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in mistakes[:5]) or str(error)[:500]
+    return (
+        "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in mistakes[:5])
+        or str(error)[:500]
+    )
 
 
 def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
@@ -263,17 +292,30 @@ def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
     configuration = client.Configuration()
     configuration.retries = False  # our own know which calls may be made twice
     if not (options.kubeconfig or options.context):
-        with contextlib.suppress(config.ConfigException, OSError):  # not in a cluster, or without an account
+        with contextlib.suppress(
+            config.ConfigException, OSError
+        ):  # not in a cluster, or without an account
             config.load_incluster_config(client_configuration=configuration)
             namespace = options.namespace or account_namespace() or "default"
             return configuration, namespace, True
     path = options.kubeconfig or None
     try:
-        config.load_kube_config(path, context=options.context or None, client_configuration=configuration)
+        config.load_kube_config(
+            path, context=options.context or None, client_configuration=configuration
+        )
         contexts, active = config.list_kube_config_contexts(path)
-        context = next((entry for entry in contexts if entry["name"] == options.context), active)["context"]
+        context = next((entry for entry in contexts if entry["name"] == options.context), active)[
+            "context"
+        ]
         namespace = options.namespace or str(context.get("namespace") or "default")
-    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
+    except (
+        config.ConfigException,
+        yaml.YAMLError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:
         where = options.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise ConfigError(f"the kubeconfig {where} cannot be used: {error}") from error
     return configuration, namespace, False

@@ -13,7 +13,9 @@ from workbench.pods.kubernetes.manifests.podspec import resources
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
-_ROLE = "docker/kubernetes/nodes/role.yaml is the ClusterRole for it, which an administrator applies"
+_ROLE = (
+    "docker/kubernetes/nodes/role.yaml is the ClusterRole for it, which an administrator applies"
+)
 _PRODUCTS = (
     *("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
     *("k8s.amazonaws.com/accelerator", "node.kubernetes.io/instance-type"),
@@ -80,7 +82,11 @@ class NodeTable(Shown):
     def gpu_memory_gib(self) -> float | None:
         """The least memory of a GPU on the nodes that would take a pod; None where labels do not say."""
         sizes = [node.gpu_memory_gib for node in self.nodes if node.fits and node.gpus]
-        return min((size for size in sizes if size is not None), default=None) if None not in sizes else None
+        return (
+            min((size for size in sizes if size is not None), default=None)
+            if None not in sizes
+            else None
+        )
 
 
 @suggests("nodes")
@@ -109,20 +115,38 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
     api, asked = KubeApi(backend), pod or PodSpec()
     seen = api.list_everywhere("node")
     if seen is None:
-        return NodeTable(nodes=(), pod=asked, count=count, note=f"this account may not list nodes; {_ROLE}")
+        return NodeTable(
+            nodes=(), pod=asked, count=count, note=f"this account may not list nodes; {_ROLE}"
+        )
     pods = api.list_everywhere("pod", field_selector="status.phase!=Succeeded,status.phase!=Failed")
-    unseen = f"this account may not list the pods of other namespaces, so all shows as free; {_ROLE}"
+    unseen = (
+        f"this account may not list the pods of other namespaces, so all shows as free; {_ROLE}"
+    )
     note = "" if pods is not None else unseen
     table = [node_of(node, _bound_to(node, pods), backend, asked) for node in seen]
-    return NodeTable(nodes=sorted(table, key=lambda node: (-node.gpus, node.name)), pod=asked, count=count, note=note)
+    return NodeTable(
+        nodes=sorted(table, key=lambda node: (-node.gpus, node.name)),
+        pod=asked,
+        count=count,
+        note=note,
+    )
 
 
-def _bound_to(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
-    return None if pods is None else [pod for pod in pods if pod["spec"].get("nodeName") == _name(node)]
+def _bound_to(
+    node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None
+) -> Sequence[Mapping[str, Any]] | None:
+    return (
+        None
+        if pods is None
+        else [pod for pod in pods if pod["spec"].get("nodeName") == _name(node)]
+    )
 
 
 def node_of(
-    node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None, options: KubernetesOptions, asked: PodSpec
+    node: Mapping[str, Any],
+    pods: Sequence[Mapping[str, Any]] | None,
+    options: KubernetesOptions,
+    asked: PodSpec,
 ) -> Node:
     """Read a node and the pods bound to it, None where they are not known."""
     labels, gpu = _labels(node), options.gpu_resource
@@ -169,7 +193,9 @@ def _refusal(node: Mapping[str, Any], options: KubernetesOptions) -> str:
     if spec.get("unschedulable"):
         return "it is cordoned"
     for taint in spec.get("taints") or ():
-        if taint["effect"] in _REPELS and not any(_tolerates(each, taint) for each in options.tolerations):
+        if taint["effect"] in _REPELS and not any(
+            _tolerates(each, taint) for each in options.tolerations
+        ):
             return f"the taint {taint['key']}={taint.get('value', '')}:{taint['effect']} is not tolerated"
     labels = _labels(node)
     for label, value in options.node_selector.items():
@@ -184,15 +210,21 @@ def _tolerates(toleration: Mapping[str, object], taint: Mapping[str, Any]) -> bo
     exists = toleration.get("operator") == "Exists"
     if not toleration.get("key"):
         return exists
-    return toleration["key"] == taint["key"] and (exists or (toleration.get("value") or "") == taint.get("value", ""))
+    return toleration["key"] == taint["key"] and (
+        exists or (toleration.get("value") or "") == taint.get("value", "")
+    )
 
 
 def _has_affinity(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    required = (affinity.get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
     if not required:
         return True
     terms = required.get("nodeSelectorTerms") or ()
-    return any(all(_matches(each, labels) for each in term.get("matchExpressions") or ()) for term in terms)
+    return any(
+        all(_matches(each, labels) for each in term.get("matchExpressions") or ()) for term in terms
+    )
 
 
 def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

@@ -32,7 +32,9 @@ def _check_sources(secrets: Mapping[str, str]) -> Mapping[str, str]:
 
 def _check_label(label: str) -> str:
     if label.startswith(_OURS):
-        raise ConfigError(f"KubernetesPods.labels has {label!r}, by which we find our own objects; leave it out")
+        raise ConfigError(
+            f"KubernetesPods.labels has {label!r}, by which we find our own objects; leave it out"
+        )
     return label
 
 
@@ -51,7 +53,9 @@ def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | s
 
 def _check_capability(name: str) -> str:
     if not _CAPABILITY.fullmatch(name) or name.startswith("CAP_") or name == "ALL":
-        raise ConfigError(f"KubernetesPods.capabilities has {name!r}; write each as Kubernetes does, as in 'IPC_LOCK'")
+        raise ConfigError(
+            f"KubernetesPods.capabilities has {name!r}; write each as Kubernetes does, as in 'IPC_LOCK'"
+        )
     return name
 
 
@@ -89,10 +93,14 @@ class KubernetesOptions(Place):
     """Service account of the pods; they get no token of it. Default: the namespace's."""
     image_pull_secrets: Annotated[Sequence[Name], Allowed("a list of names of Secrets")] = ()
     """Secrets with which the image is pulled. Default none."""
-    run_as_user: Annotated[Size | None, Allowed("1 or more, as pods never run as root, or None")] = 1000
+    run_as_user: Annotated[
+        Size | None, Allowed("1 or more, as pods never run as root, or None")
+    ] = 1000
     """User id of everything in a pod, never 0; it needs a name in the image. None takes the image's, or the one that
     the cluster gives, as OpenShift does, with or without a name. Default 1000."""
-    capabilities: Annotated[Sequence[Annotated[str, AfterValidator(_check_capability)]], AfterValidator(tuple)] = ()
+    capabilities: Annotated[
+        Sequence[Annotated[str, AfterValidator(_check_capability)]], AfterValidator(tuple)
+    ] = ()
     """Capabilities of the containers, as `["IPC_LOCK"]` for RDMA; all others are dropped. Default none."""
     read_only_root: bool = True
     """Whether the image's own files cannot be written: caches are then in the pod's folder, and `/tmp` is empty and the
@@ -102,7 +110,9 @@ class KubernetesOptions(Place):
     ephemeral_storage_gib: Annotated[Positive, Unit("GiB")] | None = None
     """Disk of the node that a pod may fill with its folder, `/tmp` and logs. Default: the namespace's."""
     extra_resources: Annotated[
-        Mapping[str, int | str], AfterValidator(_check_resources), Allowed("an object of resources to amounts")
+        Mapping[str, int | str],
+        AfterValidator(_check_resources),
+        Allowed("an object of resources to amounts"),
     ] = Field(default_factory=dict)
     """More that each pod asks for: devices of RDMA and EFA by number, huge pages by size. Default none."""
     pvc: Name = ""
@@ -117,7 +127,9 @@ class KubernetesOptions(Place):
     """Seconds that pulling the image may take before the start's own time-out runs. Default half an hour."""
     secrets: Annotated[Texts, AfterValidator(_check_sources)] = Field(default_factory=dict)
     """Environment from Secrets, variable to `secret/key`, as in `{"HF_TOKEN": "hub/token"}`. Default none."""
-    labels: Annotated[Mapping[Label, str], Allowed("an object of text to text")] = Field(default_factory=dict)
+    labels: Annotated[Mapping[Label, str], Allowed("an object of text to text")] = Field(
+        default_factory=dict
+    )
     """Labels on all that is made, beside ours. Default none."""
     annotations: Texts = Field(default_factory=dict)
     """Annotations on the pods. Default none."""
@@ -126,7 +138,9 @@ class KubernetesOptions(Place):
     pod_group_label: Label = ""
     """A label that is set to the cluster's name on every pod, for other gang schedulers. Default none."""
     port: Annotated[
-        int, Field(ge=1024, le=65535), Allowed("a port above 1023, as pods do not run as root, and at most 65535")
+        int,
+        Field(ge=1024, le=65535),
+        Allowed("a port above 1023, as pods do not run as root, and at most 65535"),
     ] = 2222
     """Port of the pods' SSH daemons. Default 2222."""
     python: str = "python3"

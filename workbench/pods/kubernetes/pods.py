@@ -46,7 +46,9 @@ class KubernetesPods(KubernetesOptions):
         """Check that the client is installed."""
         super().model_post_init(context)
         if importlib.util.find_spec("kubernetes") is None:
-            raise ConfigError("KubernetesPods needs the kubernetes package; run: pip install 'kubernetes>=37'")
+            raise ConfigError(
+                "KubernetesPods needs the kubernetes package; run: pip install 'kubernetes>=37'"
+            )
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Make the pods and wait until each can be reached; see `PodBackend.launch`."""
@@ -70,14 +72,18 @@ class KubernetesPods(KubernetesOptions):
             try:
                 self.stop()
             except WorkbenchError as left:
-                error.args = (f"{error}\n{left}",)  # of the same class, so that callers can tell errors apart
+                error.args = (
+                    f"{error}\n{left}",
+                )  # of the same class, so that callers can tell errors apart
             raise
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over that carry the name which their keeper noted in the cluster's directory."""
         base = read_json(context.directory / _RECORD).get("base")
         if not base:
-            raise BackendError(f"{context.directory / _RECORD} is gone, which names the pods; start another cluster")
+            raise BackendError(
+                f"{context.directory / _RECORD} is gone, which names the pods; start another cluster"
+            )
         session = self._prepare(spec, len(pods), context, str(base))
         self._session, self._launched, self._stopped = session, True, False
         return session.adopt(pods)
@@ -150,7 +156,9 @@ class KubernetesPods(KubernetesOptions):
             )
         record.unlink(missing_ok=True)
 
-    def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:
+    def _prepare(
+        self, spec: PodSpec, count: int, context: LaunchContext, base: str = ""
+    ) -> Session:
         from workbench.pods.kubernetes.api import KubeApi
         from workbench.pods.kubernetes.manifests.objects import ClusterObjects, base_name
         from workbench.pods.kubernetes.session import Session

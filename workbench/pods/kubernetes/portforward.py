@@ -66,11 +66,15 @@ class PortForward:
             try:
                 _carry(connection, channel, lambda: self._note(""))
             finally:
-                with contextlib.suppress(Exception):  # the peer may be gone in the middle of its farewell
+                with contextlib.suppress(
+                    Exception
+                ):  # the peer may be gone in the middle of its farewell
                     channel.close(timeout=1)
         except WorkbenchError as error:
             self._note(str(error))
-        except Exception as error:  # thread boundary: websocket-client has a tree of errors of its own
+        except (
+            Exception
+        ) as error:  # thread boundary: websocket-client has a tree of errors of its own
             self._note(f"it ended: {error}")
         finally:
             with self._lock:
@@ -92,7 +96,9 @@ def _carry(connection: socket.socket, channel: Any, heard: Callable[[], None]) -
     opened: set[int] = set()
     while True:
         pending = getattr(channel.sock, "pending", lambda: 0)()
-        readable = [channel.sock] if pending else select.select([connection, channel.sock], [], [])[0]
+        readable = (
+            [channel.sock] if pending else select.select([connection, channel.sock], [], [])[0]
+        )
         if channel.sock in readable:
             data = _receive(channel, opened)
             if data is None:

@@ -17,7 +17,13 @@ from workbench.base.json_values import part, text
 from workbench.base.versions import VERSION
 from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
-from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL, ClusterObjects, HostKey, Manifest, Owner
+from workbench.pods.kubernetes.manifests.objects import (
+    CLUSTER_LABEL,
+    ClusterObjects,
+    HostKey,
+    Manifest,
+    Owner,
+)
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.watch import WatchedObjects
@@ -44,11 +50,15 @@ class _Look:
 class Session:
     """One launch, from its first object to the removal of the last."""
 
-    def __init__(self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool):
+    def __init__(
+        self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool
+    ):
         self._api, self._objects, self._context, self._forward = api, objects, context, forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
         self._public_keys = [key.public for key in self._host_keys]
-        self._made: list[tuple[str, str]] = []  # the pods, by name and unique id; all else goes with the first
+        self._made: list[
+            tuple[str, str]
+        ] = []  # the pods, by name and unique id; all else goes with the first
         self._making = threading.Lock()
         self._closed = threading.Event()
         self._changed = threading.Condition()
@@ -66,7 +76,9 @@ class Session:
         return self._await_made(self._make_all)
 
     def _await_made(self, make: Callable[[], None]) -> list[Pod]:
-        self._events = WatchedObjects(self._api, "event", self._changed, field_selector="involvedObject.kind=Pod")
+        self._events = WatchedObjects(
+            self._api, "event", self._changed, field_selector="involvedObject.kind=Pod"
+        )
         try:
             make()
             return self._await_all()
@@ -83,7 +95,10 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: not names & self._watched.names, _GONE_S)
             self._watched.forget(names)
-        before, self._pods = self._pods, {index: pod for index, pod in self._pods.items() if index not in lost}
+        before, self._pods = (
+            self._pods,
+            {index: pod for index, pod in self._pods.items() if index not in lost},
+        )
         owner = Owner(name=self._objects.names[0], uid=dict(made)[self._objects.names[0]])
         try:
             return self._await_made(partial(self._make_pods, lost, owner))
@@ -92,12 +107,16 @@ class Session:
 
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods that another session made, and all that belongs to them."""
-        self._made = [(name, "") for name in self._objects.names]  # so that `close` finds them if the next call fails
+        self._made = [
+            (name, "") for name in self._objects.names
+        ]  # so that `close` finds them if the next call fails
         self._made = self._api.pods_of(self._objects.selector)
         with self._changed:
             self._changed.wait_for(lambda: self._watched.changes, _REPORT_S)
         self._pods = dict(enumerate(pods))
-        self._public_keys = [pod.host_key for pod in pods]  # the Secret that they were made with is still there
+        self._public_keys = [
+            pod.host_key for pod in pods
+        ]  # the Secret that they were made with is still there
         if self._forward:
             self._pods = {index: self._forwarded(index, pod) for index, pod in self._pods.items()}
         return self.look()
@@ -118,10 +137,14 @@ class Session:
         """Return the last lines of a pod's log; of one that is gone, those that were read last."""
         names = [f"pod-{index}" for index in range(self._objects.count)]
         if name not in names:
-            raise ConfigError(f"no Kubernetes pod {name!r} was launched; there are: {', '.join(names)}")
+            raise ConfigError(
+                f"no Kubernetes pod {name!r} was launched; there are: {', '.join(names)}"
+            )
         with suppress(ApiRefusal):
             if not self._closed.is_set():
-                self._logs[name] = self._api.log(self._objects.names[names.index(name)], max(tail, _LOG_LINES))
+                self._logs[name] = self._api.log(
+                    self._objects.names[names.index(name)], max(tail, _LOG_LINES)
+                )
         return "\n".join(self._logs.get(name, "").splitlines()[-tail:])
 
     def close(self) -> None:
@@ -186,7 +209,10 @@ class Session:
 
     def _await_all(self) -> list[Pod]:
         began = time.monotonic()
-        deadline, longest = began + self._context.timeout_s, began + self._objects.options.pull_timeout_s
+        deadline, longest = (
+            began + self._context.timeout_s,
+            began + self._objects.options.pull_timeout_s,
+        )
         while True:
             self._check_open()
             match self._watched.error:
@@ -202,7 +228,11 @@ class Session:
                 deadline = min(time.monotonic(), longest) + self._context.timeout_s
             if lost:
                 raise PodError(self._exit_message(*lost))
-            up = [i for i, look in enumerate(looks) if look.seen and status.is_ready(look.seen) and i not in self._pods]
+            up = [
+                i
+                for i, look in enumerate(looks)
+                if look.seen and status.is_ready(look.seen) and i not in self._pods
+            ]
             for index in up:
                 self._admit(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
             self._report_progress({i: reason for i, reason in waits.items() if i not in self._pods})
@@ -215,7 +245,8 @@ class Session:
     def _pause(self, seen: tuple[object, ...], left_s: float) -> None:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._changes() != seen, min(left_s, status.LOOK_S) if self._waits.pulling else left_s
+                lambda: self._changes() != seen,
+                min(left_s, status.LOOK_S) if self._waits.pulling else left_s,
             )
 
     def _changes(self) -> tuple[object, ...]:
@@ -224,7 +255,9 @@ class Session:
 
     def _looks(self) -> Iterator[_Look]:
         by_name = {item["metadata"]["name"]: item for item in self._watched.objects.values()}
-        gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()}
+        gone = {
+            item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()
+        }
         for name in self._objects.names:
             seen, words = by_name.get(name), ""
             if seen is None and name in gone:
@@ -239,7 +272,9 @@ class Session:
         claims = [volume.claim for volume in self._objects.claims]
         for index, look in enumerate(looks):
             if look.gone or (look.seen and status.is_hopeless(look.seen, claims, self._warnings())):
-                return index, look.gone or status.why(look.seen or {}, self._warnings()) or "it ended"
+                return index, look.gone or status.why(
+                    look.seen or {}, self._warnings()
+                ) or "it ended"
         return None
 
     def _warnings(self) -> list[Mapping[str, Any]]:
@@ -259,7 +294,9 @@ class Session:
         pod = decode_report(status.report_of(self._api, index, name, self._check_open))
         expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
-            raise PodError(f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}")
+            raise PodError(
+                f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}"
+            )
         if self._forward:
             pod = self._forwarded(index, pod)
         self._pods[index] = replace(pod, versions={**pod.versions, "workbench": VERSION})
@@ -267,7 +304,9 @@ class Session:
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
         tail = "\n".join(lines)
-        last = f"\nLast lines of its log:\n{tail}" if any(line not in words for line in lines) else ""
+        last = (
+            f"\nLast lines of its log:\n{tail}" if any(line not in words for line in lines) else ""
+        )
         return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
 
     def _missing(self, waits: Mapping[int, str]) -> str:
@@ -290,8 +329,12 @@ class Session:
         deadline = time.monotonic() + _GONE_S
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not names & self._watched.names, max(0.0, deadline - time.monotonic()))
-            left, _ = self._api.list("pod", label_selector=self._objects.selector)  # a watch that broke sees nothing
+                self._changed.wait_for(
+                    lambda: not names & self._watched.names, max(0.0, deadline - time.monotonic())
+                )
+            left, _ = self._api.list(
+                "pod", label_selector=self._objects.selector
+            )  # a watch that broke sees nothing
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_S)

@@ -17,7 +17,12 @@ from workbench.pods.pod import Phase
 
 _HOPELESS = {
     *("ErrImageNeverPull", "InvalidImageName", "ImageInspectError"),
-    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),
+    *(
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    ),
 }
 """Reasons for waiting that no waiting mends: an image or a Secret that is not there, a command that cannot start."""
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
@@ -56,13 +61,19 @@ def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
     # always gives a reason, such as ContainersNotReady.
     ready = _condition(pod, "Ready", "False")
     containers: Iterable[Mapping[str, Any]] = _status(pod).get("containerStatuses") or ()
-    return bool(ready) and not ready.get("reason") and all("running" in each.get("state", {}) for each in containers)
+    return (
+        bool(ready)
+        and not ready.get("reason")
+        and all("running" in each.get("state", {}) for each in containers)
+    )
 
 
 def _node_words(pod: Mapping[str, Any]) -> str:
     node = pod.get("spec", {}).get("nodeName")
     since = _condition(pod, "Ready", "False").get("lastTransitionTime")
-    return f"its node {node or ''} is not ready".replace("  ", " ") + (f" since {since}" if since else "")
+    return f"its node {node or ''} is not ready".replace("  ", " ") + (
+        f" since {since}" if since else ""
+    )
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
@@ -75,7 +86,9 @@ def is_going(pod: Mapping[str, Any]) -> bool:
     return bool(_metadata(pod).get("deletionTimestamp")) and phase_of(pod).is_terminal
 
 
-def is_hopeless(pod: Mapping[str, Any], made: Collection[str] = (), events: Iterable[Mapping[str, Any]] = ()) -> bool:
+def is_hopeless(
+    pod: Mapping[str, Any], made: Collection[str] = (), events: Iterable[Mapping[str, Any]] = ()
+) -> bool:
     """Whether waiting will not help: it ended, is being deleted, or lacks something, but for claims being made."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
         return True
@@ -84,7 +97,10 @@ def is_hopeless(pod: Mapping[str, Any], made: Collection[str] = (), events: Iter
     own = [event for event in events if _uid_of(event) == _metadata(pod).get("uid")]
     if _has_failed_pull(pod) and any(_NO_IMAGE.search(words) for words in _pull_words(pod, own)):
         return True
-    if any(e.get("reason") == "FailedMount" and _NO_CONFIG_MAP.search(str(e.get("message", ""))) for e in own):
+    if any(
+        e.get("reason") == "FailedMount" and _NO_CONFIG_MAP.search(str(e.get("message", "")))
+        for e in own
+    ):
         return True
     missing = _NO_CLAIM.findall(str(_condition(pod, "PodScheduled").get("message", "")))
     return not set(missing) <= set(made)
@@ -106,9 +122,13 @@ def is_pulling(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> b
     """Whether the node pulls the pod's image: that was begun and has not ended, or it failed and is tried again."""
     if phase_of(pod) is Phase.PENDING and _has_failed_pull(pod):
         return True
-    if phase_of(pod) is not Phase.PENDING or any(_waiting(container) for container in _containers(pod)):
+    if phase_of(pod) is not Phase.PENDING or any(
+        _waiting(container) for container in _containers(pod)
+    ):
         return False
-    pulls = [e for e in events if _uid_of(e) == _metadata(pod).get("uid") and e.get("reason") in _PULLS]
+    pulls = [
+        e for e in events if _uid_of(e) == _metadata(pod).get("uid") and e.get("reason") in _PULLS
+    ]
     pulls.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     return bool(pulls) and pulls[-1]["reason"] == "Pulling"
 
@@ -142,8 +162,12 @@ def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str
         clusters.setdefault(_metadata(pod).get("labels", {}).get(CLUSTER_LABEL, ""), []).append(pod)
     forgotten = []
     for members in clusters.values():
-        if all(phase_of(pod).is_terminal and _ended_s(pod) < now_s - _FORGOTTEN_S for pod in members):
-            forgotten += [(str(_metadata(pod)["name"]), str(_metadata(pod)["uid"])) for pod in members]
+        if all(
+            phase_of(pod).is_terminal and _ended_s(pod) < now_s - _FORGOTTEN_S for pod in members
+        ):
+            forgotten += [
+                (str(_metadata(pod)["name"]), str(_metadata(pod)["uid"])) for pod in members
+            ]
     return forgotten
 
 
@@ -155,20 +179,31 @@ class Waits:
         """Whether a node pulls an image, which is not slow to start for that: the time does not count."""
         self._begun: dict[int, float] = {}
 
-    def look(self, pods: Mapping[int, Mapping[str, Any] | None], events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    def look(
+        self, pods: Mapping[int, Mapping[str, Any] | None], events: Sequence[Mapping[str, Any]]
+    ) -> dict[int, str]:
         """Return the reason of every pod, given as the server shows it; None is not there yet."""
         now = time.monotonic()
         self._begun = {
-            index: self._begun.get(index, now) for index, pod in pods.items() if pod and is_pulling(pod, events)
+            index: self._begun.get(index, now)
+            for index, pod in pods.items()
+            if pod and is_pulling(pod, events)
         }
         self.pulling = bool(self._begun)
-        return {index: self._reason(index, pod, events, now) if pod else "" for index, pod in pods.items()}
+        return {
+            index: self._reason(index, pod, events, now) if pod else ""
+            for index, pod in pods.items()
+        }
 
-    def _reason(self, index: int, pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: float) -> str:
+    def _reason(
+        self, index: int, pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: float
+    ) -> str:
         if index not in self._begun:
             return why(pod, events)
         told_s = (now - self._begun[index]) // LOOK_S * LOOK_S
-        words = f"pulling {pod['spec']['containers'][0]['image']}" + (f" for {duration(told_s)}" if told_s else "")
+        words = f"pulling {pod['spec']['containers'][0]['image']}" + (
+            f" for {duration(told_s)}" if told_s else ""
+        )
         trouble = why(pod, events) if _has_failed_pull(pod) else ""
         return f"{words}; {trouble}" if trouble else words
 
@@ -183,7 +218,9 @@ def listed(waits: Mapping[int, str]) -> str:
     alike: dict[str, list[int]] = {}
     for index, reason in waits.items():
         alike.setdefault(reason, []).append(index)
-    return ", ".join(_names(indices) + (f" ({reason})" if reason else "") for reason, indices in alike.items())
+    return ", ".join(
+        _names(indices) + (f" ({reason})" if reason else "") for reason, indices in alike.items()
+    )
 
 
 def _names(indices: Sequence[int]) -> str:
@@ -195,7 +232,11 @@ def _names(indices: Sequence[int]) -> str:
             runs.append([index])
     names: list[str] = []
     for run in runs:
-        names += [f"pod-{run[0]} to pod-{run[-1]}"] if len(run) > 2 else [f"pod-{index}" for index in run]
+        names += (
+            [f"pod-{run[0]} to pod-{run[-1]}"]
+            if len(run) > 2
+            else [f"pod-{index}" for index in run]
+        )
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -208,7 +249,9 @@ def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None
             text = api.log(name, _LOG_LINES)
         except ApiRefusal as error:
             trouble = error
-        reports = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
+        reports = [
+            line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)
+        ]
         if reports:
             return reports[-1]
         check_open()
@@ -222,7 +265,10 @@ def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None
 
 def _ended_s(pod: Mapping[str, Any]) -> float:
     """Return when the last container ended, in seconds since the epoch; when the pod was made where none started."""
-    ends = [container.get("state", {}).get("terminated", {}).get("finishedAt") for container in _containers(pod)]
+    ends = [
+        container.get("state", {}).get("terminated", {}).get("finishedAt")
+        for container in _containers(pod)
+    ]
     times = [end for end in ends if end] or [_metadata(pod).get("creationTimestamp")]
     return max(datetime.fromisoformat(str(text)).timestamp() for text in times)
 
@@ -231,7 +277,9 @@ def _uid_of(event: Mapping[str, Any]) -> object:
     return event.get("involvedObject", {}).get("uid")
 
 
-def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], told: Sequence[str]) -> list[str]:
+def _warnings(
+    pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], told: Sequence[str]
+) -> list[str]:
     """Return the warnings of a pod's events, but for those of healthy starts and for what the status tells itself."""
     uid, warnings = _metadata(pod).get("uid"), []
     for event in events:
@@ -252,7 +300,10 @@ def _ended(container: Mapping[str, Any]) -> dict[str, str]:
         return {}
     code, number = ended.get("exitCode"), ended.get("signal")
     how = f" (signal {number})" if number else f" (exit code {code})" if code else ""
-    return {"reason": f"{ended.get('reason') or 'Ended'}{how}", "message": str(ended.get("message") or "").strip()}
+    return {
+        "reason": f"{ended.get('reason') or 'Ended'}{how}",
+        "message": str(ended.get("message") or "").strip(),
+    }
 
 
 def _waiting(container: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -266,7 +317,9 @@ def _join(words: Mapping[str, Any]) -> str:
 
 def _condition(pod: Mapping[str, Any], kind: str, value: str = "") -> Mapping[str, Any]:
     conditions: Iterable[Mapping[str, Any]] = _status(pod).get("conditions") or ()
-    return next((c for c in conditions if c.get("type") == kind and value in ("", c.get("status"))), {})
+    return next(
+        (c for c in conditions if c.get("type") == kind and value in ("", c.get("status"))), {}
+    )
 
 
 def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

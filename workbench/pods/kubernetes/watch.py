@@ -54,7 +54,9 @@ class WatchedObjects:
 
     def forget(self, names: Collection[str]) -> None:
         """Leave out of `gone` what had one of these names, for others take them; the lock is held."""
-        self.gone = {uid: gone for uid, gone in self.gone.items() if gone[0]["metadata"]["name"] not in names}
+        self.gone = {
+            uid: gone for uid, gone in self.gone.items() if gone[0]["metadata"]["name"] not in names
+        }
 
     def close(self) -> None:
         self._closed.set()
@@ -74,7 +76,9 @@ class WatchedObjects:
             try:
                 version = self._list()
                 failures = 0
-                while not self._closed.wait(_BREATH_S):  # no storm at a server that ends every watch at once
+                while not self._closed.wait(
+                    _BREATH_S
+                ):  # no storm at a server that ends every watch at once
                     version = self._follow(version)
             except _Stale:
                 continue
@@ -94,7 +98,11 @@ class WatchedObjects:
         items, version = self._api.list(self._kind, **self._selector)
         listed = {_uid(item): item for item in items}
         if self._error_since_s:
-            _LOG.info("the watch of %ss goes again after %.0f s", self._kind, time.monotonic() - self._error_since_s)
+            _LOG.info(
+                "the watch of %ss goes again after %.0f s",
+                self._kind,
+                time.monotonic() - self._error_since_s,
+            )
         with self._changed:
             for uid in [uid for uid in self.objects if uid not in listed]:
                 self._forget(uid)
@@ -126,7 +134,10 @@ class WatchedObjects:
         if event["type"] == "ERROR":
             if item.get("code") == _GONE:
                 raise _Stale
-            raise ApiRefusal(f"the watch of {self._kind}s broke: {item.get('message')}", int(item.get("code") or 0))
+            raise ApiRefusal(
+                f"the watch of {self._kind}s broke: {item.get('message')}",
+                int(item.get("code") or 0),
+            )
         if event["type"] != "BOOKMARK":
             with self._changed:
                 if event["type"] == "DELETED":

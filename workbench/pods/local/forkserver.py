@@ -26,7 +26,9 @@ from workbench.base.wire import listen, short_path
 from workbench.pods.guest.process import private
 
 _BACKLOG = 128  # agents that wait for the imports
-_REACH_S = 5.0  # for the process that imports to take a connection, before the pods import for themselves
+_REACH_S = (
+    5.0  # for the process that imports to take a connection, before the pods import for themselves
+)
 _LOOK_S = 0.02
 _MESSAGE_BYTES = 1 << 20
 _LONGEST_PATH = 4096
@@ -40,7 +42,9 @@ class ForkServer:
     itself once none has been there for ten seconds.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], mark: str, package: str) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], mark: str, package: str
+    ) -> None:
         # The forks write the folder of their pod over this name: it must not be shorter than any of those.
         self.name = str(folder / "fork-server")
         self.socket = folder / "fork-server.sock"
@@ -57,7 +61,9 @@ class ForkServer:
             except OSError:
                 self.socket.unlink(missing_ok=True)
                 raise
-            socket.send_fds(self._line, [json.dumps(request).encode()], [log.fileno(), listener.fileno()])
+            socket.send_fds(
+                self._line, [json.dumps(request).encode()], [log.fileno(), listener.fileno()]
+            )
 
     def _reach_importer(self, shared: Mapping[str, str], mark: str, log: BinaryIO) -> socket.socket:
         """Connect to the importer, or start it first; an OSError says that it has no folder or does not answer."""
@@ -66,12 +72,18 @@ class ForkServer:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         line.settimeout(_REACH_S)
         try:
-            with _alone(path.with_suffix(".lock")):  # of several keepers that start at once, one starts the importer
+            with _alone(
+                path.with_suffix(".lock")
+            ):  # of several keepers that start at once, one starts the importer
                 if not _connect(line, path):
                     with listen(path, socket.SOCK_SEQPACKET, _BACKLOG) as listener:
-                        self._start_importer(listener, {**preloaded(), **shared, mark: _LONGEST_PATH * "-"}, log)
+                        self._start_importer(
+                            listener, {**preloaded(), **shared, mark: _LONGEST_PATH * "-"}, log
+                        )
                     if not _connect(line, path):
-                        raise ConnectionRefusedError(f"nothing listens at {path}, where the imports were started")
+                        raise ConnectionRefusedError(
+                            f"nothing listens at {path}, where the imports were started"
+                        )
             if peer(line)[1] != os.geteuid():
                 raise PermissionError(f"another user listens at {path}")
         except BaseException:
@@ -80,10 +92,14 @@ class ForkServer:
         line.settimeout(None)
         return line
 
-    def _start_importer(self, listener: socket.socket, env: Mapping[str, str], log: BinaryIO) -> None:
+    def _start_importer(
+        self, listener: socket.socket, env: Mapping[str, str], log: BinaryIO
+    ) -> None:
         number, nothing = listener.fileno(), subprocess.DEVNULL
         words = ("-m", entries.FORK_SERVER, str(number))
-        self._started.append(start(*words, env=env, stdin=nothing, stdout=log, stderr=log, pass_fds=[number]))
+        self._started.append(
+            start(*words, env=env, stdin=nothing, stdout=log, stderr=log, pass_fds=[number])
+        )
 
     def end(self) -> None:
         """Have the cluster's own end, and with the agents what it has forked. Idempotent."""
@@ -123,12 +139,17 @@ def _connect(line: socket.socket, path: Path) -> bool:
             return False
         except BlockingIOError:  # as many wait there as the system lets wait
             time.sleep(_LOOK_S)
-    raise TimeoutError(f"the process that imports for local pods took no connection in {_REACH_S:g} s")
+    raise TimeoutError(
+        f"the process that imports for local pods took no connection in {_REACH_S:g} s"
+    )
 
 
 def _importer_name(shared: Mapping[str, str]) -> str:
     """Name the socket of the process that imported as these pods would, on this machine as it runs now."""
-    limits = [os.getpriority(os.PRIO_PROCESS, 0), *(Path("/proc/self", name).read_text() for name in _LIMITS)]
+    limits = [
+        os.getpriority(os.PRIO_PROCESS, 0),
+        *(Path("/proc/self", name).read_text() for name in _LIMITS),
+    ]
     alike = [dict(shared), world(), limits, sys.executable, installed_versions(), boot_id()]
     key = hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()
     return f"importer-{key[:32]}.sock"

@@ -28,7 +28,13 @@ from workbench.base.process import POD_MARK, end_all
 from workbench.base.versions import installed_versions
 from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
-from workbench.pods.guest.process import LocalWorker, session_environment, sweep, tail_of, unsettled_guardians
+from workbench.pods.guest.process import (
+    LocalWorker,
+    session_environment,
+    sweep,
+    tail_of,
+    unsettled_guardians,
+)
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
 from workbench.pods.place import Place, Port
@@ -71,20 +77,26 @@ class LocalPods(Place):
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Start the pods and wait until each has reported; see `PodBackend.launch`."""
         if self._workers:
-            raise BackendError(f"these local pods are launched already ({len(self._workers)}); stop them first")
+            raise BackendError(
+                f"these local pods are launched already ({len(self._workers)}); stop them first"
+            )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
         for root in (context.directory.absolute() / "pods" / f"pod-{i}" for i in range(count)):
             if root.exists():
-                raise ConfigError(f"{root} exists; the cluster's directory holds pods already, choose another")
+                raise ConfigError(
+                    f"{root} exists; the cluster's directory holds pods already, choose another"
+                )
         self._stopped = False
         return self._launch(spec, count, context)
 
     def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         login_user()
         find_sshd()
-        addresses = {f"pod-{i}": address for i, address in enumerate(machine.loopback_addresses(count))}
+        addresses = {
+            f"pod-{i}": address for i, address in enumerate(machine.loopback_addresses(count))
+        }
         devices = _devices(spec, list(addresses))
         (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
@@ -139,7 +151,9 @@ class LocalPods(Place):
                 addresses = {pod.name: pod.address for pod in lost}
                 with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
                     devices = _devices(spec, list(pods))
-                    self._launch_at(lost[0].ssh_port, addresses, spec, devices, replace(context, warm=False))
+                    self._launch_at(
+                        lost[0].ssh_port, addresses, spec, devices, replace(context, warm=False)
+                    )
         finally:
             with self._starting:
                 self._keep_folders, self._kept = False, {}
@@ -150,7 +164,11 @@ class LocalPods(Place):
         """Return the pods, failed where their worker has ended."""
         for name, pod in list(self._pods.items()):
             worker = self._workers.get(name)  # none where another thread has just stopped them
-            if worker is not None and worker.process.poll() is not None and pod.phase is not Phase.FAILED:
+            if (
+                worker is not None
+                and worker.process.poll() is not None
+                and pod.phase is not Phase.FAILED
+            ):
                 sweep([worker.root])
                 self._pods[name] = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
         return list(self._pods.values())
@@ -158,7 +176,9 @@ class LocalPods(Place):
     def logs(self, name: str, tail: int = 50) -> str:
         """Return the last lines of a pod's daemon and worker; also after `stop`."""
         if name not in self._logs:
-            raise ConfigError(f"no local pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+            raise ConfigError(
+                f"no local pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}"
+            )
         return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
@@ -173,7 +193,9 @@ class LocalPods(Place):
         """End what runs of the pods, and remove their folders."""
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
-        self._workers = {root.name: LocalWorker.adopted(root) for root in folder.glob("pod-*") if root.is_dir()}
+        self._workers = {
+            root.name: LocalWorker.adopted(root) for root in folder.glob("pod-*") if root.is_dir()
+        }
         self._end()
         sweep([str(folder.absolute() / "fork-server")])
         (folder / "fork-server.sock").unlink(missing_ok=True)
@@ -195,7 +217,9 @@ class LocalPods(Place):
                 worker.process.stdin.close()
         if fork_server is not None:  # last: it reaps the warm servers that it forked
             fork_server.end()
-        servers = {str(Path(root).with_name("fork-server")) for root in roots}  # one that another keeper started too
+        servers = {
+            str(Path(root).with_name("fork-server")) for root in roots
+        }  # one that another keeper started too
         sweep([*roots, *servers])
         stores = {str(Path(root).with_name(_STORE)) for root in roots}
         for folder in [] if self._keep_folders else [*roots, *stores]:
@@ -214,7 +238,9 @@ class LocalPods(Place):
     ) -> list[Pod]:
         try:
             self._start_fork_server(spec, context)
-            shared = {} if self._fork_server is None else {_FORK_SERVER: str(self._fork_server.socket)}
+            shared = (
+                {} if self._fork_server is None else {_FORK_SERVER: str(self._fork_server.socket)}
+            )
             with Rendezvous(list(addresses)) as rendezvous:
                 for name, address in addresses.items():
                     root = context.directory.absolute() / "pods" / name
@@ -233,7 +259,9 @@ class LocalPods(Place):
                         token=rendezvous.token.hex(),
                         versions=installed_versions(),
                     )
-                    self._start_worker(config, f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
+                    self._start_worker(
+                        config, f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib
+                    )
                 came = rendezvous.wait(
                     context.timeout_s,
                     watch=self._watch,
@@ -257,7 +285,10 @@ class LocalPods(Place):
                 folder = context.directory.absolute() / "pods"
                 try:
                     self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
-                except (OSError, WorkbenchError) as error:  # sharing the imports only saves time and memory
+                except (
+                    OSError,
+                    WorkbenchError,
+                ) as error:  # sharing the imports only saves time and memory
                     logger.warning("each local pod imports torch for itself: %s", error)
 
     def _start_worker(self, config: WorkerConfig, group: str, memory_gib: float | None) -> None:

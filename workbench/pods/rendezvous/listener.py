@@ -55,7 +55,9 @@ class Rendezvous:
             self._listener = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
         except OSError as error:
             self._selector.close()
-            raise ConfigError(f"the rendezvous cannot listen on {host!r}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"the rendezvous cannot listen on {host!r}: {error.strerror or error}"
+            ) from error
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.host: str = host
@@ -132,7 +134,11 @@ class Rendezvous:
     def _judge(self, pending: _WorkerConnection, line: bytes) -> None:
         try:
             message = from_line(line)
-            text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
+            text, nonce, given = (
+                str(message["report"]),
+                str(message["nonce"]),
+                str(message["proof"]),
+            )
             expected = proof(self.token, "worker", pending.nonce, nonce, text)
             proven = hmac.compare_digest(given.encode(), expected.encode())
         except (ValueError, RecursionError, TypeError, KeyError):
@@ -149,7 +155,9 @@ class Rendezvous:
     def _admit(self, pod: Pod) -> str:
         if pod.name not in self.names:
             self.refused["unknown worker"] += 1
-            _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
+            _LOG.warning(
+                "a worker called %s reported; expected are %s", pod.name, ", ".join(self.names)
+            )
             return f"no worker {pod.name} is expected"
         before = self._came.get(pod.name)
         if before is not None and before != pod:
@@ -166,7 +174,9 @@ class Rendezvous:
             missing = [name for name in self.names if name not in self._came]
             waits = f"; waiting for {', '.join(missing)}" if missing else ""
             self._arrived([self._came[name] for name in self.names if name in self._came])
-            self._report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
+            self._report(
+                f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}"
+            )
         return ""
 
     def _answer(self, pending: _WorkerConnection, nonce: str, text: str, error: str) -> None:
@@ -183,7 +193,10 @@ class Rendezvous:
     def _drop_idle(self) -> None:
         """Part with connections that did not send a whole line in time; the oldest stand first."""
         limit_s = time.monotonic() - _READ_TIMEOUT_S
-        while self._connections and (oldest := next(iter(self._connections.values()))).since_s < limit_s:
+        while (
+            self._connections
+            and (oldest := next(iter(self._connections.values()))).since_s < limit_s
+        ):
             self._refuse(oldest, "idle")
 
     def _refuse(self, pending: _WorkerConnection, reason: str) -> None:
@@ -199,11 +212,11 @@ class Rendezvous:
     def _missing(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
         missing = [name for name in self.names if name not in self._came]
         waits = [f"{name} ({words})" if (words := status_of(name)) else name for name in missing]
-        text = (
-            f"{len(self._came)} of {len(self.names)} workers reported in {timeout_s:.0f} s; missing: {', '.join(waits)}"
-        )
+        text = f"{len(self._came)} of {len(self.names)} workers reported in {timeout_s:.0f} s; missing: {', '.join(waits)}"
         wrong = self.refused["wrong token"]
-        return text + (f"; {wrong} reports came with a wrong token" if wrong and not self._came else "")
+        return text + (
+            f"; {wrong} reports came with a wrong token" if wrong and not self._came else ""
+        )
 
 
 def _where(pod: Pod) -> str:
@@ -242,7 +255,9 @@ class _Report(BaseModel):
     address: Annotated[str, AfterValidator(check_address)]
     ssh_port: Annotated[int, AfterValidator(check_port)]
     user: Annotated[str, AfterValidator(check_user)]
-    slots: Annotated[int, AfterValidator(lambda slots: HostEntry(address="localhost", slots=slots).slots)]
+    slots: Annotated[
+        int, AfterValidator(lambda slots: HostEntry(address="localhost", slots=slots).slots)
+    ]
     host_key: Annotated[str, AfterValidator(check_key_line)]
     root: _Path
     python: _Path
@@ -259,7 +274,9 @@ def decode_report(text: str) -> Pod:
 
 
 def _refusal(text: str, error: ValidationError) -> str:
-    problems = {str(problem["loc"][0]) if problem["loc"] else "": problem for problem in error.errors()}
+    problems = {
+        str(problem["loc"][0]) if problem["loc"] else "": problem for problem in error.errors()
+    }
     if "" in problems:
         return f"the report is not JSON, or not an object: {problems['']['msg'][:100]}"
     if any(problem["type"] in ("missing", "extra_forbidden") for problem in problems.values()):

@@ -26,7 +26,9 @@ _FIELDS = ("name", "address", "ssh_port", "user", "slots", "host_key", "root", "
 
 def proof(token: bytes, role: str, *parts: str) -> str:
     """Return the HMAC-SHA256 by which `role` ("worker" or "rendezvous") proves the token over an exchange."""
-    message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in (role, *parts))
+    message = b"".join(
+        len(part.encode()).to_bytes(4, "big") + part.encode() for part in (role, *parts)
+    )
     return hmac.digest(token, message, "sha256").hex()
 
 
@@ -55,11 +57,17 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
     with socket.create_connection((host, port), timeout=_EXCHANGE_S) as connection:
         lines = connection.makefile("rb")
         nonce = str(_read(lines.readline(MAX_MESSAGE_BYTES))["nonce"])
-        sent = {"report": report, "nonce": own_nonce, "proof": proof(token, "worker", nonce, own_nonce, report)}
+        sent = {
+            "report": report,
+            "nonce": own_nonce,
+            "proof": proof(token, "worker", nonce, own_nonce, report),
+        }
         connection.sendall(to_line(sent))
         answer = _read(lines.readline(MAX_MESSAGE_BYTES))
     error = str(answer.get("error", ""))
-    if not hmac.compare_digest(str(answer.get("proof")), proof(token, "rendezvous", nonce, own_nonce, report, error)):
+    if not hmac.compare_digest(
+        str(answer.get("proof")), proof(token, "rendezvous", nonce, own_nonce, report, error)
+    ):
         raise PodError(f"{host}:{port} could not prove that it is this cluster's rendezvous")
     if error:
         raise PodError(f"the rendezvous {host}:{port} refused {pod.name}: {error}")

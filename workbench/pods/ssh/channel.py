@@ -96,8 +96,12 @@ class RemoteStream:
     def error(self, what: str) -> RemoteError:
         """Make the error for something that went wrong with it, with the tail of its stderr."""
         words = self.stderr.strip()
-        text = f"{self.command!r} on {self.host} {what}" + (f"; it wrote: {words[-500:]}" if words else "")
-        return RemoteError(text, host=self.host, command=self.command, exit_code=self.exit_code, stderr=words)
+        text = f"{self.command!r} on {self.host} {what}" + (
+            f"; it wrote: {words[-500:]}" if words else ""
+        )
+        return RemoteError(
+            text, host=self.host, command=self.command, exit_code=self.exit_code, stderr=words
+        )
 
 
 def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:

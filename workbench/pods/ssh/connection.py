@@ -50,7 +50,9 @@ class SSHConnection:
         self._hop: paramiko.Transport | None = None
 
     def __repr__(self) -> str:
-        return f"SSHConnection({self.pod.name}, {self._where}, {'open' if self.is_open else 'closed'})"
+        return (
+            f"SSHConnection({self.pod.name}, {self._where}, {'open' if self.is_open else 'closed'})"
+        )
 
     def __enter__(self) -> SSHConnection:
         return self.open()
@@ -126,7 +128,8 @@ class SSHConnection:
         words = ["take", str(remote), str(len(data)), hashlib.sha256(data).hexdigest()]
         if not self._ask_far_end(words, data)["whole"]:
             raise RemoteError(
-                f"{remote} arrived cut or damaged on {self.pod.address}; submit again", host=self.pod.address
+                f"{remote} arrived cut or damaged on {self.pod.address}; submit again",
+                host=self.pod.address,
             )
 
     def stamp_of(self, remote: str | PurePosixPath, digest: str, stamp: str = "") -> str:
@@ -160,13 +163,19 @@ class SSHConnection:
                 yield self._sftp
             except RemoteError:
                 raise
-            except Exception as error:  # paramiko raises OSError, EOFError, SSHException and its own
-                text = f"cannot {verb} {remote} on {self.pod.address}: {error or type(error).__name__}"
+            except (
+                Exception
+            ) as error:  # paramiko raises OSError, EOFError, SSHException and its own
+                text = (
+                    f"cannot {verb} {remote} on {self.pod.address}: {error or type(error).__name__}"
+                )
                 raise RemoteError(text, host=self.pod.address) from error
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)
-        for _ in range(_KILLED_AT_MOST):  # whoever kills it kills no run with it: it can be asked again
+        for _ in range(
+            _KILLED_AT_MOST
+        ):  # whoever kills it kills no run with it: it can be asked again
             done = self.run(argv, data, timeout_s=_FILE_S + len(data) / _SLOWEST_PER_S)
             if done.exit_code >= 0:
                 break
@@ -174,7 +183,9 @@ class SSHConnection:
             how = "was killed" if done.exit_code < 0 else f"ended with {done.exit_code}"
             what = f"{words[1]} on {self.pod.name} cannot be {_DONE[words[0]]}"
             text = f"{what}: {done.stderr[-500:].strip() or f'{argv[0]} {how} there'}"
-            raise RemoteError(text, host=self.pod.address, exit_code=done.exit_code, stderr=done.stderr[-500:])
+            raise RemoteError(
+                text, host=self.pod.address, exit_code=done.exit_code, stderr=done.stderr[-500:]
+            )
         return far_end_answer(done.stdout, self.pod.name, self.pod.address)
 
     @property
@@ -206,7 +217,10 @@ class SSHConnection:
 
     def _live_transport(self) -> paramiko.Transport:
         if self._transport is None or not self._transport.is_active():
-            raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
+            raise RemoteError(
+                f"the connection to {self.pod.name} ({self._where}) is closed",
+                host=self.pod.address,
+            )
         return self._transport
 
 

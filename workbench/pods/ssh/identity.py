@@ -24,7 +24,9 @@ from workbench.pods.pod import Jump, Pod
 APT_LINE = "sudo apt-get install openssh-server openssh-client"
 
 _JUMP = "workbench-jump-{}"  # not the address: that may be a pod's too, with another port
-_KEY_LINE = re.compile(r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) ([A-Za-z0-9+/]+={0,2})(?: [!-~]+)?")
+_KEY_LINE = re.compile(
+    r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) ([A-Za-z0-9+/]+={0,2})(?: [!-~]+)?"
+)
 
 _CLIENT_OPTIONS = """\
 BatchMode yes
@@ -64,7 +66,9 @@ class Identity:
         folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty; a cluster's identity needs a folder of its own")
+            raise ConfigError(
+                f"{folder} is not empty; a cluster's identity needs a folder of its own"
+            )
         folder.chmod(0o700)
         identity = cls(folder)
         generate_key(identity.key, comment="workbench")
@@ -94,7 +98,10 @@ class Identity:
         jumps = list(dict.fromkeys(pod.jump for pod in listed if pod.jump is not None))
         trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
         trusted += [(jump.address, jump.port, jump.host_key) for jump in jumps]
-        lines = [f"{known_hosts_name(address, port)} {check_key_line(key)}\n" for address, port, key in trusted]
+        lines = [
+            f"{known_hosts_name(address, port)} {check_key_line(key)}\n"
+            for address, port, key in trusted
+        ]
         config = _client_config(self, listed, jumps)
         write_text(self.known_hosts, "".join(dict.fromkeys(lines)))
         write_text(self.ssh_config, config)
@@ -122,7 +129,9 @@ def check_key_file(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
     if mode & 0o077:
-        raise ConfigError(f"key file {path} has mode {mode:04o}, others may use it; run: chmod 600 {path}")
+        raise ConfigError(
+            f"key file {path} has mode {mode:04o}, others may use it; run: chmod 600 {path}"
+        )
 
 
 def known_hosts_name(address: str, port: int) -> str:
@@ -157,11 +166,20 @@ def generate_key(path: Path, comment: str) -> None:
     """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 whatever the umask."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        subprocess.run(
+            command,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
     except FileNotFoundError as error:
         raise ConfigError(f"ssh-keygen is not installed; run: {APT_LINE}") from error
     except subprocess.CalledProcessError as error:
-        raise ConfigError(f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}") from error
+        raise ConfigError(
+            f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}"
+        ) from error
     path.chmod(0o600)
     path.with_name(path.name + ".pub").chmod(0o600)
 
@@ -170,9 +188,14 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
     blocks = []
     patience_s: dict[Jump, float] = {}
     for pod in pods:
-        lines = [f"User {check_user(pod.user)}", f"IdentityFile {_config_path(identity.key_for(pod))}"]
+        lines = [
+            f"User {check_user(pod.user)}",
+            f"IdentityFile {_config_path(identity.key_for(pod))}",
+        ]
         lines += _patience(pod.connect_timeout_s)
-        if pod.ssh_address:  # known under the name that the pods use: a forwarded port is another pod's tomorrow
+        if (
+            pod.ssh_address
+        ):  # known under the name that the pods use: a forwarded port is another pod's tomorrow
             alias = known_hosts_name(pod.address, pod.ssh_port).lower()
             lines += [f"HostName {check_address(pod.ssh_address)}", f"HostKeyAlias {alias}"]
         if pod.jump is not None:
@@ -193,7 +216,9 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
 
 def _patience(connect_timeout_s: float) -> list[str]:
     """Return the option that gives a host behind a slow line more time than all others have."""
-    return [f"ConnectTimeout {math.ceil(connect_timeout_s)}"] if connect_timeout_s > _CONNECT_S else []
+    return (
+        [f"ConnectTimeout {math.ceil(connect_timeout_s)}"] if connect_timeout_s > _CONNECT_S else []
+    )
 
 
 def _block(host: str, port: int, lines: Sequence[str]) -> str:
@@ -216,5 +241,7 @@ def _config_path(path: Path) -> str:
     """Quote a path for ssh_config, whose `%` and `${}` stand for other things."""
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():
-        raise ConfigError(f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and backslashes")
+        raise ConfigError(
+            f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and backslashes"
+        )
     return '"' + text.replace("%", "%%") + '"'

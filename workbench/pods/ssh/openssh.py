@@ -30,7 +30,9 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
     """Return the variables that make pdsh connect through OpenSSH with this identity."""
     path = str(identity.ssh_config)
     if any(c in path for c in "%'") or len(path.split()) != 1:
-        raise ConfigError(f"pdsh cannot use the path {path!r}; choose a cluster folder without blanks, quotes and %")
+        raise ConfigError(
+            f"pdsh cannot use the path {path!r}; choose a cluster folder without blanks, quotes and %"
+        )
     return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {path}"}
 
 
@@ -38,13 +40,21 @@ def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
     """Write an executable that is `ssh` with this identity; return its path: OpenMPI's `plm_rsh_agent`."""
     path = identity.folder / f"ssh-{pods[0].name}"  # a pod is in one run at a time
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
-        raise ConfigError(f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;")
+        raise ConfigError(
+            f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;"
+        )
     # Two orteds of one machine that share a folder race to make the same one in it; one of them may end without a word,
     # and mpirun then waits for it for ever. In /tmp another user may have made it.
     own = {pod.address: shlex.quote(shlex.quote(f"TMPDIR={pod.root}")) for pod in pods if pod.root}
-    cases = " ".join(f'{shlex.quote(address)}) set -- "$@" env {folder} ;;' for address, folder in own.items())
+    cases = " ".join(
+        f'{shlex.quote(address)}) set -- "$@" env {folder} ;;' for address, folder in own.items()
+    )
     words = f'for word do\n  shift\n  set -- "$@" "$word"\n  case $word in {cases} esac\ndone\n'
-    write_text(path, f'#!/bin/sh\n{words}exec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n', mode=0o700)
+    write_text(
+        path,
+        f'#!/bin/sh\n{words}exec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n',
+        mode=0o700,
+    )
     return str(path)
 
 
@@ -100,7 +110,9 @@ def run_over_openssh(
     try:
         process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)
     except FileNotFoundError:
-        return CommandResult(reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s)
+        return CommandResult(
+            reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s
+        )
     while True:
         left_s = max(waits_from_s, answered_s()) + timeout_s - time.monotonic()
         try:
@@ -112,8 +124,20 @@ def run_over_openssh(
         process.kill()
         out, words = process.communicate()
         words = words or f"no answer in {timeout_s:g} s"
-        return CommandResult(reached=False, exit_code=None, out=out, words=words, began_s=began_s, ended_s=time.time())
+        return CommandResult(
+            reached=False,
+            exit_code=None,
+            out=out,
+            words=words,
+            began_s=began_s,
+            ended_s=time.time(),
+        )
     code = process.returncode
     return CommandResult(
-        reached=code != _SSH_FAILED, exit_code=code, out=out, words=words.strip(), began_s=began_s, ended_s=time.time()
+        reached=code != _SSH_FAILED,
+        exit_code=code,
+        out=out,
+        words=words.strip(),
+        began_s=began_s,
+        ended_s=time.time(),
     )

@@ -22,7 +22,11 @@ _BANNER_S = 10.0
 _WEAK = {
     "ciphers": ["3des-cbc", "aes128-cbc", "aes192-cbc", "aes256-cbc"],
     "macs": ["hmac-md5", "hmac-md5-96", "hmac-sha1", "hmac-sha1-96"],
-    "kex": ["diffie-hellman-group1-sha1", "diffie-hellman-group14-sha1", "diffie-hellman-group-exchange-sha1"],
+    "kex": [
+        "diffie-hellman-group1-sha1",
+        "diffie-hellman-group14-sha1",
+        "diffie-hellman-group-exchange-sha1",
+    ],
     "keys": ["ssh-dss", "ssh-rsa"],
     "pubkeys": ["ssh-dss", "ssh-rsa"],
 }
@@ -49,7 +53,9 @@ class Destination:
         return f"{self.address}:{self.port}"
 
 
-def reach(destination: Destination, timeout_s: float, through: Transport | None = None) -> Transport:
+def reach(
+    destination: Destination, timeout_s: float, through: Transport | None = None
+) -> Transport:
     check_key_file(destination.key)
     if not destination.pinned:
         raise PodError(
@@ -85,7 +91,10 @@ def connect(destination: Destination, timeout_s: float, through: Transport | Non
 def _forwarded(through: Transport, destination: Destination, limit_s: float) -> paramiko.Channel:
     try:
         return through.open_channel(
-            "direct-tcpip", (destination.address, destination.port), ("127.0.0.1", 0), timeout=limit_s
+            "direct-tcpip",
+            (destination.address, destination.port),
+            ("127.0.0.1", 0),
+            timeout=limit_s,
         )
     except paramiko.ChannelException as error:
         raise OSError(f"the jump host answers: {error.text}") from error
@@ -94,7 +103,12 @@ def _forwarded(through: Transport, destination: Destination, limit_s: float) -> 
 
 
 def handshake(
-    wire: Wire, destination: Destination, kinds: Sequence[str], timeout_s: float, *, only: bool = False
+    wire: Wire,
+    destination: Destination,
+    kinds: Sequence[str],
+    timeout_s: float,
+    *,
+    only: bool = False,
 ) -> Transport:
     """Agree on keys; the host proves one of its keys here."""
     limit_s = min(timeout_s, max(_BANNER_S, destination.connect_timeout_s))
@@ -146,7 +160,9 @@ def log_in(transport: Transport, destination: Destination) -> None:
         # paramiko has one exception for all of these; only a host that answered has refused.
         if "timeout" in str(error).lower():
             limit_s = transport.auth_timeout
-            raise PodTimeout(f"{name} ({where}): no answer to the login in {limit_s:g} s") from error
+            raise PodTimeout(
+                f"{name} ({where}): no answer to the login in {limit_s:g} s"
+            ) from error
         if not transport.is_active() or "EOF" in str(error):
             raise PodError(f"{name} ({where}) broke off the login: {error}") from error
         raise PodError(
@@ -155,13 +171,18 @@ def log_in(transport: Transport, destination: Destination) -> None:
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise PodError(f"{name} ({where}) broke off the login: {error}") from error
     if left:
-        raise PodError(f"{user}@{where} ({name}) wants more than a key ({', '.join(left)}); nobody is there to answer")
+        raise PodError(
+            f"{user}@{where} ({name}) wants more than a key ({', '.join(left)}); nobody is there to answer"
+        )
 
 
 def _load_key(path: Path) -> paramiko.PKey:
     try:
         return paramiko.PKey.from_path(path)
-    except (paramiko.PasswordRequiredException, TypeError) as error:  # cryptography asks with a TypeError
+    except (
+        paramiko.PasswordRequiredException,
+        TypeError,
+    ) as error:  # cryptography asks with a TypeError
         raise ConfigError(
             f"the key {path} has a passphrase and nobody is there to type it; make a key without one for this:"
             f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts' authorized_keys"

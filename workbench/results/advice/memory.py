@@ -53,7 +53,9 @@ def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]
         return list(OF_SCRIPTS)
     fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
     if not job.gradient_checkpointing:
-        fixes.append("gradient_checkpointing=True: about a third more time for far fewer activations")
+        fixes.append(
+            "gradient_checkpointing=True: about a third more time for far fewer activations"
+        )
     return [*fixes, *_shorter(job)]
 
 
@@ -80,12 +82,18 @@ def _largest(prediction: Mapping[str, object]) -> dict[str, int]:
 def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
     """Name the first technique under which the planner says that the job fits; none where nobody could say."""
     largest, micro = _largest(prediction), job.per_device_train_batch_size
-    if largest.get(job.technique, micro) >= micro:  # it fits by the planner, which erred: of others it knows no more
+    if (
+        largest.get(job.technique, micro) >= micro
+    ):  # it fits by the planner, which erred: of others it knows no more
         return []
-    others = {name: size for name, size in largest.items() if name in _LADDER and name != job.technique}
+    others = {
+        name: size for name, size in largest.items() if name in _LADDER and name != job.technique
+    }
     if better := next((name for name in _LADDER if others.get(name, 0) >= micro), ""):
         return [f'technique="{better}" {_LADDER[better]}: by the planner the job fits as it is']
-    if largest.get(job.technique) == 0 and (better := next((name for name in _LADDER if others.get(name)), "")):
+    if largest.get(job.technique) == 0 and (
+        better := next((name for name in _LADDER if others.get(name)), "")
+    ):
         return [
             f'technique="{better}", {_batch(job, others[better])}: the same global batch, and by the planner it fits'
         ]

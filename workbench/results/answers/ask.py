@@ -12,7 +12,13 @@ from workbench.jobs.data.messages import Message
 from workbench.jobs.refusals import no_template
 from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
-from workbench.results.answers.questions import Question, RowLike, job_options, questions_of, tables_of
+from workbench.results.answers.questions import (
+    Question,
+    RowLike,
+    job_options,
+    questions_of,
+    tables_of,
+)
 from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.answers import judge
 from workbench.rundir.paths import RunPaths
@@ -31,15 +37,24 @@ class _Run(Protocol):
 def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
     """Let a run's model answer rows, greedily and in batches; its process keeps the model for the next time."""
     questions = questions_of(run.paths, rows)
-    models = [("before training", run, True), ("after training", run, False)] if before else [("answered", run, False)]
+    models = (
+        [("before training", run, True), ("after training", run, False)]
+        if before
+        else [("answered", run, False)]
+    )
     return _ask(models, questions)
 
 
-def chat(run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None) -> Conversation:
+def chat(
+    run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None
+) -> Conversation:
     """Return a chat with a run's model, beside the untrained one or another run's."""
     models = {"before training": (run, True)} if before else {}
     if beside:
-        models |= {name: (each, False) for name, each in zip(_names([run, beside]), (run, beside), strict=True)}
+        models |= {
+            name: (each, False)
+            for name, each in zip(_names([run, beside]), (run, beside), strict=True)
+        }
     else:
         models["after training" if before else "answered"] = (run, False)
     for each, _ in models.values():
@@ -59,7 +74,9 @@ def chat(run: _Run, *, before: bool = False, beside: _Run | None = None, system:
 def _check_template(paths: RunPaths) -> None:
     job = job_options(paths)
     if (prompt := job.get("prompt")) not in (None, "chat"):
-        raise ConfigError(f"the run in {paths.root} asks its model by prompt {prompt!r}, not by turns; use run.predict")
+        raise ConfigError(
+            f"the run in {paths.root} asks its model by prompt {prompt!r}, not by turns; use run.predict"
+        )
     own = read_json(paths.model / "tokenizer_config.json", within=paths.root).get("chat_template")
     if not (job.get("chat_template") or own or (paths.model / "chat_template.jinja").is_file()):
         raise ConfigError(f"of the run in {paths.root}, {no_template(str(job.get('model')))}")
@@ -102,18 +119,32 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
             reply = server_of(run.paths).answer([questions[n] for n in numbers], before=before)
             texts.update(zip(numbers, reply.texts, strict=True))
             load_s, answer_s = load_s + reply.load_s, answer_s + reply.answer_s
-            at_once = max(_AT_ONCE, min(_MOST, int(len(numbers) * _REQUEST_S / max(reply.answer_s, 1e-3))))
+            at_once = max(
+                _AT_ONCE, min(_MOST, int(len(numbers) * _REQUEST_S / max(reply.answer_s, 1e-3)))
+            )
         answers = (
-            judge(q.text, q.expected, texts[n], table=tables.get(q.table_id or ""), table_id=q.table_id)
+            judge(
+                q.text,
+                q.expected,
+                texts[n],
+                table=tables.get(q.table_id or ""),
+                table_id=q.table_id,
+            )
             for n, q in enumerate(questions)
         )
         by_model.append(Predictions(tuple(answers)))
-    return Answers(names=[name for name, _, _ in models], models=by_model, load_s=load_s, answer_s=answer_s)
+    return Answers(
+        names=[name for name, _, _ in models], models=by_model, load_s=load_s, answer_s=answer_s
+    )
 
 
 def _names(runs: Sequence[_Run]) -> list[str]:
     jobs = [job_options(run.paths) for run in runs]
-    for keys in (("technique",), ("model", "technique"), ("model", "technique", "seed", "max_steps")):
+    for keys in (
+        ("technique",),
+        ("model", "technique"),
+        ("model", "technique", "seed", "max_steps"),
+    ):
         names = [" ".join(str(job.get(key, "?")) for key in keys) for job in jobs]
         if max(Counter(names).values()) == 1:
             return names

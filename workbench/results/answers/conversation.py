@@ -31,7 +31,9 @@ class Conversation(ShownLive):
         self._ask = ask
         self._system = system
 
-    def send(self, text: str, on_text: Callable[[str, str], None] | None = None) -> Mapping[str, str]:
+    def send(
+        self, text: str, on_text: Callable[[str, str], None] | None = None
+    ) -> Mapping[str, str]:
         """Ask every model, one after the other, and wait for the answers.
 
         Args:
@@ -48,7 +50,9 @@ class Conversation(ShownLive):
         if not text.strip():
             raise ConfigError("text is empty; say something")
         answers = {
-            name: self._ask(name, self._turns(name, text.strip()), on_text and partial(on_text, name))
+            name: self._ask(
+                name, self._turns(name, text.strip()), on_text and partial(on_text, name)
+            )
             for name in self.names
         }
         self.exchanges.append(Exchange(asked=text.strip(), answers=answers))
@@ -59,7 +63,9 @@ class Conversation(ShownLive):
         self.exchanges.clear()
 
     def _turns(self, name: str, text: str) -> list[Message]:
-        turns: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
+        turns: list[Message] = (
+            [] if self._system is None else [{"role": "system", "content": self._system}]
+        )
         for exchange in self.exchanges:
             turns.append({"role": "user", "content": exchange.asked})
             turns.append({"role": "assistant", "content": exchange.answers[name]})

@@ -56,7 +56,9 @@ class Predictions(Shown):
             "the same logic": self.logical_match,
             "the same result": self.execution_match,
         }
-        return ", ".join(f"{percent(share)} {words}" for words, share in shares.items() if share is not None)
+        return ", ".join(
+            f"{percent(share)} {words}" for words, share in shares.items() if share is not None
+        )
 
     @property
     def summary(self) -> str:
@@ -70,7 +72,9 @@ class Predictions(Shown):
 
     def to_dataframe(self) -> DataFrame:
         """Return the answers as a pandas DataFrame, one a row; its columns are the fields of an answer."""
-        return data_frame((asdict(row) for row in self.rows), [field.name for field in fields(Answer)])
+        return data_frame(
+            (asdict(row) for row in self.rows), [field.name for field in fields(Answer)]
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,20 +144,32 @@ class Answers(Shown):
     def to_dataframe(self) -> DataFrame:
         """Return the answers as a pandas DataFrame, one a question and model: `model`, and the fields of an answer."""
         rows = (
-            {"model": name, **asdict(row)} for name, model in zip(self.names, self.models, strict=True) for row in model
+            {"model": name, **asdict(row)}
+            for name, model in zip(self.names, self.models, strict=True)
+            for row in model
         )
         return data_frame(rows, ["model", *(field.name for field in fields(Answer))])
 
     @property
     def summary(self) -> str:
         """How many answers there are and how many are right, of every model, in a line."""
-        shares = {name: model.shares for name, model in zip(self.names, self.models, strict=True) if model.shares}
-        right = shares.values() if len(self.names) == 1 else (f"{name} {text}" for name, text in shares.items())
+        shares = {
+            name: model.shares
+            for name, model in zip(self.names, self.models, strict=True)
+            if model.shares
+        }
+        right = (
+            shares.values()
+            if len(self.names) == 1
+            else (f"{name} {text}" for name, text in shares.items())
+        )
         return "; ".join([f"{count(len(self))} rows", *right])
 
     def _of(self, name: str | None) -> Predictions:
         if name is not None and name not in self.names:
-            raise ConfigError(f"there are no answers of {name!r}; there are: {', '.join(self.names)}")
+            raise ConfigError(
+                f"there are no answers of {name!r}; there are: {', '.join(self.names)}"
+            )
         return self.models[-1 if name is None else list(self.names).index(name)]
 
     def __len__(self) -> int:
@@ -171,7 +187,9 @@ def read_predictions(path: Path, tables: Path | None = None) -> Predictions:
     return Predictions(tuple(read_answers(path, tables)))
 
 
-def judge_answers(rows: Sequence[Mapping[str, str]], answers: Sequence[str], tables: Path | None = None) -> Predictions:
+def judge_answers(
+    rows: Sequence[Mapping[str, str]], answers: Sequence[str], tables: Path | None = None
+) -> Predictions:
     """Compare a model's answers with the expected ones.
 
     Args:
@@ -183,13 +201,19 @@ def judge_answers(rows: Sequence[Mapping[str, str]], answers: Sequence[str], tab
         ConfigError: There is not one answer for each row, or a line of `tables` is broken.
     """
     if len(rows) != len(answers):
-        raise ConfigError(f"{len(answers)} answers to {len(rows)} rows: give one for each, in the same order")
+        raise ConfigError(
+            f"{len(answers)} answers to {len(rows)} rows: give one for each, in the same order"
+        )
     by_id = {table.id: table for table in read_tables(tables)} if tables else {}
     judged = (
         judge(
-            row["source"], row["target"], answer, table=by_id.get(row.get("table_id", "")),
-            table_id=row.get("table_id"), input=row.get("input", ""),
+            row["source"],
+            row["target"],
+            answer,
+            table=by_id.get(row.get("table_id", "")),
+            table_id=row.get("table_id"),
+            input=row.get("input", ""),
         )
         for row, answer in zip(rows, answers, strict=True)
-    )  # fmt: skip
+    )
     return Predictions(tuple(judged))

@@ -12,7 +12,14 @@ from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.meant import check_media
-from workbench.jobs.data.messages import TOOLS, Message, completed_turns, last_of, tools_of, turns_of
+from workbench.jobs.data.messages import (
+    TOOLS,
+    Message,
+    completed_turns,
+    last_of,
+    tools_of,
+    turns_of,
+)
 from workbench.jobs.data.rows import ANSWERS, PREFIX, Example, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import SqlTable
@@ -45,7 +52,9 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
         limit = whole(job_options(paths).get("predict_rows")) or 0
         first = list(islice(own.evaluation(), limit if limit > 0 else _DEFAULT_ROWS))
         if not first and own.is_plain:
-            raise RunError(f"the run in {paths.root} learned from plain text; give texts for its model to go on with")
+            raise RunError(
+                f"the run in {paths.root} learned from plain text; give texts for its model to go on with"
+            )
         if not first:
             raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")
         return first
@@ -64,7 +73,9 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
     for paths in runs:
         if paths.tables.exists() and wanted - tables.keys():
             try:
-                tables = {t.id: t for t in read_tables(paths.tables, paths.root) if t.id in wanted} | tables
+                tables = {
+                    t.id: t for t in read_tables(paths.tables, paths.root) if t.id in wanted
+                } | tables
             except (OSError, ConfigError) as error:
                 raise RunError(f"the tables in {paths.tables} cannot be read: {error}") from error
     return tables
@@ -111,7 +122,9 @@ class _OwnRows:
             for question in self.evaluation():
                 if sum(turn["role"] == "user" for turn in question.messages) > 1:
                     continue  # what was said before is a part of what is asked
-                twice = question.text in self._by_source and self._by_source[question.text] != question
+                twice = (
+                    question.text in self._by_source and self._by_source[question.text] != question
+                )
                 self._by_source[question.text] = None if twice else question
         return self._by_source.get(text)
 
@@ -138,7 +151,9 @@ def _question(row: RowLike, where: str, own: _OwnRows) -> Question:
             return _question_of_row(row, where)
         case [*turns]:
             return _question_of_row({"messages": turns}, where)
-    raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
+    raise ConfigError(
+        f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id"
+    )
 
 
 def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
@@ -175,5 +190,8 @@ def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     if not made.asks:
         return Question(source="", opening=made.target)
     return Question(
-        source=made.source, input=made.input, expected=None if unknown else made.target, table_id=made.table_id
+        source=made.source,
+        input=made.input,
+        expected=None if unknown else made.target,
+        table_id=made.table_id,
     )

@@ -59,7 +59,11 @@ class ModelServer:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return (
+            self._process.pid
+            if self._process is not None and self._process.poll() is None
+            else None
+        )
 
     def start(self) -> None:
         """Start the child unless it runs. Returns at once."""
@@ -73,10 +77,16 @@ class ModelServer:
         pipe = subprocess.PIPE
         # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
         env = {name: value for name, value in child_environment().items() if name not in _OF_RANKS}
-        self._process = start(*command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words)
+        self._process = start(
+            *command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words
+        )
 
     def answer(
-        self, questions: Sequence[Question], *, before: bool = False, on_text: Callable[[str], None] | None = None
+        self,
+        questions: Sequence[Question],
+        *,
+        before: bool = False,
+        on_text: Callable[[str], None] | None = None,
     ) -> Answered:
         """Let the model answer, telling `on_text` each piece of a single answer; an interrupt leaves the child fit."""
         sent = ("source", "input", "opening", "messages", "tools")
@@ -94,7 +104,9 @@ class ModelServer:
         if not reply["ok"]:
             if reply["full"]:
                 raise DiskFull(errno.ENOSPC, reply["error"])
-            raise RunError(f"the model of {self._paths.root} could not be exported: {reply['error']}")
+            raise RunError(
+                f"the model of {self._paths.root} could not be exported: {reply['error']}"
+            )
         return reply
 
     def close(self) -> None:
@@ -114,7 +126,10 @@ class ModelServer:
             self._words.close()
 
     def _answered(
-        self, request: Mapping[str, object], timeout_s: float, on_text: Callable[[str], None] | None = None
+        self,
+        request: Mapping[str, object],
+        timeout_s: float,
+        on_text: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -166,12 +181,18 @@ class ModelServer:
             self._process.wait(_DYING_S)
         code = self._process.returncode
         self._words.seek(0)
-        last = self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
+        last = (
+            self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
+        )
         self.close()
         if code == 0:
             return _EndedIdle(f"the process that holds the model of {self._paths.root} ended")
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return RunError("\n".join([f"the process that holds the model of {self._paths.root} ended ({how})", *last]))
+        return RunError(
+            "\n".join(
+                [f"the process that holds the model of {self._paths.root} ended ({how})", *last]
+            )
+        )
 
 
 class _EndedIdle(RunError):
@@ -228,14 +249,18 @@ def _check_regular(path: Path) -> None:
             _check_regular(path / name)
     elif not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-        raise RunError(f"{path} is {kind}, and a run's model is not read through it; put a copy of the file there")
+        raise RunError(
+            f"{path} is {kind}, and a run's model is not read through it; put a copy of the file there"
+        )
 
 
 def _check_shards(paths: RunPaths) -> None:
     """Refuse an index of weights that names files outside its folder."""
     for index in sorted(paths.model.glob("*.index.json")):
         shards = part(load_json(index, within=paths.root), "weight_map").values()
-        if outside := [shard for shard in shards if not isinstance(shard, str) or PurePath(shard).name != shard]:
+        if outside := [
+            shard for shard in shards if not isinstance(shard, str) or PurePath(shard).name != shard
+        ]:
             raise RunError(
                 f"{index} names weights outside its folder: {str(outside[0])[:200]!r}; put a whole copy back"
             )

@@ -60,7 +60,9 @@ def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]
     """
     auto = _AUTO[family]
     at, base_at = shlex.quote(model), shlex.quote(base)
-    lines = {"transformers": f"{auto}.from_pretrained({model!r}), AutoTokenizer.from_pretrained({model!r})"}
+    lines = {
+        "transformers": f"{auto}.from_pretrained({model!r}), AutoTokenizer.from_pretrained({model!r})"
+    }
     if family is Family.CAUSAL:
         lora = f"vllm serve {base_at} --enable-lora --lora-modules adapters={at}"
         lines["vLLM"] = lora if base else f"vllm serve {at}"
@@ -73,12 +75,23 @@ def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
     if dtype not in (None, *_DTYPES):
         raise one_of("dtype", dtype, _DTYPES)
     check_model(paths)
-    if not merged and has_adapters(paths) and model_kind(base := job_of(paths).model) is ModelKind.BUILTIN:
-        raise ConfigError(f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True")
+    if (
+        not merged
+        and has_adapters(paths)
+        and model_kind(base := job_of(paths).model) is ModelKind.BUILTIN
+    ):
+        raise ConfigError(
+            f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True"
+        )
 
 
 def export(
-    paths: RunPaths, folder: str | Path, *, dtype: str | None, merged: bool, max_shard_size: int | str
+    paths: RunPaths,
+    folder: str | Path,
+    *,
+    dtype: str | None,
+    merged: bool,
+    max_shard_size: int | str,
 ) -> Export:
     """Leave a run's model in a folder; see `Run.export`."""
     check_export(paths, dtype, merged)
@@ -89,7 +102,9 @@ def export(
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder {target.parent}: {error.strerror}") from error
-    facts = server_of(paths).export(target, dtype=dtype, merged=merged, max_shard_size=max_shard_size)
+    facts = server_of(paths).export(
+        target, dtype=dtype, merged=merged, max_shard_size=max_shard_size
+    )
     return Export(
         folder=target,
         files={path.name: path.stat().st_size for path in sorted(target.iterdir())},
@@ -102,7 +117,9 @@ def export(
 def merge(paths: RunPaths, path: str | Path) -> Path:
     """Leave the merged model of a run that trained adapters in a folder that plain `from_pretrained` loads."""
     if (paths.model / "config.json").is_file():
-        raise RunError(f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model")
+        raise RunError(
+            f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model"
+        )
     return export(paths, path, dtype=None, merged=True, max_shard_size=SHARD).folder
 
 

@@ -61,7 +61,9 @@ class Pushed(Shown):
         return sum(self.files.values())
 
     def __repr__(self) -> str:
-        return f"Pushed({self.url}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
+        return (
+            f"Pushed({self.url}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,13 @@ class ModelCard:
 
 
 def push(
-    result: ResultRecord, repo_id: str, *, private: bool, token: str | None, dtype: str | None, merged: bool
+    result: ResultRecord,
+    repo_id: str,
+    *,
+    private: bool,
+    token: str | None,
+    dtype: str | None,
+    merged: bool,
 ) -> Pushed:
     from huggingface_hub import HfApi
 
@@ -89,15 +97,24 @@ def push(
     api = HfApi(token=token, library_name="deepspeed-workbench")
     name = _repository(api, repo_id, private)
     with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
-        made = export(paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD)
+        made = export(
+            paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD
+        )
         files = _files(made.folder)
-        logger.info("pushing to %s: %s", name, ", ".join(f"{file} ({size:,} bytes)" for file, size in files.items()))
+        logger.info(
+            "pushing to %s: %s",
+            name,
+            ", ".join(f"{file} ({size:,} bytes)" for file, size in files.items()),
+        )
         card = _write_card(result, name, made)
         with _explained(api, name):
             message = f"Upload the model of run {paths.root.name}"
             # Weights of an earlier push under other names would be loaded in place of these.
             commit = api.upload_folder(
-                repo_id=name, folder_path=made.folder, commit_message=message, delete_patterns=_WEIGHTS
+                repo_id=name,
+                folder_path=made.folder,
+                commit_message=message,
+                delete_patterns=_WEIGHTS,
             )
         return Pushed(
             url=f"{api.endpoint}/{name}",
@@ -133,12 +150,16 @@ def _repository(api: HfApi, repo_id: str, private: bool) -> str:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise ConfigError(f"{repo_id!r} is not a name of the hub, such as 'me/model': {error}") from error
+        raise ConfigError(
+            f"{repo_id!r} is not a name of the hub, such as 'me/model': {error}"
+        ) from error
     with _explained(api, repo_id):
         _check_token(api.whoami(), repo_id)
         name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if private and not api.model_info(name).private:
-            raise RunError(f"{api.endpoint}/{name} is public; push with private=False, or under another name")
+            raise RunError(
+                f"{api.endpoint}/{name} is public; push with private=False, or under another name"
+            )
         api.auth_check(name, write=True)
     return name
 
@@ -151,7 +172,9 @@ def _check_token(who: Mapping[str, object], repo_id: str) -> None:
     names = [each.get("name") for each in organisations] if isinstance(organisations, list) else []
     owner, slash, _ = repo_id.rpartition("/")
     if slash and owner not in (owners := [who.get("name"), *names]):
-        raise RunError(f"{who.get('name')} may not write to {owner!r}; name one of {', '.join(map(str, owners))}")
+        raise RunError(
+            f"{who.get('name')} may not write to {owner!r}; name one of {', '.join(map(str, owners))}"
+        )
 
 
 @contextmanager
@@ -172,7 +195,9 @@ def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
         raise RunError(mask_secrets(f"{words}\n{error}")) from error
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         why = " ".join(dict.fromkeys(str(each) for each in (error, error.__cause__) if each))
-        raise RunError(mask_secrets(f"{repo_id} cannot be uploaded to {api.endpoint}: {why}")) from error
+        raise RunError(
+            mask_secrets(f"{repo_id} cannot be uploaded to {api.endpoint}: {why}")
+        ) from error
 
 
 def _write_card(result: ResultRecord, repo_id: str, export: Export) -> Path:

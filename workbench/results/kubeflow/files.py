@@ -30,10 +30,16 @@ _MOST_CARRIED = 512 << 20  # bytes of rows or a script that are looked at
 _LEFT_OUT = ("lab", "display", "results", "benchmark", "client", "keeper", "cli.py", "__main__.py")
 
 
-def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSpec, nodes: int) -> Mapping[str, bytes]:
+def config_files(
+    paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSpec, nodes: int
+) -> Mapping[str, bytes]:
     """Return the files of the ConfigMap: the package, the specification and, packed, what it names."""
     inputs: dict[str, bytes] = {}
-    asked = _script(paths, job, options, inputs) if isinstance(job, Script) else _finetune(paths, job, options, inputs)
+    asked = (
+        _script(paths, job, options, inputs)
+        if isinstance(job, Script)
+        else _finetune(paths, job, options, inputs)
+    )
     env = {**pod.env, **job.env}
     _check_secrets(env, options)
     pods = {**pod.to_dict(), "image": None}
@@ -57,7 +63,11 @@ def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSp
 def _package() -> bytes:
     """Zip the rooms of this package that ranks need: a ConfigMap is small."""
     root = Path(HOME, "workbench")
-    rooms = [path for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] not in _LEFT_OUT]
+    rooms = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if path.relative_to(root).parts[0] not in _LEFT_OUT
+    ]
     return zip_files(root.parent, rooms)
 
 
@@ -67,7 +77,9 @@ def _finetune(
     shipped = read_json(paths.job, within=paths.root)
     asked: dict[str, object] = job.to_dict()
     if job.lora.get("resume_from"):
-        raise ConfigError("a job that goes on with adapters cannot be handed over: merge them first (run.merge)")
+        raise ConfigError(
+            "a job that goes on with adapters cannot be handed over: merge them first (run.merge)"
+        )
     if Path(job.model).is_absolute():
         if not options.inputs:
             raise ConfigError(
@@ -78,13 +90,22 @@ def _finetune(
     folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
     kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
     if shipped.get("train") and kind != "wikisql-mini":
-        of_rows = ("train", "eval", *(["tables"] if part(shipped, "metric_inputs").get("tables") else []))
+        of_rows = (
+            "train",
+            "eval",
+            *(["tables"] if part(shipped, "metric_inputs").get("tables") else []),
+        )
         names = [f"{name}.jsonl" for name in of_rows if name == "tables" or shipped.get(name)]
         if not options.inputs:
             inputs.update({name: _content(paths, paths.inputs / name) for name in names})
-        asked["dataset"] = {"kind": "files", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
+        asked["dataset"] = {
+            "kind": "files",
+            **{name.partition(".")[0]: f"{folder}{name}" for name in names},
+        }
     sent = parts(part(shipped, "metric_inputs").get("metrics"))
-    asked["metrics"], metrics = carried_metrics([metric_text(metric) for metric in job.metrics], sent, folder)
+    asked["metrics"], metrics = carried_metrics(
+        [metric_text(metric) for metric in job.metrics], sent, folder
+    )
     if not options.inputs:
         inputs.update(metrics)
     if shipped.get("deepspeed") is not None:
@@ -107,7 +128,9 @@ def _shipped(job: FineTune) -> Mapping[str, object]:
     return config
 
 
-def _script(paths: RunPaths, job: Script, options: HandoverOptions, inputs: dict[str, bytes]) -> Mapping[str, object]:
+def _script(
+    paths: RunPaths, job: Script, options: HandoverOptions, inputs: dict[str, bytes]
+) -> Mapping[str, object]:
     name = Path(options.script or job.path).name
     if options.inputs:
         return {**job.to_dict(), "path": f"{RESULTS}/{options.inputs}/script/{name}"}
@@ -127,8 +150,12 @@ def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
     given = {*options.sources, *options.env}
     missing = [variable for variable in references(env.values()) if variable not in given]
     if missing:
-        others = ", ".join(f'"{variable}": "secret/key"' for variable in missing if variable != "HF_TOKEN")
-        hints = ["token_secret='hub'"] * ("HF_TOKEN" in missing) + [f"secrets={{{others}}}"] * bool(others)
+        others = ", ".join(
+            f'"{variable}": "secret/key"' for variable in missing if variable != "HF_TOKEN"
+        )
+        hints = ["token_secret='hub'"] * ("HF_TOKEN" in missing) + [f"secrets={{{others}}}"] * bool(
+            others
+        )
         raise ConfigError(
             f"the run takes {', '.join(missing)} from the environment, and no value is in a manifest: name the Secrets "
             f"that hold them, run.manifest(…, {', '.join(hints)}), or give what is no secret with env="

@@ -50,7 +50,9 @@ class Manifest(Shown):
         try:
             target.write_text(self.to_text(), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"cannot write the manifest {target}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"cannot write the manifest {target}: {error.strerror or error}"
+            ) from error
         return target
 
     def to_text(self, *, folded: bool = False) -> str:
@@ -61,7 +63,9 @@ class Manifest(Shown):
 
     def __repr__(self) -> str:
         ranks = f"{self.nodes} x {self.slots} ranks"
-        return f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
+        return (
+            f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
+        )
 
 
 def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
@@ -74,7 +78,9 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     job = job_from_dict(part(raw, "job"))
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
     backend = part(cluster, "backend")
-    options = HandoverOptions.from_dict({**(backend if backend.get("kind") == HandoverOptions.kind else {}), **given})
+    options = HandoverOptions.from_dict(
+        {**(backend if backend.get("kind") == HandoverOptions.kind else {}), **given}
+    )
     pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
     _check(kind, job, options, part(read_json(paths.job), "deepspeed"))
@@ -125,7 +131,9 @@ def _check(kind: str, job: Job, options: HandoverOptions, config: Json) -> None:
     if options.elastic is None:
         return
     if kind != "pytorchjob":
-        raise ConfigError(f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out")
+        raise ConfigError(
+            f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out"
+        )
     alone = "it is one process" if tuned and tuned.technique == Technique.SINGLE else ""
     if tuned and (why := alone or bound_to_ranks(tuned, config)):
         raise ConfigError(f"technique {tuned.technique!r} cannot be elastic: {why}")
@@ -141,25 +149,37 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     }[plan.kind]
     notes = [f"The run {run_id} as a {plan.kind} for unattended use. It takes {operator}."]
     if plan.pod.pip:
-        notes.append(f"The image must have the packages that the run's pods were given: {', '.join(plan.pod.pip)}.")
+        notes.append(
+            f"The image must have the packages that the run's pods were given: {', '.join(plan.pod.pip)}."
+        )
     if options.pvc:
         several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")
     if made := [volume.claim for volume in made_claims(options.volumes)]:
-        notes.append(f"It makes the claim {', '.join(made)}, which stays; where there is one, that one is taken.")
+        notes.append(
+            f"It makes the claim {', '.join(made)}, which stays; where there is one, that one is taken."
+        )
     if plan.carries_script:
         notes.append(f"It carries {travelling(plan.files['inputs.zip'])}.")
     for secret, key in sorted(set(options.sources.values())):
-        notes.append(f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…")
-    notes.append(f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)")
-    notes.append(f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads.")
+        notes.append(
+            f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…"
+        )
+    notes.append(
+        f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)"
+    )
+    notes.append(
+        f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads."
+    )
     if plan.kind == "trainjob" and options.service_account:
         notes.append(
             f"The pods get a token of the account {options.service_account}, unless the account itself says"
             " automountServiceAccountToken: false; a TrainJob cannot."
         )
     if plan.kind == "trainjob" and options.priority_class:
-        notes.append(f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none.")
+        notes.append(
+            f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none."
+        )
     if plan.resumes and plan.kind != "trainjob":
         notes.append("A rank that fails is started again and goes on from the last checkpoint.")
     if options.elastic is not None:
@@ -188,7 +208,9 @@ def yaml_of(data: Mapping[str, object]) -> str:
             return True  # what appears twice is written twice
 
     def text(dumper: Any, value: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+        )
 
     Dumper.add_representer(str, text)
     return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, width=110))

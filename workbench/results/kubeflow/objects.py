@@ -71,7 +71,10 @@ class KubeflowPlan:
 def objects_of(plan: KubeflowPlan) -> list[Object]:
     """Return the objects of a run, the job last."""
     several = plan.nodes > 1 or plan.options.elastic is not None or plan.kind == "mpijob"
-    claims = {volume.claim: volume.claim_spec(2 if several else 1) for volume in made_claims(plan.options.volumes)}
+    claims = {
+        volume.claim: volume.claim_spec(2 if several else 1)
+        for volume in made_claims(plan.options.volumes)
+    }
     if not plan.options.pvc:
         claims[plan.claim] = {
             # Every node writes its ranks' output there.
@@ -79,18 +82,35 @@ def objects_of(plan: KubeflowPlan) -> list[Object]:
             "resources": {"requests": {"storage": f"{round(plan.options.storage_gib * 1024)}Mi"}},
         }
     objects = [_config_map(plan)]
-    objects += [{**_head("v1", "PersistentVolumeClaim", plan, name), "spec": spec} for name, spec in claims.items()]
+    objects += [
+        {**_head("v1", "PersistentVolumeClaim", plan, name), "spec": spec}
+        for name, spec in claims.items()
+    ]
     if plan.kind == "trainjob" and not plan.options.service_account:
         # A TrainJob cannot say that its pods get no token; the account that they run as can.
-        objects.append({**_head("v1", "ServiceAccount", plan, plan.name), "automountServiceAccountToken": False})
+        objects.append(
+            {
+                **_head("v1", "ServiceAccount", plan, plan.name),
+                "automountServiceAccountToken": False,
+            }
+        )
     job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[plan.kind]
     return [*objects, job(plan)]
 
 
 def _config_map(plan: KubeflowPlan) -> Object:
     texts = {name: data.decode() for name, data in plan.files.items() if not name.endswith(".zip")}
-    packed = {name: base64.b64encode(data).decode() for name, data in plan.files.items() if name not in texts}
-    return {**_head("v1", "ConfigMap", plan, plan.name), "immutable": True, "data": texts, "binaryData": packed}
+    packed = {
+        name: base64.b64encode(data).decode()
+        for name, data in plan.files.items()
+        if name not in texts
+    }
+    return {
+        **_head("v1", "ConfigMap", plan, plan.name),
+        "immutable": True,
+        "data": texts,
+        "binaryData": packed,
+    }
 
 
 def _trainjob(plan: KubeflowPlan) -> Object:
@@ -105,15 +125,36 @@ def _trainjob(plan: KubeflowPlan) -> Object:
     }
     placed = {"serviceAccountName": plan.name, **placement(plan.options)}
     placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
-    node = {"name": "node", "volumeMounts": _mounts(plan), "securityContext": container_security(plan.options)}
-    patch = {"volumes": _volumes(plan), "securityContext": pod_security(plan.options), **placed, "containers": [node]}
+    node = {
+        "name": "node",
+        "volumeMounts": _mounts(plan),
+        "securityContext": container_security(plan.options),
+    }
+    patch = {
+        "volumes": _volumes(plan),
+        "securityContext": pod_security(plan.options),
+        **placed,
+        "containers": [node],
+    }
     # The shipped NetworkPolicy selects pods by this label.
     pod = {"metadata": {"labels": {MANAGED_BY[0]: MANAGED_BY[1]}}, "spec": patch}
-    template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": pod}}}]}}
-    runtime = {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": plan.options.runtime}
-    ours = {"manager": "deepspeed-workbench.io/notebook", "trainingRuntimeSpec": {"template": template}}
+    template = {
+        "spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": pod}}}]}
+    }
+    runtime = {
+        "apiGroup": "trainer.kubeflow.org",
+        "kind": "ClusterTrainingRuntime",
+        "name": plan.options.runtime,
+    }
+    ours = {
+        "manager": "deepspeed-workbench.io/notebook",
+        "trainingRuntimeSpec": {"template": template},
+    }
     spec: Object = {"runtimeRef": runtime, "trainer": trainer, "runtimePatches": [ours]}
-    return {**_head("trainer.kubeflow.org/v1alpha1", "TrainJob", plan, plan.name, queued=True), "spec": spec}
+    return {
+        **_head("trainer.kubeflow.org/v1alpha1", "TrainJob", plan, plan.name, queued=True),
+        "spec": spec,
+    }
 
 
 def _pytorchjob(plan: KubeflowPlan) -> Object:
@@ -124,11 +165,20 @@ def _pytorchjob(plan: KubeflowPlan) -> Object:
         # Rendezvous and the number of nodes come as PET_ variables, from the policy.
         container = _container(plan, "pytorch", plan.torchrun(f"--nproc-per-node={slots}"))
         replicas = {"Worker": _replica(plan, most, container)}
-        policy = {"minReplicas": least, "maxReplicas": most, "maxRestarts": _RESTARTS, "rdzvBackend": "c10d"}
+        policy = {
+            "minReplicas": least,
+            "maxReplicas": most,
+            "maxRestarts": _RESTARTS,
+            "rdzvBackend": "c10d",
+        }
         spec["elasticPolicy"] = policy
     else:
         # Kubernetes fills in what stands in $(…) from the variables that the operator gives the container.
-        place = ["--node-rank=$(RANK)", "--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
+        place = [
+            "--node-rank=$(RANK)",
+            "--master-addr=$(MASTER_ADDR)",
+            "--master-port=$(MASTER_PORT)",
+        ]
         command = plan.torchrun(f"--nnodes={plan.nodes}", f"--nproc-per-node={slots}", *place)
         container = _container(plan, "pytorch", command)
         replicas = {"Master": _replica(plan, 1, container)}
@@ -155,14 +205,20 @@ def _mpijob(plan: KubeflowPlan) -> Object:
         "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 2},
     }
     launcher = _container(plan, "launcher", ["sh", "-c", _mpi_script(plan)])
-    launcher["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    launcher["resources"] = {
+        "requests": {"cpu": "100m", "memory": "256Mi"},
+        "limits": {"memory": "1Gi"},
+    }
     spec: Object = {
         "slotsPerWorker": plan.pod.slots,
         "mpiImplementation": "OpenMPI",
         "sshAuthMountPath": _SSH,
         "launcherCreationPolicy": "WaitForWorkersReady",
         "runPolicy": _run_policy(plan, "Running"),
-        "mpiReplicaSpecs": {"Launcher": _replica(plan, 1, launcher), "Worker": _replica(plan, plan.nodes, worker)},
+        "mpiReplicaSpecs": {
+            "Launcher": _replica(plan, 1, launcher),
+            "Worker": _replica(plan, plan.nodes, worker),
+        },
     }
     return {**_head("kubeflow.org/v2beta1", "MPIJob", plan, plan.name, queued=True), "spec": spec}
 
@@ -199,7 +255,11 @@ def _replica(plan: KubeflowPlan, replicas: int, container: Object) -> Object:
     }
     metadata = {key: value for key, value in metadata.items() if value}
     template = {**({"metadata": metadata} if metadata else {}), "spec": spec}
-    return {"replicas": replicas, "restartPolicy": "OnFailure" if plan.resumes else "Never", "template": template}
+    return {
+        "replicas": replicas,
+        "restartPolicy": "OnFailure" if plan.resumes else "Never",
+        "template": template,
+    }
 
 
 def _container(plan: KubeflowPlan, name: str, command: Sequence[str]) -> Object:
@@ -245,10 +305,16 @@ def _run_policy(plan: KubeflowPlan, clean: str) -> Object:
     return {"cleanPodPolicy": clean, "backoffLimit": _RESTARTS if plan.resumes else 0}
 
 
-def _head(version: str, kind: str, plan: KubeflowPlan, name: str, *, queued: bool = False) -> Object:
+def _head(
+    version: str, kind: str, plan: KubeflowPlan, name: str, *, queued: bool = False
+) -> Object:
     options = plan.options
     labels = {**options.labels, MANAGED_BY[0]: MANAGED_BY[1]}
     if queued and options.queue:
         labels["kueue.x-k8s.io/queue-name"] = options.queue
-    metadata = {"name": name, **({"namespace": options.namespace} if options.namespace else {}), "labels": labels}
+    metadata = {
+        "name": name,
+        **({"namespace": options.namespace} if options.namespace else {}),
+        "labels": labels,
+    }
     return {"apiVersion": version, "kind": kind, "metadata": metadata}

@@ -43,13 +43,17 @@ def _check_folder(inputs: str) -> str:
 
 def _check_nodes(elastic: tuple[int, int] | None) -> tuple[int, int] | None:
     if elastic and elastic[0] > elastic[1]:
-        raise ConfigError(f"elastic is {elastic!r}; give the least and the most nodes, as in (2, 4)")
+        raise ConfigError(
+            f"elastic is {elastic!r}; give the least and the most nodes, as in (2, 4)"
+        )
     return elastic
 
 
 JobName = Annotated[
     str,
-    Field(pattern=r"^([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?$"),  # the operators add up to 24 letters, and 63 is the end
+    Field(
+        pattern=r"^([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?$"
+    ),  # the operators add up to 24 letters, and 63 is the end
     Allowed("up to 40 lower-case letters, digits and -, a letter first"),
 ]
 Nodes = Annotated[tuple[Size, Size], Field(strict=False)]
@@ -74,7 +78,9 @@ class HandoverOptions(KubernetesOptions):
     env: Annotated[Environment, AfterValidator(_check_plain)] = Field(default_factory=dict)
     """Plain values of variables of the run, such as NCCL_DEBUG; they stand in the manifest. Default none."""
     elastic: Annotated[
-        Nodes | None, AfterValidator(_check_nodes), Allowed("the least and the most nodes, as in (2, 4), or None")
+        Nodes | None,
+        AfterValidator(_check_nodes),
+        Allowed("the least and the most nodes, as in (2, 4), or None"),
     ] = None
     """Least and most nodes of a PyTorchJob that may grow and shrink. Default None: as many as the run had."""
     runtime: str = "torch-distributed"

@@ -23,7 +23,9 @@ class ModulePair:
 
     def change(self, figure: str) -> float:
         """Return the second's figure less the first's; a missing module counts as 0."""
-        return (self.other.figure(figure) if self.other else 0.0) - (self.one.figure(figure) if self.one else 0.0)
+        return (self.other.figure(figure) if self.other else 0.0) - (
+            self.one.figure(figure) if self.one else 0.0
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +40,10 @@ class ProfileComparison(Shown):
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
         left, right = (dict(p.root.at(depth)) if p.root else {} for p in (self.one, self.other))
-        pairs = [ModulePair(path=path, one=left.get(path), other=right.get(path)) for path in {**left, **right}]
+        pairs = [
+            ModulePair(path=path, one=left.get(path), other=right.get(path))
+            for path in {**left, **right}
+        ]
         return pairs if sort is None else sorted(pairs, key=lambda pair: -abs(pair.change(sort)))
 
     def summary(self) -> Grid:
@@ -55,7 +60,12 @@ class ProfileComparison(Shown):
             ("whole step: time", one.iter_latency_s, other.iter_latency_s, duration),
             ("whole step: FLOP/s", one.flops_per_s, other.flops_per_s, scaled),
             ("samples/s by the profiler", one.samples_per_s, other.samples_per_s, number),
-            ("samples/s by the trainer, all steps", one.trainer_samples_per_s, other.trainer_samples_per_s, number),
+            (
+                "samples/s by the trainer, all steps",
+                one.trainer_samples_per_s,
+                other.trainer_samples_per_s,
+                number,
+            ),
         ]
         columns = ("", *self.names, f"{self.names[1]} / {self.names[0]}")
         rows = [(title, write(a), write(b), ratio(a, b)) for title, a, b, write in figures]
@@ -65,14 +75,29 @@ class ProfileComparison(Shown):
         """Return the modules of a level as a table; see `modules`."""
         one, other = self.names
         pairs = self.modules(depth, sort)
-        columns: dict[str, list[tuple[str, Key]]] = {"module": [(pair.path, pair.path) for pair in pairs]}
+        columns: dict[str, list[tuple[str, Key]]] = {
+            "module": [(pair.path, pair.path) for pair in pairs]
+        }
         writers: Sequence[Callable[[float | None], str]] = (scaled, scaled, duration)
-        for figure, title, write in zip(FIGURES, ("params", "MACs", "forward"), writers, strict=True):
-            left, right = (_figures([getattr(pair, of) for pair in pairs], figure, write) for of in ("one", "other"))
-            alike = figure != "latency" and left == right  # what is the same in both stands there once
-            columns |= {title: left} if alike else {f"{title} {one}": left, f"{title} {other}": right}
-        times = [[None if m is None else m.latency_s for m in (pair.one, pair.other)] for pair in pairs]
-        columns[f"time {other} / {one}"] = [(ratio(a, b), b / a if a and b else None) for a, b in times]
+        for figure, title, write in zip(
+            FIGURES, ("params", "MACs", "forward"), writers, strict=True
+        ):
+            left, right = (
+                _figures([getattr(pair, of) for pair in pairs], figure, write)
+                for of in ("one", "other")
+            )
+            alike = (
+                figure != "latency" and left == right
+            )  # what is the same in both stands there once
+            columns |= (
+                {title: left} if alike else {f"{title} {one}": left, f"{title} {other}": right}
+            )
+        times = [
+            [None if m is None else m.latency_s for m in (pair.one, pair.other)] for pair in pairs
+        ]
+        columns[f"time {other} / {one}"] = [
+            (ratio(a, b), b / a if a and b else None) for a, b in times
+        ]
         sorted_by = f", by the difference in {sort}" if sort else ""
         return Grid(
             columns=list(columns),
@@ -91,7 +116,9 @@ class ProfileComparison(Shown):
             "ranks": (one.world_size, other.world_size),
             "rows per rank": (one.micro_batch_size, other.micro_batch_size),
         }
-        different = [f"{what} {count(a)} and {count(b)}" for what, (a, b) in pairs.items() if a != b]
+        different = [
+            f"{what} {count(a)} and {count(b)}" for what, (a, b) in pairs.items() if a != b
+        ]
         if not different:
             return ""
         return (
@@ -104,11 +131,15 @@ class ProfileComparison(Shown):
         return f"ProfileComparison({self.names[1]} takes {times} the time of {self.names[0]})"
 
 
-def compare(one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")) -> ProfileComparison:
+def compare(
+    one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")
+) -> ProfileComparison:
     """Compare two FLOPS profiles; an error where a run has none, or both have one name."""
     if one is None or other is None:
         missing = names[0] if one is None else names[1]
-        raise RunError(f"run {missing!r} has no FLOPS profile: profile_step was 0, past its last step, or it failed")
+        raise RunError(
+            f"run {missing!r} has no FLOPS profile: profile_step was 0, past its last step, or it failed"
+        )
     if names[0] == names[1]:
         raise ConfigError(f"both profiles are called {names[0]!r}; give two names")
     return ProfileComparison(one=one, other=other, names=names)

@@ -111,13 +111,29 @@ class Profile(Shown):
                 ("ranks", count(self.world_size)),
                 ("micro-batch, rows", count(self.micro_batch_size)),
                 ("parameters", scaled(self.params)),
-                ("forward: operations", f"{scaled(self.macs, 'MACs')}, {scaled(self.flops, 'FLOP')}"),
-                ("forward: time", f"{duration(self.fwd_latency_s)}, {scaled(self.fwd_flops_per_s, 'FLOP/s')}"),
-                ("backward: time", f"{duration(self.bwd_latency_s)}, {scaled(self.bwd_flops_per_s, 'FLOP/s')}"),
+                (
+                    "forward: operations",
+                    f"{scaled(self.macs, 'MACs')}, {scaled(self.flops, 'FLOP')}",
+                ),
+                (
+                    "forward: time",
+                    f"{duration(self.fwd_latency_s)}, {scaled(self.fwd_flops_per_s, 'FLOP/s')}",
+                ),
+                (
+                    "backward: time",
+                    f"{duration(self.bwd_latency_s)}, {scaled(self.bwd_flops_per_s, 'FLOP/s')}",
+                ),
                 ("optimizer: time", duration(self.step_latency_s)),
-                ("whole step: time", f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}"),
+                (
+                    "whole step: time",
+                    f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}",
+                ),
                 ("samples/s by the profiler", number(self.samples_per_s)),
-                *([("samples/s by the trainer, all steps", number(trainer))] if trainer is not None else []),
+                *(
+                    [("samples/s by the trainer, all steps", number(trainer))]
+                    if trainer is not None
+                    else []
+                ),
             ],
         )
 
@@ -125,14 +141,29 @@ class Profile(Shown):
         """Return the modules as a table, one a row."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
-        columns = ("module", "class", "params", "of all", "MACs", "of all MACs", "forward", "share of time")
+        columns = (
+            "module",
+            "class",
+            "params",
+            "of all",
+            "MACs",
+            "of all MACs",
+            "forward",
+            "share of time",
+        )
         rows = [
             (
-                name, m.module, scaled(m.params), percent(m.params_share), scaled(m.macs),
-                percent(m.macs_share), duration(m.latency_s), percent(m.latency_share),
+                name,
+                m.module,
+                scaled(m.params),
+                percent(m.params_share),
+                scaled(m.macs),
+                percent(m.macs_share),
+                duration(m.latency_s),
+                percent(m.latency_share),
             )
             for name, m in self._named(depth, sort)
-        ]  # fmt: skip
+        ]
         level = f" {depth} levels down, by {sort}" if sort else ""
         return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{level}")
 
@@ -163,12 +194,16 @@ def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Prof
         text = read_text(path)
     except OSError as error:
         raise RunError(f"the profile {path} cannot be read: {error.strerror or error}") from error
-    return replace(parse_profile(text, source=str(path)), trainer_samples_per_s=trainer_samples_per_s)
+    return replace(
+        parse_profile(text, source=str(path)), trainer_samples_per_s=trainer_samples_per_s
+    )
 
 
 def parse_profile(text: str, source: str = "the text") -> Profile:
     if "DeepSpeed Flops Profiler" not in text:
-        raise RunError(f"{source} is not a report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
+        raise RunError(
+            f"{source} is not a report of DeepSpeed's FLOPS profiler; was profile_step past the last step?"
+        )
     text = "\n".join(line[:_LONGEST_LINE] for line in text.splitlines())
     head, _, detail = text.partition("Detailed Profile per GPU")
     figures = {name: _figure(pattern, head) for name, pattern in _HEADER.items()}
@@ -246,7 +281,17 @@ def _modules(lines: Sequence[str]) -> ModuleProfile | None:
     return root.children[0] if root.children else None
 
 
-_SCALES = {"T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3, "m": 1e-3, "u": 1e-6, "n": 1e-9, "": 1.0}
+_SCALES = {
+    "T": 1e12,
+    "G": 1e9,
+    "B": 1e9,
+    "M": 1e6,
+    "K": 1e3,
+    "m": 1e-3,
+    "u": 1e-6,
+    "n": 1e-9,
+    "": 1.0,
+}
 _MODULE = re.compile(
     rf"{_NUMBER} = ({_PLAIN})% Params, {_NUMBER}MACs = ({_PLAIN})% MACs, {_NUMBER}s = ({_PLAIN})% latency"
 )
@@ -267,10 +312,16 @@ class _Open:
             return [replace(child, name=f"{self.name}.{child.name}") for child in self.children]
         f = self.figures.groups()
         module = ModuleProfile(
-            name=self.name, module=self.module, params=_scaled(f[0], f[1]), params_share=float(f[2]) / 100,
-            macs=_scaled(f[3], f[4]), macs_share=float(f[5]) / 100, latency_s=_scaled(f[6], f[7]),
-            latency_share=float(f[8]) / 100, children=tuple(self.children),
-        )  # fmt: skip
+            name=self.name,
+            module=self.module,
+            params=_scaled(f[0], f[1]),
+            params_share=float(f[2]) / 100,
+            macs=_scaled(f[3], f[4]),
+            macs_share=float(f[5]) / 100,
+            latency_s=_scaled(f[6], f[7]),
+            latency_share=float(f[8]) / 100,
+            children=tuple(self.children),
+        )
         return [module]
 
 

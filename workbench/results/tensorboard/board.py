@@ -63,7 +63,10 @@ class Route:
 
 
 def find_route(
-    environ: Mapping[str, str], *, jupyter: str | None, free: Callable[[int], bool] = lambda _port: True
+    environ: Mapping[str, str],
+    *,
+    jupyter: str | None,
+    free: Callable[[int], bool] = lambda _port: True,
 ) -> Route:
     """Decide how the browser reaches a server on this machine; `jupyter` is the URL of one that has our extension.
 
@@ -72,14 +75,16 @@ def find_route(
         '/lab/workbench/tensorboard/%KEY%/'
     """
     if custom := environ.get("TENSORBOARD_PROXY_URL"):
-        return Route(way=Way.CUSTOM, template=custom, hint="Check TENSORBOARD_PROXY_URL if the frame stays empty.")
+        return Route(
+            way=Way.CUSTOM,
+            template=custom,
+            hint="Check TENSORBOARD_PROXY_URL if the frame stays empty.",
+        )
     if environ.get("CDSW_ENGINE_ID") and environ.get("CDSW_DOMAIN"):
         return _cloudera(environ, free)
     prefix = environ.get("JUPYTERHUB_SERVICE_PREFIX")
     if prefix and jupyter is None:
-        hint = (
-            "It needs jupyter-server-proxy beside the Jupyter server, or this package, whose extension does the same."
-        )
+        hint = "It needs jupyter-server-proxy beside the Jupyter server, or this package, whose extension does the same."
         return Route(way=Way.HUB, template=f"/{prefix.strip('/')}/proxy/{_PORT}/", hint=hint)
     if code := environ.get("VSCODE_PROXY_URI"):
         return Route(way=Way.VSCODE, template=code.replace("{{port}}", _PORT).rstrip("/") + "/")
@@ -87,7 +92,9 @@ def find_route(
         hint = f"If it stays empty, open “Forward a Port” in VS Code for port {_PORT}."
         return Route(way=Way.VSCODE, template=f"http://localhost:{_PORT}/", hint=hint)
     if jupyter is not None:
-        return Route(way=Way.JUPYTER, template=f"{jupyter.rstrip('/')}/{BOARD_PATH}/{_KEY}/", port=None)
+        return Route(
+            way=Way.JUPYTER, template=f"{jupyter.rstrip('/')}/{BOARD_PATH}/{_KEY}/", port=None
+        )
     hint = (
         f"The frame works where browser and kernel are on one machine. Elsewhere: ssh -L {_PORT}:{HOST}:{_PORT} "
         "to the kernel's machine, or install this package in Jupyter's environment too, or set TENSORBOARD_PROXY_URL."
@@ -119,7 +126,9 @@ class Board(ShownLive):
     def facts(self) -> list[str]:
         """What is shown and where, and what to do where it stays empty."""
         hint = self.route.hint.replace(_PORT, str(self.server.port))
-        facts = [f"TensorBoard of {', '.join(self.runs)} at {self.url} ({self.route.way}); it ends with this kernel."]
+        facts = [
+            f"TensorBoard of {', '.join(self.runs)} at {self.url} ({self.route.way}); it ends with this kernel."
+        ]
         return [*facts, hint] if hint else facts
 
 

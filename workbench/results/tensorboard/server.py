@@ -160,7 +160,11 @@ def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> Bo
         if server and server.answers:
             return server
         time.sleep(_LOOK_S)
-    why = f"ended with {child.returncode}" if child.returncode is not None else f"did not answer in {timeout_s:.0f} s"
+    why = (
+        f"ended with {child.returncode}"
+        if child.returncode is not None
+        else f"did not answer in {timeout_s:.0f} s"
+    )
     child.kill()
     _reap()
     words = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
@@ -178,7 +182,9 @@ def private_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise BackendError(f"{folder} is not this user's alone; remove it, or set XDG_RUNTIME_DIR to a private folder")
+        raise BackendError(
+            f"{folder} is not this user's alone; remove it, or set XDG_RUNTIME_DIR to a private folder"
+        )
     return folder
 
 
@@ -217,7 +223,11 @@ def _main() -> None:
     board = program.TensorBoard(default.get_plugins(), server_class=at_socket)
     # The fast loader is a second process, which would outlive this one when it is killed.
     options = {"logdir": args.folder, "host": HOST, "port": args.port or 0, "load_fast": "false"}
-    options |= {"reload_interval": _RELOAD_S, "reload_multifile": "true", "window_title": f"Workbench {nonce}"}
+    options |= {
+        "reload_interval": _RELOAD_S,
+        "reload_multifile": "true",
+        "window_title": f"Workbench {nonce}",
+    }
     options["path_prefix"] = f"/{token}"
     board.configure(argv=["tensorboard", *(f"--{name}={value}" for name, value in options.items())])
     port, me = urlsplit(board.launch()).port or 0, os.getpid()

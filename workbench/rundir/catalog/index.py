@@ -26,7 +26,12 @@ _FORM = 3  # of the table; another number makes it anew
 _BUSY_S = 30.0
 _PARTS = ("", "-wal", "-shm", "-journal")  # of the file's name
 _FILTERS = ("state", "model", "technique", "pods", "key")
-_SOUGHT = ("path", *_FILTERS, "submitted_s", "id")  # beside the record itself, in columns of their own
+_SOUGHT = (
+    "path",
+    *_FILTERS,
+    "submitted_s",
+    "id",
+)  # beside the record itself, in columns of their own
 T = TypeVar("T")
 _RECORD = TypeAdapter(RunRecord)
 _TABLE = f"""
@@ -74,7 +79,9 @@ class RunIndex:
         there = {str(paths.root): (paths, stamp_of(paths)) for paths in find_runs(self.folder)}
         is_alive = cache(is_keeper_alive)
         # A run that goes on changes in files that have no stamp here: it is read every time.
-        live = {path for (path,) in self._db.execute(f"SELECT path FROM runs WHERE state IN ({_LIVE})")}
+        live = {
+            path for (path,) in self._db.execute(f"SELECT path FROM runs WHERE state IN ({_LIVE})")
+        }
         stale = [(p, s) for path, (p, s) in there.items() if listed.get(path) != s or path in live]
         rows = [_row(paths, stamp, is_alive) for paths, stamp in stale]
         gone = [path for path in listed if path not in there]
@@ -90,7 +97,9 @@ class RunIndex:
             self._db.execute("DELETE FROM runs")
         return self.refresh()
 
-    def query(self, *, limit: int | None = None, since_s: float | None = None, **wanted: object) -> list[RunRecord]:
+    def query(
+        self, *, limit: int | None = None, since_s: float | None = None, **wanted: object
+    ) -> list[RunRecord]:
         """Return the runs that are as wanted, newest first; as of the last refresh.
 
         Args:
@@ -145,7 +154,9 @@ class RunIndex:
         for name in _PARTS:
             path = Path(f"{self._file}{name}")
             if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-                raise RunError(f"the index {path} is not a regular file, and no link is followed there; remove it")
+                raise RunError(
+                    f"the index {path} is not a regular file, and no link is followed there; remove it"
+                )
         deadline = time.monotonic() + _BUSY_S
         while True:
             try:
@@ -185,7 +196,9 @@ def _connect(file: Path) -> sqlite3.Connection:
     # It takes the write lock at the start: one taken half way could be refused at once, whatever the timeout.
     db = sqlite3.connect(file, timeout=_BUSY_S, isolation_level="IMMEDIATE")
     try:
-        db.execute("PRAGMA synchronous = OFF")  # it can be made again; a torn one is noticed and thrown away
+        db.execute(
+            "PRAGMA synchronous = OFF"
+        )  # it can be made again; a torn one is noticed and thrown away
         db.execute("PRAGMA journal_mode = WAL")
         if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _FORM):
             db.execute("DROP TABLE IF EXISTS runs")

@@ -102,14 +102,20 @@ def stamp_of(paths: RunPaths) -> str:
 
 
 def _is_worth_it(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".") and entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False)
+    return (
+        not entry.name.startswith(".")
+        and entry.name not in _SKIPPED
+        and entry.is_dir(follow_symlinks=False)
+    )
 
 
 def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunRecord:
     """Read a run's record off its directory, whatever is there of it; of many runs, pass a cache of `is_alive`."""
     try:
         return _record(paths, is_alive)
-    except Exception as error:  # the border of one run: whatever its files hold, the others are shown
+    except (
+        Exception
+    ) as error:  # the border of one run: whatever its files hold, the others are shown
         logger.exception("reading %s", paths.root)
         message = f"{paths.root} cannot be read: {plain(str(error))}"
         return RunRecord(path=paths.root, state=RunState.LOST, message=message, id=paths.root.name)
@@ -118,7 +124,9 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
 def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     state, problem = state_or_problem(paths, is_alive)
     info, result = read_json(paths.info), read_json(paths.result)
-    facts = result or RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(None)
+    facts = result or RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(
+        None
+    )
     if not (facts.get("technique") and facts.get("model")):
         facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
     return RunRecord.at(
@@ -143,7 +151,9 @@ def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
     except (OSError, ValueError, WorkbenchError):
         return []
     names = {pod.address: pod.name for pod in pods}
-    return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]
+    return [
+        HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries
+    ]
 
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:
@@ -164,7 +174,9 @@ class Label:
 def read_label(paths: RunPaths) -> Label:
     """Read the label of a run, whatever its file holds."""
     raw = read_json(paths.label)
-    return Label(**{name: mask_secrets(text(raw.get(name)))[:most] for name, most in _LONGEST.items()})
+    return Label(
+        **{name: mask_secrets(text(raw.get(name)))[:most] for name, most in _LONGEST.items()}
+    )
 
 
 def write_label(paths: RunPaths, **changes: object) -> None:

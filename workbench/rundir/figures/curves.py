@@ -67,7 +67,11 @@ class Curve:
                 part = range(number * size // stretches, (number + 1) * size // stretches)
                 picked |= {min(part, key=self._y.__getitem__), max(part, key=self._y.__getitem__)}
             order = sorted(picked)
-        return [self._x[i] for i in order], [self._y[i] for i in order], [self._time_s[i] for i in order]
+        return (
+            [self._x[i] for i in order],
+            [self._y[i] for i in order],
+            [self._time_s[i] for i in order],
+        )
 
     def __len__(self) -> int:
         return len(self._x)
@@ -117,7 +121,11 @@ class MemoryBook:
 
     @property
     def kind(self) -> str:
-        return "cuda" if any(host.source >= _Source.CUDA for host in self.hosts.values()) else "resident"
+        return (
+            "cuda"
+            if any(host.source >= _Source.CUDA for host in self.hosts.values())
+            else "resident"
+        )
 
     def take(self, event: Event) -> None:
         if event.kind == EventKind.SAMPLE:
@@ -145,7 +153,9 @@ class MemoryBook:
         host.add(_Source.SAMPLES, event.time_s, event.number("rss_gib"))
         gpus = parts(event.data.get("gpus"))
         if gpus:
-            host.add(_Source.GPUS, event.time_s, sum(number(gpu.get("used_gib")) or 0.0 for gpu in gpus))
+            host.add(
+                _Source.GPUS, event.time_s, sum(number(gpu.get("used_gib")) or 0.0 for gpu in gpus)
+            )
         busy = [percent for gpu in gpus if (percent := number(gpu.get("percent"))) is not None]
         host.gpu_percent = sum(busy) / len(busy) if busy else None
 
@@ -163,10 +173,18 @@ def scalars_of(event: Event) -> Mapping[str, float]:
     picked: dict[str, float | None] = {}
     match event.kind:
         case EventKind.STEP:
-            picked = {f"train/{name}": event.number(name) for name in event.data if name not in _NO_CURVES}
+            picked = {
+                f"train/{name}": event.number(name) for name in event.data if name not in _NO_CURVES
+            }
         case EventKind.EVAL:
-            picked = {f"eval/{name}": value for name, value in numbers_of(event.data.get("metrics")).items()}
-            picked |= {"eval/perplexity": event.number("perplexity"), "eval/loss": event.number("eval_loss")}
+            picked = {
+                f"eval/{name}": value
+                for name, value in numbers_of(event.data.get("metrics")).items()
+            }
+            picked |= {
+                "eval/perplexity": event.number("perplexity"),
+                "eval/loss": event.number("eval_loss"),
+            }
         case EventKind.MEMORY:
             memory_gib = event.number("cuda_allocated_gib") or event.number("rss_gib")
             picked = {f"memory/rank-{event.rank}_gib": memory_gib}
@@ -196,10 +214,14 @@ class ScalarWriter:
             self._writer = EventFileWriter(str(self._folder), flush_secs=2)
         if event.kind == EventKind.RESTARTED:  # TensorBoard leaves out what is there of later steps
             begin = SessionLog(status=SessionLog.SessionStatus.START)
-            self._writer.add_event(TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin))
+            self._writer.add_event(
+                TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin)
+            )
             return
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._writer.add_event(TensorBoardEvent(wall_time=event.time_s, step=step, summary=Summary(value=values)))
+        self._writer.add_event(
+            TensorBoardEvent(wall_time=event.time_s, step=step, summary=Summary(value=values))
+        )
 
     def close(self) -> None:
         if self._writer is not None:

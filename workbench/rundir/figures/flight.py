@@ -23,7 +23,9 @@ _LONGEST_LINE = 2000  # characters that are looked at
 _VERSION = re.compile(r"NCCL version \S{1,80}")
 _NCCL = re.compile(r"NCCL (INFO|WARN)\s{1,20}(.*)")
 _NETWORK = re.compile(r"(NET/\w{1,40}\s{0,4}: Using .*)")
-_VIA = re.compile(r"Channel \S{1,20}\s{0,4}:\s{0,4}\S{1,40}+ -> \S{1,40}(?: .{0,80})? via (\S{1,80})")
+_VIA = re.compile(
+    r"Channel \S{1,20}\s{0,4}:\s{0,4}\S{1,40}+ -> \S{1,40}(?: .{0,80})? via (\S{1,80})"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +56,15 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
 def _last_of_groups(dump: Json) -> dict[str, _Last]:
     last: dict[str, _Last] = {}
     for entry in parts(dump.get("entries")):
-        number, group = whole(entry.get("collective_seq_id")), " ".join(map(str, items(entry.get("process_group"))))
-        if number is None or entry.get("is_p2p") is True or (group in last and last[group].number >= number):
+        number, group = (
+            whole(entry.get("collective_seq_id")),
+            " ".join(map(str, items(entry.get("process_group")))),
+        )
+        if (
+            number is None
+            or entry.get("is_p2p") is True
+            or (group in last and last[group].number >= number)
+        ):
             continue
         sizes = " ".join(str(size) for size in items(entry.get("input_sizes")))
         words = " of ".join(filter(None, (text(entry.get("profiling_name")), sizes)))
@@ -75,9 +84,15 @@ def _stuck(ranks: Mapping[int, _Last]) -> Iterator[str]:
     for rank, last in there.items():
         kinds.setdefault(last.words, []).append(rank)
     if len(kinds) > 1:
-        yield f"collective {number} is not the same: " + ", ".join(f"{_ranks(who)} {w}" for w, who in kinds.items())
+        yield f"collective {number} is not the same: " + ", ".join(
+            f"{_ranks(who)} {w}" for w, who in kinds.items()
+        )
         return
-    rest = f", {_ranks(behind)} {'has' if len(behind) == 1 else 'have'} not come to it" if behind else ""
+    rest = (
+        f", {_ranks(behind)} {'has' if len(behind) == 1 else 'have'} not come to it"
+        if behind
+        else ""
+    )
     yield f"collective {number} ({there[waiting[0]].words}): {_ranks(waiting)} " + (
         f"{'waits' if len(waiting) == 1 else 'wait'} in it{rest}"
     )
@@ -112,18 +127,26 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
 
 def communication(paths: RunPaths) -> list[str]:
     dumps = {rank: read_json(path, within=paths.root) for rank, path in flights(paths)}
-    return [*flight_words({rank: dump for rank, dump in dumps.items() if dump}), *nccl_words(_printed(paths))]
+    return [
+        *flight_words({rank: dump for rank, dump in dumps.items() if dump}),
+        *nccl_words(_printed(paths)),
+    ]
 
 
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the recorder's dumps that came back, by rank."""
-    named = ((path.stem.partition("-")[2], path) for path in sorted(paths.logs.glob("flight-*.json")))
+    named = (
+        (path.stem.partition("-")[2], path) for path in sorted(paths.logs.glob("flight-*.json"))
+    )
     return [(int(rank), path) for rank, path in named if rank.isdigit()]
 
 
 def _printed(paths: RunPaths) -> Iterator[str]:
     for path in sorted(paths.logs.glob("rank-*.std*.log")):
-        with contextlib.suppress(OSError), open_record(path) as log:  # a link in its place leads nowhere
+        with (
+            contextlib.suppress(OSError),
+            open_record(path) as log,
+        ):  # a link in its place leads nowhere
             for line in log.read(_MOST_BYTES).decode(errors="replace").splitlines():
                 if "NCCL" in line:
                     yield line

@@ -84,7 +84,9 @@ class WorkerBook:
             case EventKind.DEVICE if event.rank is not None:
                 pod, threads, cores = event.text("pod"), event.whole("threads"), event.text("cores")
                 backend, before = event.text("backend"), self._of(event.rank)
-                self._workers[event.rank] = replace(before, pod=pod, threads=threads, cores=cores, backend=backend)
+                self._workers[event.rank] = replace(
+                    before, pod=pod, threads=threads, cores=cores, backend=backend
+                )
             case EventKind.MEMORY if event.rank is not None:
                 worker = self._of(event.rank)
                 rss = _most(worker.peak_rss_gib, number(event.data.get("peak_rss_gib")))
@@ -96,7 +98,9 @@ class WorkerBook:
 
     def _epoch(self, rank: int, event: Event) -> None:
         # Any rank may print such a line, with a number that is none: only finite ones count here.
-        epoch, seconds, total_s = (number(event.data.get(name)) for name in ("epoch", "seconds", "total_s"))
+        epoch, seconds, total_s = (
+            number(event.data.get(name)) for name in ("epoch", "seconds", "total_s")
+        )
         steps = event.whole("steps")
         if epoch is not None and steps and seconds is not None:
             self._ends.setdefault(epoch, {})[rank] = steps, seconds
@@ -110,12 +114,17 @@ class WorkerBook:
         if busy is not None:
             mean, looks = ((mean or 0.0) * looks + busy) / (looks + 1), looks + 1
         peak, total = _most(gpu.peak_gib, number(raw.get("used_gib"))), number(raw.get("total_gib"))
-        self._gpus[pod, index] = replace(gpu, peak_gib=peak, total_gib=total, percent=mean, looks=looks)
+        self._gpus[pod, index] = replace(
+            gpu, peak_gib=peak, total_gib=total, percent=mean, looks=looks
+        )
 
     @property
     def epochs(self) -> Sequence[EpochTime]:
         ends = ((epoch, list(ranks.values())) for epoch, ranks in sorted(self._ends.items()))
-        return [EpochTime(epoch=e, steps=took[0][0], seconds=max(s for _, s in took)) for e, took in ends]
+        return [
+            EpochTime(epoch=e, steps=took[0][0], seconds=max(s for _, s in took))
+            for e, took in ends
+        ]
 
     @property
     def workers(self) -> Sequence[WorkerUse]:

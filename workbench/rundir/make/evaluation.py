@@ -12,7 +12,13 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_given, user_path
 from workbench.base.json_values import Json, text
 from workbench.jobs.data.sources.dataset import Prepared
-from workbench.jobs.evaluation import METRICS, answered_rows, evaluates, metric_function, own_metrics
+from workbench.jobs.evaluation import (
+    METRICS,
+    answered_rows,
+    evaluates,
+    metric_function,
+    own_metrics,
+)
 from workbench.jobs.finetune import FineTune
 
 _LARGEST = 1 << 20  # bytes of a metric's file
@@ -20,8 +26,14 @@ _LARGEST = 1 << 20  # bytes of a metric's file
 
 def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
     """Return what travels to the ranks for the job's evaluations; what could not work there is refused."""
-    if data.hub is None and not data.eval_rows and (job.load_best_model_at_end or job.early_stopping_patience):
-        raise ConfigError("the dataset has no evaluation rows to find the best model by; add some, or drop the option")
+    if (
+        data.hub is None
+        and not data.eval_rows
+        and (job.load_best_model_at_end or job.early_stopping_patience)
+    ):
+        raise ConfigError(
+            "the dataset has no evaluation rows to find the best model by; add some, or drop the option"
+        )
     inputs: dict[str, object] = {}
     if own := own_metrics(job.metrics):
         inputs["metrics"] = [_metric(str(metric)) for metric in own]
@@ -42,8 +54,13 @@ def carried_metrics(
     own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
     if len(own) != len(sent):
         return list(metrics), {}
-    files = {f"metric-{number}.py": text(each.get("source")).encode() for number, each in enumerate(sent, 1)}
-    named = {m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()}
+    files = {
+        f"metric-{number}.py": text(each.get("source")).encode()
+        for number, each in enumerate(sent, 1)
+    }
+    named = {
+        m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()
+    }
     return [named.get(metric, metric) for metric in metrics], files
 
 
@@ -52,13 +69,19 @@ def _metric(metric: str) -> Mapping[str, str]:
     path = user_path(name)
     try:
         if path.stat().st_size > _LARGEST:
-            raise ConfigError(f"metric: {path} is larger than 1 MiB; name a file with the function alone")
+            raise ConfigError(
+                f"metric: {path} is larger than 1 MiB; name a file with the function alone"
+            )
         source = read_given(path)
         tree = ast.parse(source)
     except OSError as error:
-        raise ConfigError(f"metric: {path} cannot be read: {error.strerror}; paths count from {Path.cwd()}") from error
+        raise ConfigError(
+            f"metric: {path} cannot be read: {error.strerror}; paths count from {Path.cwd()}"
+        ) from error
     except SyntaxError as error:
-        raise ConfigError(f"metric: {path} line {error.lineno} is not Python: {error.msg}") from error
+        raise ConfigError(
+            f"metric: {path} line {error.lineno} is not Python: {error.msg}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"metric: {path} is not a Python file: {error}") from error
     defined = dict(_defined(tree))
@@ -66,7 +89,9 @@ def _metric(metric: str) -> Mapping[str, str]:
         raise one_of(f"metric: in {path} the function", function, defined)
     match defined[function]:
         case ast.FunctionDef(args=args) if not _takes_two(args):
-            raise ConfigError(f"metric: {function} in {path} must take two lists, predictions and references")
+            raise ConfigError(
+                f"metric: {function} in {path} must take two lists, predictions and references"
+            )
     return {"path": str(path), "function": function, "source": source}
 
 

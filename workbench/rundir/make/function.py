@@ -97,7 +97,10 @@ def with_metric_files(job: Job, folder: Path) -> Job:
     """Return a job that names a file, made in a folder, for each function among its metrics."""
     match job:
         case FineTune(metrics=metrics) if any(map(callable, metrics)):
-            named = [m if isinstance(m, str) else _metric_file(m, folder, n) for n, m in enumerate(metrics)]
+            named = [
+                m if isinstance(m, str) else _metric_file(m, folder, n)
+                for n, m in enumerate(metrics)
+            ]
             return job.replace(metrics=named)
     return job
 
@@ -108,13 +111,19 @@ def _metric_file(function: Callable[..., object], folder: Path, number: int) -> 
     name = function_name(function)
     content = {"name": name, "module": entries.CALL, "facts": {**facts, "files": brought}}
     path = folder / f"{number}-{metric_text(function).rpartition(':')[0]}"
-    write_bytes(path, _METRIC_FILE.format(**content, pickled=base64.b64encode(pickled).decode()).encode())
+    write_bytes(
+        path, _METRIC_FILE.format(**content, pickled=base64.b64encode(pickled).decode()).encode()
+    )
     return f"{path}:{name}"
 
 
 def _cloudpickle() -> Mapping[str, bytes]:
     package = files("cloudpickle")
-    return {f"cloudpickle/{file.name}": file.read_bytes() for file in package.iterdir() if file.name.endswith(".py")}
+    return {
+        f"cloudpickle/{file.name}": file.read_bytes()
+        for file in package.iterdir()
+        if file.name.endswith(".py")
+    }
 
 
 def _pickled(job: Function) -> tuple[bytes, Mapping[str, object]]:
@@ -183,7 +192,9 @@ def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
 
 def _cell(file: str) -> str:
     """Return how a traceback names a file: `<cell 3>` for the third cell that a notebook ran."""
-    shell = getattr(sys.modules["__main__"], "get_ipython", getattr(builtins, "get_ipython", lambda: None))()
+    shell = getattr(
+        sys.modules["__main__"], "get_ipython", getattr(builtins, "get_ipython", lambda: None)
+    )()
     number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
     return file if number is None else f"<cell {number}>"
 
@@ -193,7 +204,9 @@ def _is_own(module: ModuleType | None) -> bool:
         return False
     file = Path(getattr(module, "__file__", None) or "")
     library = Path(importlib.__file__ or "").parent.parent
-    return bool(file.name) and not set(file.parts) & {*_LIBRARIES} and not file.is_relative_to(library)
+    return (
+        bool(file.name) and not set(file.parts) & {*_LIBRARIES} and not file.is_relative_to(library)
+    )
 
 
 def _culprit(job: Function) -> str:
@@ -219,4 +232,7 @@ def _variables(function: object, name: str, seen: set[int]) -> Mapping[str, obje
     inner: dict[str, object] = {}
     for variable, value in direct.items():
         inner |= _variables(value, variable, seen)
-    return {**inner, **{f"the variable {variable!r} in {name}": value for variable, value in direct.items()}}
+    return {
+        **inner,
+        **{f"the variable {variable!r} in {name}": value for variable, value in direct.items()},
+    }

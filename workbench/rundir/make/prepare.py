@@ -31,12 +31,20 @@ from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.function import with_metric_files
 from workbench.rundir.make.resume import AskPods, resume_checkpoint, row_order
-from workbench.rundir.make.script import check_args, check_outputs, left_out, script_files, zip_script
+from workbench.rundir.make.script import (
+    check_args,
+    check_outputs,
+    left_out,
+    script_files,
+    zip_script,
+)
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
 _LEFT_OPEN = ("learning_rate", "precision", "communication")
-_ROOM_BYTES = 512 << 10  # what a run writes here in any case: its states and events, and what is kept for its result
+_ROOM_BYTES = (
+    512 << 10
+)  # what a run writes here in any case: its states and events, and what is kept for its result
 _GIT_S = 5.0
 _LETTERS = 16  # of a fingerprint
 _LEFT_OUT = 100  # names kept of what did not travel
@@ -111,10 +119,20 @@ def _taken(root: Path, mark: Path) -> str:
     return f"{root} already holds a run or a cluster ({mark.name}); choose another directory"
 
 
-def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None, asked: Job) -> None:
+def _fill(
+    spec: RunSpec,
+    paths: RunPaths,
+    environment: Mapping[str, str],
+    ask_pods: AskPods | None,
+    asked: Job,
+) -> None:
     match spec.job:
         case FineTune() as job:
-            chosen = [name for name in _LEFT_OPEN if getattr(asked, name, "") is None and getattr(job, name)]
+            chosen = [
+                name
+                for name in _LEFT_OPEN
+                if getattr(asked, name, "") is None and getattr(job, name)
+            ]
             _prepare_finetune(job, spec, paths, ask_pods, chosen=chosen)
         case Script() as job:
             check_args(job.args, environment)
@@ -122,12 +140,19 @@ def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_po
             write_bytes(paths.script, zip_script(Path(job.path)))
     write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
     write_json(paths.spec, spec.to_dict())
-    write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
+    write_json(
+        paths.state,
+        {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()},
+    )
 
 
 def check_launcher(launcher: Launcher) -> None:
     """Refuse a launcher whose program is not installed here."""
-    needs = {Launcher.PDSH: ("pdsh", "pdsh"), Launcher.OPENMPI: ("mpirun", "openmpi-bin"), Launcher.SSH: None}[launcher]
+    needs = {
+        Launcher.PDSH: ("pdsh", "pdsh"),
+        Launcher.OPENMPI: ("mpirun", "openmpi-bin"),
+        Launcher.SSH: None,
+    }[launcher]
     if needs and not shutil.which(needs[0]):
         raise ConfigError(
             f"launcher {launcher.value!r} needs {needs[0]}, which is not installed; run: "
@@ -136,7 +161,12 @@ def check_launcher(launcher: Launcher) -> None:
 
 
 def _prepare_finetune(
-    job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: AskPods | None, *, chosen: Sequence[str]
+    job: FineTune,
+    spec: RunSpec,
+    paths: RunPaths,
+    ask_pods: AskPods | None,
+    *,
+    chosen: Sequence[str],
 ) -> None:
     model_kind(job.model)
     world_size = spec.world_size
@@ -160,7 +190,9 @@ def _prepare_finetune(
         "metric_inputs": metric_inputs(job, data),
     }
     if job.resume is not None:
-        checkpoint = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods)
+        checkpoint = resume_checkpoint(
+            job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods
+        )
         resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:
@@ -173,7 +205,9 @@ def _with_absolute_paths(job: Job) -> Job:
             return job.replace(path=str(user_path(job.path).absolute()))
         case FineTune(resume=str() as resume):
             job = job.replace(resume=str(user_path(resume).absolute()))
-    metrics = [moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics]
+    metrics = [
+        moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics
+    ]
     job = job if metrics == [*job.metrics] else job.replace(metrics=metrics)
     folder = user_path(job.model)
     return job.replace(model=str(folder.absolute())) if is_folder(folder) else job
@@ -212,8 +246,14 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _data(paths: RunPaths) -> str:
-    files = [path for path in (paths.inputs / "train.jsonl", paths.inputs / "eval.jsonl") if path.is_file()]
-    named = {path.name: file_digest(path) for path in files} or read_json(paths.job, within=paths.root).get("hub")
+    files = [
+        path
+        for path in (paths.inputs / "train.jsonl", paths.inputs / "eval.jsonl")
+        if path.is_file()
+    ]
+    named = {path.name: file_digest(path) for path in files} or read_json(
+        paths.job, within=paths.root
+    ).get("hub")
     return _fingerprint(named) if named else ""
 
 
@@ -221,7 +261,10 @@ def _script(job: Job) -> dict[str, object]:
     match job:
         case Script(path=path):
             folder = Path(path).expanduser().parent
-            names = {file.relative_to(folder).as_posix(): file_digest(file) for file in script_files(folder)}
+            names = {
+                file.relative_to(folder).as_posix(): file_digest(file)
+                for file in script_files(folder)
+            }
             return {"script": _fingerprint(names), "left_out": left_out(folder)[:_LEFT_OUT]}
     return {"script": ""}
 

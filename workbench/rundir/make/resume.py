@@ -67,19 +67,32 @@ LENGTH = frozenset({"max_steps", "epochs"})
 """Options that a resumed job may change with a note: training becomes longer or shorter, and the schedule follows."""
 
 COMPARED_APART = frozenset(
-    {"dataset", "deepspeed", "communication", "per_device_train_batch_size", "gradient_accumulation_steps"}
+    {
+        "dataset",
+        "deepspeed",
+        "communication",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+    }
 )
 """Options that are compared by their effect: training rows, the resolved DeepSpeed configuration, the number format
 that is sent, the global batch."""
 
-COMPARED = tuple(name for name in FineTune.model_fields if name not in CHANGES_NOTHING | LENGTH | COMPARED_APART)
+COMPARED = tuple(
+    name for name in FineTune.model_fields if name not in CHANGES_NOTHING | LENGTH | COMPARED_APART
+)
 """Every other option: a resumed job must have the same value."""
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def resume_checkpoint(
-    job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any], ask_pods: AskPods | None
+    job: FineTune,
+    paths: RunPaths,
+    *,
+    world_size: int,
+    resolved: Mapping[str, Any],
+    ask_pods: AskPods | None,
 ) -> Checkpoint:
     """Choose the checkpoint that a job goes on from; every byte of it is read."""
     assert job.resume is not None
@@ -91,7 +104,9 @@ def resume_checkpoint(
         )
     held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
     checkpoint = held or newest_good(root, last_step=job.max_steps)
-    before = whole(made.get("ranks")) or checkpoint.world_size  # older runs were of the ranks that saved
+    before = (
+        whole(made.get("ranks")) or checkpoint.world_size
+    )  # older runs were of the ranks that saved
     left_open = "communication" in [*resolved["chosen"], *items(made.get("chosen"))]
     _check_settings(job, made, root, (world_size, before), left_open=left_open)
     _check_rows(paths, made, root, resolved)
@@ -99,7 +114,9 @@ def resume_checkpoint(
     free = {**AUTO_BATCHES, "communication_data_type": None} if world_size != before else {}
     now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
     if now != then:
-        raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
+        raise ConfigError(
+            f"the DeepSpeed configuration differs from that of {root}; resume with the same"
+        )
     _check_ranks(job, checkpoint, world_size, root, part(resolved, "deepspeed"))
     return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
 
@@ -129,7 +146,10 @@ def write_resumption(
         made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
         job = job.replace(resume=str(paths.root)) if own else job
     deepspeed = resolve(job, gpus=gpus, world_size=ranks)
-    write_json(paths.job, {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed, "ranks": ranks})
+    write_json(
+        paths.job,
+        {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed, "ranks": ranks},
+    )
     if deepspeed is not None:
         write_json(paths.deepspeed, deepspeed)
     batch = job.global_batch(ranks)
@@ -155,10 +175,16 @@ def bound_to_ranks(job: FineTune, config: Json) -> str:
     return next((words for words, so in why.items() if so), "")
 
 
-def _check_ranks(job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json) -> None:
+def _check_ranks(
+    job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json
+) -> None:
     if checkpoint.world_size == ranks:
         return
-    apart = f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}" if checkpoint.pods else ""
+    apart = (
+        f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}"
+        if checkpoint.pods
+        else ""
+    )
     if reason := bound_to_ranks(job, config) or apart:
         raise ConfigError(
             f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} ranks, and this run has "
@@ -176,7 +202,11 @@ def _check_settings(
     default = {True: "chat", False: "plain", None: None}[chats]
     now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
     same = (*COMPARED, *_BATCH) if ranks[0] == ranks[1] else COMPARED
-    different = [f"{name} is {now[name]!r} and was {then[name]!r}" for name in same if now[name] != then[name]]
+    different = [
+        f"{name} is {now[name]!r} and was {then[name]!r}"
+        for name in same
+        if now[name] != then[name]
+    ]
     sent = _sent(job), _sent(before)
     if sent[0] != sent[1] and not (left_open and ranks[0] != ranks[1]):
         different.append(f"communication is {sent[0]!r} and was {sent[1]!r}")
@@ -184,22 +214,34 @@ def _check_settings(
     if ranks[0] != ranks[1] and rows[0] != rows[1]:
         fits = before.on_ranks(*ranks)
         options = ", ".join(f"{name}={getattr(fits, name)}" for name in _BATCH)
-        how = f" ({options})" if fits.global_batch(ranks[0]) == rows[1] else ", which this number cannot share evenly"
-        different.append(f"the global batch is {rows[0]} rows on {ranks[0]} ranks and was {rows[1]} on {ranks[1]}{how}")
+        how = (
+            f" ({options})"
+            if fits.global_batch(ranks[0]) == rows[1]
+            else ", which this number cannot share evenly"
+        )
+        different.append(
+            f"the global batch is {rows[0]} rows on {ranks[0]} ranks and was {rows[1]} on {ranks[1]}{how}"
+        )
     if different:
-        raise ConfigError(f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings")
+        raise ConfigError(
+            f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings"
+        )
 
 
 def _sent(job: FineTune) -> str:
     """Return the number format in which a job sends gradients; the technique's own follows the precision."""
     if job.communication is not None:
         return job.communication
-    return "fp32" if job.number_format in (Precision.FP32, Precision.TF32) else "the technique's own"
+    return (
+        "fp32" if job.number_format in (Precision.FP32, Precision.TF32) else "the technique's own"
+    )
 
 
 def _job_before(made: Mapping[str, Any]) -> FineTune:
     """Return the job that made a checkpoint; the oldest runs knew no order of rows but the random one."""
-    return FineTune.from_dict({"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None})
+    return FineTune.from_dict(
+        {"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None}
+    )
 
 
 def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
@@ -218,7 +260,9 @@ def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
     return [f"{', '.join(changed)}: the learning rate follows the schedule of the new length"]
 
 
-def _check_rows(paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]) -> None:
+def _check_rows(
+    paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]
+) -> None:
     train, before = resolved["train"], made.get("train")
     hubs = [Hub.from_dict(hub) if hub else None for hub in (resolved["hub"], made.get("hub"))]
     same = hubs[0] == hubs[1] and bool(train) == bool(before)
@@ -226,4 +270,6 @@ def _check_rows(paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: 
         old, new = RunPaths(root).inputs / str(before), paths.inputs / str(train)
         same = old.is_file() and file_digest(old) == file_digest(new)
     if not same:
-        raise ConfigError(f"the training rows differ from those of {root}; resume with the same dataset")
+        raise ConfigError(
+            f"the training rows differ from those of {root}; resume with the same dataset"
+        )

@@ -20,16 +20,69 @@ from workbench.rundir.paths import ClusterPaths
 IGNORE_FILE = ".workbenchignore"
 _GIT_FILE = ".gitignore"
 SECRETS = (
-    *(".env", ".env.*", ".envrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".git-credentials"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "kubeconfig"),
-    *("*.kubeconfig", "credentials", "credentials.json", "secrets.json", "secrets.y*ml", "service-account*.json"),
-    *("service_account*.json", "application_default_credentials.json", "token", "*.tfstate", "*.tfstate.*"),
-    *(".aws/", ".azure/", ".config/", ".ssh/", ".gnupg/", ".kube/", ".docker/", ".huggingface/", ".cache/"),
+    *(
+        ".env",
+        ".env.*",
+        ".envrc",
+        ".netrc",
+        ".npmrc",
+        ".pypirc",
+        ".pgpass",
+        ".my.cnf",
+        ".git-credentials",
+    ),
+    *(
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.ppk",
+        "kubeconfig",
+    ),
+    *(
+        "*.kubeconfig",
+        "credentials",
+        "credentials.json",
+        "secrets.json",
+        "secrets.y*ml",
+        "service-account*.json",
+    ),
+    *(
+        "service_account*.json",
+        "application_default_credentials.json",
+        "token",
+        "*.tfstate",
+        "*.tfstate.*",
+    ),
+    *(
+        ".aws/",
+        ".azure/",
+        ".config/",
+        ".ssh/",
+        ".gnupg/",
+        ".kube/",
+        ".docker/",
+        ".huggingface/",
+        ".cache/",
+    ),
     *(".terraform/", "wandb/", "mlruns/", ".*_history"),
 )
 """What holds keys, tokens or histories by its name."""
 DEFAULTS = (
-    *(".git", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/", "*.ipynb_checkpoints", "runs/"),
+    *(
+        ".git",
+        "__pycache__/",
+        "*.pyc",
+        ".venv/",
+        "venv/",
+        "node_modules/",
+        "*.ipynb_checkpoints",
+        "runs/",
+    ),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", *SECRETS),
 )
 """What never travels unless the ignore file takes it back (`!runs/`, `!.env`): its lines come after these."""
@@ -62,7 +115,9 @@ def check_outputs(patterns: Sequence[str]) -> None:
         try:
             GitIgnoreSpec.from_lines([pattern])
         except ValueError as error:
-            raise ConfigError(f"outputs has {pattern!r}, which is not a pattern of a .gitignore: {error}") from error
+            raise ConfigError(
+                f"outputs has {pattern!r}, which is not a pattern of a .gitignore: {error}"
+            ) from error
 
 
 _SHOWN = 300  # letters of a path
@@ -83,7 +138,9 @@ def check_script(script: Path) -> None:
     sizes = {path: path.stat().st_size for path in files}
     if (whole := sum(sizes.values())) > _LARGEST:
         largest = sorted(files, key=lambda path: -sizes[path])[:_NAMED]
-        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in largest)
+        named = ", ".join(
+            f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in largest
+        )
         raise ConfigError(
             f"the script's folder {folder} holds {whole / 2**20:.0f} MiB, which would all travel to the pods (at most "
             f"{_LARGEST >> 20} MiB). The largest: {named}. Name what the script does not need in "
@@ -110,13 +167,19 @@ def script_files(folder: Path) -> list[Path]:
 def left_out(folder: Path) -> list[str]:
     """Return what of a script's folder stays because its name is that of a secret, or because it leads elsewhere."""
     return sorted(
-        name for name, stays in _script_walk(folder) if stays and (stays == _LINK or _SECRET.match_file(name))
+        name
+        for name, stays in _script_walk(folder)
+        if stays and (stays == _LINK or _SECRET.match_file(name))
     )
 
 
 def files_of(folder: Path) -> list[Path]:
     """Return the files of any other folder that travels, sorted: all but the defaults; ignore files mean nothing."""
-    return sorted(folder / name for name, stays in _walk(folder, [(folder, _DEFAULT)], nested=False) if not stays)
+    return sorted(
+        folder / name
+        for name, stays in _walk(folder, [(folder, _DEFAULT)], nested=False)
+        if not stays
+    )
 
 
 def zip_script(script: Path) -> bytes:
@@ -149,7 +212,12 @@ def _rules(folder: Path) -> _Rules:
     outer = [(up, _spec(up / _GIT_FILE)) for up in above]
     if _ignored(outer, folder, True):
         outer = []  # a folder that the user named, whatever the repository says of it
-    return [*outer, (folder, _spec(folder / _GIT_FILE)), (folder, _DEFAULT), (folder, _spec(folder / IGNORE_FILE))]
+    return [
+        *outer,
+        (folder, _spec(folder / _GIT_FILE)),
+        (folder, _DEFAULT),
+        (folder, _spec(folder / IGNORE_FILE)),
+    ]
 
 
 def _ignored(rules: _Rules, path: Path, is_folder: bool) -> bool:
@@ -167,7 +235,9 @@ def _script_walk(folder: Path) -> Iterator[tuple[str, str]]:
     for name, stays in _walk(folder, rules, nested=True):
         real = (folder / name).resolve()
         if not stays and (folder / name).is_symlink():
-            leads_out = not real.is_relative_to(inside) or _ignored(rules, folder / real.relative_to(inside), False)
+            leads_out = not real.is_relative_to(inside) or _ignored(
+                rules, folder / real.relative_to(inside), False
+            )
             yield name, _LINK if leads_out else ""
         else:
             yield name, stays
@@ -181,8 +251,14 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
         here = Path(place)
         if nested and here != folder and _GIT_FILE in names:
             rules.insert(-2, (here, _spec(here / _GIT_FILE)))
-        pruned = {name for name in folders if _ignored(rules, here / name, True) or _is_cluster(here / name)}
-        yield from ((f"{(here / name).relative_to(folder).as_posix()}/", _IGNORED) for name in pruned)
+        pruned = {
+            name
+            for name in folders
+            if _ignored(rules, here / name, True) or _is_cluster(here / name)
+        }
+        yield from (
+            (f"{(here / name).relative_to(folder).as_posix()}/", _IGNORED) for name in pruned
+        )
         folders[:] = [name for name in folders if name not in pruned]
         for name in names:
             if (here / name).is_file():
@@ -201,7 +277,9 @@ def _spec(path: Path) -> GitIgnoreSpec:
     of_git = path.name == _GIT_FILE
     lines: list[str] = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace" if of_git else "strict").splitlines()
+        lines = path.read_text(
+            encoding="utf-8", errors="replace" if of_git else "strict"
+        ).splitlines()
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:

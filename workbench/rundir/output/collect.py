@@ -76,7 +76,9 @@ class Collector:
         self._tried_last = False
         ends = {name: _end_of(path) for name, path in self._files.items()}
         self._unfinished = {name: _unfinished(end) for name, end in ends.items()}
-        self._splitters = {name: LineSplitter(end) for name, end in ends.items() if name.endswith("stdout.log")}
+        self._splitters = {
+            name: LineSplitter(end) for name, end in ends.items() if name.endswith("stdout.log")
+        }
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         events: list[Event] = []
@@ -94,7 +96,11 @@ class Collector:
             if name in self._splitters:
                 lines = self._splitters[name].feed(new)
                 ours = (self._redact(line) for line in lines if line.startswith(MARK))
-                events += [event for line in ours if (event := parse_event(line, of_script=self._of_script))]
+                events += [
+                    event
+                    for line in ours
+                    if (event := parse_event(line, of_script=self._of_script))
+                ]
         self._aim()
         return events
 
@@ -116,7 +122,9 @@ class Collector:
 
     def _keep(self, name: str, data: bytes) -> bool:
         path, size = self._files[name], self._ends[name]
-        text = self._unfinished[name] + data  # what stands there already may become a secret by what follows
+        text = (
+            self._unfinished[name] + data
+        )  # what stands there already may become a secret by what follows
         begin, masked = size - len(self._unfinished[name]), self._redact.blob(text)
         try:
             with os.fdopen(self._open(path), "wb", buffering=0) as log:
@@ -155,7 +163,10 @@ def _why_cut(path: Path, error: OSError) -> str:
 
 def mask_file(path: Path, redact: Redactor) -> None:
     """Mask the secrets in a log that another program has written."""
-    with suppress(FileNotFoundError), os.fdopen(open_to_write(path, os.O_RDWR, path.parent), "r+b") as log:
+    with (
+        suppress(FileNotFoundError),
+        os.fdopen(open_to_write(path, os.O_RDWR, path.parent), "r+b") as log,
+    ):
         unfinished, begin = b"", 0
         while data := log.read(_LONGEST_LINE):
             text = unfinished + data

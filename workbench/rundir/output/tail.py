@@ -16,8 +16,12 @@ from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK
 from workbench.rundir.paths import RunPaths
 
-_WINDOW_BYTES = 64 << 10  # of a log: what one look reads at most, and how far back the first look goes at first
-_FURTHEST_BYTES = 1 << 20  # where event lines fill the window, the first look goes back as far as this
+_WINDOW_BYTES = (
+    64 << 10
+)  # of a log: what one look reads at most, and how far back the first look goes at first
+_FURTHEST_BYTES = (
+    1 << 20
+)  # where event lines fill the window, the first look goes back as far as this
 _MOST_BYTES = 64 << 20  # how far back the last lines are looked for
 _ENOUGH_LINES = 60
 _KEPT_LINES = 400
@@ -32,9 +36,16 @@ def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
 
 def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
     """Return the last lines of a rank's two streams in the order in which they came, as far as that was kept."""
-    logs = {name: _lines_with_ends(paths.rank_log(rank, name), paths.root, most) for name in ("stdout", "stderr")}
+    logs = {
+        name: _lines_with_ends(paths.rank_log(rank, name), paths.root, most)
+        for name in ("stdout", "stderr")
+    }
     merged: list[str] = []
-    for name, end in [*_turns(paths.rank_log(rank, "order"), paths.root), ("stdout", None), ("stderr", None)]:
+    for name, end in [
+        *_turns(paths.rank_log(rank, "order"), paths.root),
+        ("stdout", None),
+        ("stderr", None),
+    ]:
         lines = logs[name]
         count = len(lines) if end is None else bisect_right(lines, end, key=lambda line: line[0])
         merged += [line for _, line in lines[:count]]
@@ -55,8 +66,13 @@ def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int
     with open_record(path, within=root) as file:
         for start, data in _ends(file, None if most is None else _MOST_BYTES):
             parts = data.split(b"\n")
-            ends = accumulate((len(part) + 1 for part in parts[1:]), initial=start + len(parts[0]) + 1)
-            lines = [(end, part.decode("utf-8", "replace")) for end, part in zip(ends, parts, strict=True)]
+            ends = accumulate(
+                (len(part) + 1 for part in parts[1:]), initial=start + len(parts[0]) + 1
+            )
+            lines = [
+                (end, part.decode("utf-8", "replace"))
+                for end, part in zip(ends, parts, strict=True)
+            ]
             lines = lines if start == 0 else lines[1:]  # the first is the end of one
             lines = [(end, line) for end, line in lines if line and not line.startswith(MARK)]
             if most is not None and len(lines) >= most:
@@ -126,7 +142,9 @@ class LogTail:
     def _take(self, data: bytes, *, whole: bool) -> None:
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = rest[-_WINDOW_BYTES:]
-        shown = map(_shown, lines if whole else lines[1:])  # a window's first line is the end of one
+        shown = map(
+            _shown, lines if whole else lines[1:]
+        )  # a window's first line is the end of one
         self._kept += [text for text in shown if text and not text.startswith(MARK)]
 
 

@@ -18,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(argv)
     root = Path(asked.root)
     if asked.command == "serve":
-        return _serve(root, asked.lease_s, asked.warm) or (bridge(root.resolve()) if asked.connect else 0)
+        return _serve(root, asked.lease_s, asked.warm) or (
+            bridge(root.resolve()) if asked.connect else 0
+        )
     if asked.command == "connect":
         return bridge(root)
     if asked.command == "packages":
@@ -62,16 +64,29 @@ def _install(request: Path) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="workbench.worker.agent", description="Start, watch and end ranks on a pod.")
+    parser = argparse.ArgumentParser(
+        prog="workbench.worker.agent", description="Start, watch and end ranks on a pod."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="make sure that an agent serves a pod's root")
     serving.add_argument("root", metavar="POD_ROOT")
-    serving.add_argument("--lease-s", type=float, default=LEASE_S, help="how long to live without a word of the keeper")
-    serving.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported")
-    serving.add_argument("--connect", action="store_true", help="then bridge stdin and stdout to it")
+    serving.add_argument(
+        "--lease-s",
+        type=float,
+        default=LEASE_S,
+        help="how long to live without a word of the keeper",
+    )
+    serving.add_argument(
+        "--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported"
+    )
+    serving.add_argument(
+        "--connect", action="store_true", help="then bridge stdin and stdout to it"
+    )
     connecting = commands.add_parser("connect", help="bridge stdin and stdout to the agent")
     connecting.add_argument("root", metavar="POD_ROOT")
-    packages = commands.add_parser("packages", help="install what a request asks for, which is removed")
+    packages = commands.add_parser(
+        "packages", help="install what a request asks for, which is removed"
+    )
     packages.add_argument("root", metavar="REQUEST_FILE")
     rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")
     rank.add_argument("root", metavar="PODS_ROOT")

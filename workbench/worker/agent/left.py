@@ -17,7 +17,9 @@ Entry = tuple[str, int, str]
 """Name below the folder, bytes, and the SHA-256; empty for a file that is hashed on its way."""
 
 
-def files_left(out: Path, script: Path, archive: Path, below: int) -> dict[str, list[Entry] | list[str]]:
+def files_left(
+    out: Path, script: Path, archive: Path, below: int
+) -> dict[str, list[Entry] | list[str]]:
     """List both folders; of the script's, what its archive does not hold so. Links and pipes are named alone."""
     sent: dict[str, tuple[int, int]] = {}
     if archive.is_file():
@@ -28,7 +30,12 @@ def files_left(out: Path, script: Path, archive: Path, below: int) -> dict[str, 
     put, wrote = _Listing(below, {}, frozenset()), _Listing(below, sent, _CACHES)
     put.read(out)
     wrote.read(script)
-    return {"out": put.files, "script": wrote.files, "links": wrote.links, "unread": put.unread + wrote.unread}
+    return {
+        "out": put.files,
+        "script": wrote.files,
+        "links": wrote.links,
+        "unread": put.unread + wrote.unread,
+    }
 
 
 def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, object]:
@@ -46,7 +53,9 @@ def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, obj
 
 
 class _Listing:
-    def __init__(self, below: int, sent: Mapping[str, tuple[int, int]], caches: frozenset[str]) -> None:
+    def __init__(
+        self, below: int, sent: Mapping[str, tuple[int, int]], caches: frozenset[str]
+    ) -> None:
         self.files: list[Entry] = []
         self.links: list[str] = []
         self.unread: list[str] = []
@@ -70,7 +79,9 @@ class _Listing:
             if not stat.S_ISREG(facts.st_mode):
                 self.links.append(name)
             elif not self._is_sent(name, path, facts.st_size):
-                self.files.append((name, facts.st_size, file_digest(path) if facts.st_size < self._below else ""))
+                self.files.append(
+                    (name, facts.st_size, file_digest(path) if facts.st_size < self._below else "")
+                )
         except OSError:
             self.unread.append(name)
 

@@ -75,7 +75,9 @@ class Server:
         poll = select.poll()
         poll.register(self.listener, select.POLLIN)
         poll.register(wake, select.POLLIN)
-        if self.agent.warm.socket is not None:  # only to be woken: the agent reads it on its next tick
+        if (
+            self.agent.warm.socket is not None
+        ):  # only to be woken: the agent reads it on its next tick
             poll.register(self.agent.warm.socket, select.POLLIN)
         for connection in self.connections:
             if connection.events:
@@ -123,7 +125,9 @@ class Server:
         try:
             message = from_line(line)
             number = message.get("id")
-            connection.keeper = connection.keeper or (message.get("op") == "hello" and message.get("keeper") is True)
+            connection.keeper = connection.keeper or (
+                message.get("op") == "hello" and message.get("keeper") is True
+            )
             if connection.keeper:
                 self.agent.renew()
             reply = self.agent.operations[message["op"]](message)

@@ -45,7 +45,10 @@ def family_memory(sizes: Mapping[int, int]) -> int:
     if len(sizes) < 2:
         return sum(sizes.values())
     shares = {pid: _share(pid) for pid in sizes}
-    return max(*sizes.values(), sum(size if (share := shares[pid]) is None else share for pid, size in sizes.items()))
+    return max(
+        *sizes.values(),
+        sum(size if (share := shares[pid]) is None else share for pid, size in sizes.items()),
+    )
 
 
 def _share(pid: int) -> int | None:
@@ -60,7 +63,11 @@ def memory_group(pid: int, *, ended: bool = False) -> Path | None:
     """Return the folder of the memory cgroup that a process is in, or None."""
     paths = {name: path.removesuffix(" (deleted)") for name, path in control_groups(pid).items()}
     # Inside a container the path may be the host's, while the mount shows only the container's own group.
-    candidates = [_ROOT / "memory" / paths["memory"], _ROOT / "memory"] if "memory" in paths and not ended else []
+    candidates = (
+        [_ROOT / "memory" / paths["memory"], _ROOT / "memory"]
+        if "memory" in paths and not ended
+        else []
+    )
     if "" in paths:
         candidates += [_ROOT / paths[""], _ROOT / "unified" / paths[""], _ROOT]
     return next((path for path in candidates if _counter(path) is not None), None)
@@ -69,8 +76,14 @@ def memory_group(pid: int, *, ended: bool = False) -> Path | None:
 def memory_limit_bytes(pid: int) -> int | None:
     """Return the least limit of the memory groups around a process, in bytes; None where there is none."""
     group = memory_group(pid)
-    around = [] if group is None else [path for path in (group, *group.parents) if path.is_relative_to(_ROOT)]
-    return min((limit for path in around if (limit := _limit_bytes(path)) is not None), default=None)
+    around = (
+        []
+        if group is None
+        else [path for path in (group, *group.parents) if path.is_relative_to(_ROOT)]
+    )
+    return min(
+        (limit for path in around if (limit := _limit_bytes(path)) is not None), default=None
+    )
 
 
 @dataclass(slots=True)
@@ -86,7 +99,9 @@ class OomWatch:
         return group
 
     def counts(self) -> Mapping[Path, int]:
-        return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
+        return {
+            group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()
+        }
 
     def may_follow(self) -> bool:
         """Whether a kill may still be counted: a group has been as full as its limit allows."""
@@ -99,7 +114,11 @@ class OomWatch:
     def hint(self, group: Path | None) -> str:
         """Return that a process of this group was killed for its memory, where the counter says so; else nothing."""
         counts = self.counts()
-        full = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
+        full = (
+            group
+            if group is not None and counts.get(group)
+            else max(counts, key=lambda g: counts[g], default=None)
+        )
         kills = counts[full] if full is not None else 0
         if full is None or not kills:
             return ""
@@ -139,7 +158,11 @@ class _Utilization(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class GpuWatch:
@@ -180,7 +203,10 @@ class GpuWatch:
         _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
         # A slice of a GPU (MIG) tells its memory but not how busy it is.
         has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
-        sizes = {"used_gib": round(memory.used / _GIB, 3), "total_gib": round(memory.total / _GIB, 3)}
+        sizes = {
+            "used_gib": round(memory.used / _GIB, 3),
+            "total_gib": round(memory.total / _GIB, 3),
+        }
         return {"index": index, **({"percent": float(busy.gpu)} if has_load else {}), **sizes}
 
 
@@ -192,7 +218,11 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 def _visible(count: int) -> Sequence[int]:
     """Return the indices that this pod may use; all where its GPUs are named otherwise than by number."""
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    named = [
+        name.strip()
+        for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if name.strip()
+    ]
     numbers = [int(name) for name in named if name.isdigit() and int(name) < count]
     return numbers if len(numbers) == len(named) and named else range(count)
 

@@ -45,7 +45,9 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     root.chmod(0o700)
     (root / "tmp").mkdir(mode=0o700, exist_ok=True)
     if (agent := _agent_of(root)) is not None and activity(agent.pid)[1]:
-        agent.send(signal.SIGKILL)  # stopped, it would not answer, and there is no use in waiting for that
+        agent.send(
+            signal.SIGKILL
+        )  # stopped, it would not answer, and there is no use in waiting for that
     if (pid := _ping(root)) is not None:
         return pid
     lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -66,7 +68,9 @@ def end_leftovers(root: Path) -> int:
         table = process_table()
         marked = {pid for pid in table if marks(pid).get(POD_MARK) == str(root)}
         spared = ancestors(table, os.getpid())
-        family = {table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie}
+        family = {
+            table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie
+        }
         ended.update(family)
         return family
 
@@ -106,7 +110,9 @@ def _agent_of(root: Path) -> Process | None:
         process = look_up(int(state["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return process if process is not None and process.start_time == state.get("start_time") else None
+    return (
+        process if process is not None and process.start_time == state.get("start_time") else None
+    )
 
 
 def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
@@ -145,12 +151,18 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
                 os.close(int(name))
     os.chdir(root)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True)
+    logging.basicConfig(
+        format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True
+    )
     become_subreaper()
 
 
 def _find_this_package() -> None:
-    paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [
+        str(Path(path).absolute())
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path
+    ]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths if HOME in paths else [HOME, *paths])
 
 

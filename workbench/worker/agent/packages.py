@@ -50,12 +50,18 @@ def _missing(requirements: Sequence[str], env: Mapping[str, str], report: Path) 
                 f"{', '.join(requirements)} wants {name} {version}, and the pod has {own} of its own, which stays: ask "
                 "for versions that go with it, or for another image"
             )
-        yield _direct(name, item["download_info"]) if item.get("is_direct") else f"{name}=={version}"
+        yield (
+            _direct(name, item["download_info"]) if item.get("is_direct") else f"{name}=={version}"
+        )
 
 
 def _direct(name: str, info: Mapping[str, Any]) -> str:
     vcs = info.get("vcs_info")
-    return f"{name} @ {vcs['vcs']}+{info['url']}@{vcs['commit_id']}" if vcs else f"{name} @ {info['url']}"
+    return (
+        f"{name} @ {vcs['vcs']}+{info['url']}@{vcs['commit_id']}"
+        if vcs
+        else f"{name} @ {info['url']}"
+    )
 
 
 def _own_version(name: str) -> str | None:
@@ -66,9 +72,22 @@ def _own_version(name: str) -> str | None:
 
 
 def _pip(args: Sequence[str], env: Mapping[str, str]) -> None:
-    command = [sys.executable, "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+    ]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([*command, *args], env={**own, **env}, cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, *args], env={**own, **env}, cwd="/", capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise PackageError("\n".join(re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[-_TAIL_LINES:]))
+        raise PackageError(
+            "\n".join(re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[-_TAIL_LINES:])
+        )

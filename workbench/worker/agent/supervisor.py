@@ -94,7 +94,11 @@ class Agent:
 
     def pause_s(self) -> float:
         """Return how long nothing needs to be looked at, if nobody speaks."""
-        hurried = self._end_by is not None or self._strays or any(run.hurried for run in self._runs.values())
+        hurried = (
+            self._end_by is not None
+            or self._strays
+            or any(run.hurried for run in self._runs.values())
+        )
         return _HURRY_S if hurried else max(0.0, min(_SAMPLE_S, self._lease_end - time.monotonic()))
 
     @property
@@ -102,7 +106,11 @@ class Agent:
         """Whether all has been ended that was to be ended, or enough time was spent on it."""
         if self._end_by is None:
             return False
-        settled = self.warm.pid is None and not self._strays and all(run.settled for run in self._runs.values())
+        settled = (
+            self.warm.pid is None
+            and not self._strays
+            and all(run.settled for run in self._runs.values())
+        )
         return settled or time.monotonic() > self._end_by
 
     def end(self, why: str, grace_s: float = _GRACE_S) -> None:
@@ -139,7 +147,11 @@ class Agent:
             self._strays = self._end_strays()
         if self._end_by is not None and not any(run.live for run in self._runs.values()):
             self.warm.kill("the agent ends")  # ranks may be its children
-        elif self._end_by is None and not self._strays and all(run.settled for run in self._runs.values()):
+        elif (
+            self._end_by is None
+            and not self._strays
+            and all(run.settled for run in self._runs.values())
+        ):
             self.warm.revive()
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
@@ -168,7 +180,11 @@ class Agent:
         return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
 
     def _left(self, message: Message) -> Reply:
-        folder, archive, below = self._folder(message), Path(str(message.get("archive"))), whole_in(message, "below")
+        folder, archive, below = (
+            self._folder(message),
+            Path(str(message.get("archive"))),
+            whole_in(message, "below"),
+        )
         return self._begin("files_left", folder / "out", folder / "script", archive, below)
 
     def _begin(self, name: str, *args: object) -> Reply:
@@ -183,7 +199,9 @@ class Agent:
         if earlier is not None and not earlier.settled:
             earlier.tick(process_table())
         if earlier is not None and not earlier.settled:
-            raise ValueError(f"run {request.run} has live processes on {self.root.name}; stop it first")
+            raise ValueError(
+                f"run {request.run} has live processes on {self.root.name}; stop it first"
+            )
         if self._end_by is not None:
             raise ValueError(f"the agent of {self.root.name} is ending")
         if earlier is not None:
@@ -221,9 +239,13 @@ class Agent:
         number = whole_in(message, "rank")
         rank = run.ranks.get(number)
         if rank is None:
-            raise ValueError(f"rank {number!r} of run {run.request.run} does not belong to {self.root.name}")
+            raise ValueError(
+                f"rank {number!r} of run {run.request.run} does not belong to {self.root.name}"
+            )
         if rank.phase != "waiting" or run.stopping:
-            raise ValueError(f"rank {number} of run {run.request.run} was started or stopped already")
+            raise ValueError(
+                f"rank {number} of run {run.request.run} was started or stopped already"
+            )
         overrides = texts_in(message, "env")
         for name in ("local_rank", "world_size", "master_addr", "master_port"):
             if message.get(name) not in (None, ""):
@@ -284,7 +306,9 @@ class Agent:
             self._table = (-1.0, {})  # a look from before this end may lack what was forked since
             # A forked rank names itself before it can end: hear it before its end is looked at.
             self.launcher.hear()
-            self._ended(info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
+            self._ended(
+                info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            )
             _, status = os.waitpid(info.si_pid, 0)
             if info.si_pid == self.warm.pid:
                 self.warm.reaped(status)

@@ -33,9 +33,23 @@ _AGAIN_S = 1.0
 _MESSAGE_BYTES = 1 << 20
 # Read once, when a library is imported: a rank that sets one of these to something else must import for itself.
 _READ_AT_IMPORT = (
-    "LD_", "PYTHON", "HF_HOME", "HF_ENDPOINT", "HF_HUB_", "HF_DATASETS_", "TRANSFORMERS_", "XDG_CACHE_HOME",
-    "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "DS_ACCELERATOR", "TORCH_LOGS", "TORCH_CPP_",
-)  # fmt: skip
+    "LD_",
+    "PYTHON",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_",
+    "HF_DATASETS_",
+    "TRANSFORMERS_",
+    "XDG_CACHE_HOME",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "DS_ACCELERATOR",
+    "TORCH_LOGS",
+    "TORCH_CPP_",
+)
 
 
 class WarmLink:
@@ -63,7 +77,12 @@ class WarmLink:
     def start(self, root: Path, fork_server: str = "") -> None:
         """Start the server, with this process's own output for its log: by a fork server where one is there."""
         self._start, self._was_ready = (root, fork_server), False
-        self._why, self._ending, self.forked, self.process = "it ended by itself", False, False, None
+        self._why, self._ending, self.forked, self.process = (
+            "it ended by itself",
+            False,
+            False,
+            None,
+        )
         self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
         self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
         if not fork_server or not self._ask_fork_server(fork_server):
@@ -82,7 +101,9 @@ class WarmLink:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         request = {"agent": os.getpid(), "python": sys.executable, "env": self._env}
         try:
-            line.connect(os.path.relpath(path))  # a Unix socket's address has no room for long paths
+            line.connect(
+                os.path.relpath(path)
+            )  # a Unix socket's address has no room for long paths
             socket.send_fds(line, [json.dumps(request).encode()], [1, 2])
         except OSError as error:
             _log.info("warm server: no fork server at %s: %s", path, error)
@@ -115,17 +136,31 @@ class WarmLink:
         """Whether a rank with these variables of the job can be forked, now or when the imports are done."""
         if self.state not in ("starting", "ready"):
             return False
-        late = [name for name in env if name.startswith(_READ_AT_IMPORT) and self._env.get(name) != env[name]]
+        late = [
+            name
+            for name in env
+            if name.startswith(_READ_AT_IMPORT) and self._env.get(name) != env[name]
+        ]
         late = [name for name in late if name != "PYTHONUNBUFFERED"]
         if late:
             _log.info("a rank sets what imports read (%s): it is started cold", ", ".join(late))
         return not late
 
-    def fork(self, *, env: Mapping[str, str], cwd: str, folder: Path, entry: str, threads: int) -> int:
+    def fork(
+        self, *, env: Mapping[str, str], cwd: str, folder: Path, entry: str, threads: int
+    ) -> int:
         """Ask for a process that calls `entry`; return the token under which the answer comes through `receive`."""
         self._token += 1
-        request = {"token": self._token, "agent": os.getpid(), "env": dict(env), "cwd": cwd, "folder": str(folder)}
-        self._queue[self._token] = json.dumps({**request, "entry": entry, "threads": threads}).encode()
+        request = {
+            "token": self._token,
+            "agent": os.getpid(),
+            "env": dict(env),
+            "cwd": cwd,
+            "folder": str(folder),
+        }
+        self._queue[self._token] = json.dumps(
+            {**request, "entry": entry, "threads": threads}
+        ).encode()
         self._flush()
         return self._token
 
@@ -162,7 +197,11 @@ class WarmLink:
             elif "refused" in message:
                 _log.info("warm server: the fork server refused: %s", message["refused"])
             elif message["state"] == "ready":
-                _log.info("warm server: %s after %.1f s", "forked" if self.forked else "ready", message["took_s"])
+                _log.info(
+                    "warm server: %s after %.1f s",
+                    "forked" if self.forked else "ready",
+                    message["took_s"],
+                )
                 self._was_ready = True
                 self.state, self.pid = "ready", message["pid"] if self.forked else self.pid
                 self.process = look_up(self.pid) if self.pid is not None else None
@@ -186,7 +225,9 @@ class WarmLink:
         """End a server that has hung: it then counts as failed."""
         now = time.monotonic()
         late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
-        if self.socket is not None and (late or (self.state == "starting" and now > self._deadline)):
+        if self.socket is not None and (
+            late or (self.state == "starting" and now > self._deadline)
+        ):
             self.kill(f"no answer in time while {self.state}")
 
     def kill(self, why: str) -> None:
@@ -195,7 +236,9 @@ class WarmLink:
         if self.forked and self.pid is None and self.socket is not None:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)  # it sees that once it is there
-        elif self.forked and self.process is not None:  # not ours to reap: its pid may be another's by now
+        elif (
+            self.forked and self.process is not None
+        ):  # not ours to reap: its pid may be another's by now
             self.process.send(signal.SIGKILL)
         elif self.pid is not None and (process := look_up(self.pid)) is not None:
             process.send(signal.SIGKILL)

@@ -25,7 +25,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FULL = f"os error {errno.ENOSPC}"  # as safetensors and tokenizers say it, which raise no OSError
 
 
-def export_model(loaded: Loaded, target: Path, dtype: str | None, max_shard_size: int | str) -> dict[str, object]:
+def export_model(
+    loaded: Loaded, target: Path, dtype: str | None, max_shard_size: int | str
+) -> dict[str, object]:
     """Write a whole model with its configurations and tokenizer, in a number format or as it is."""
     one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
     weights = dict(one.named_parameters())
@@ -35,9 +37,13 @@ def export_model(loaded: Loaded, target: Path, dtype: str | None, max_shard_size
     return {"dtype": _name(one.dtype), "family": loaded.family}
 
 
-def export_adapters(folder: str, tokenizer: Any, target: Path, dtype: str | None) -> dict[str, object]:
+def export_adapters(
+    folder: str, tokenizer: Any, target: Path, dtype: str | None
+) -> dict[str, object]:
     """Write adapters alone, as peft, vLLM and TGI load them beside their base."""
-    config = read_bytes(Path(folder) / "adapter_config.json")  # no link is followed: others may get to see its text
+    config = read_bytes(
+        Path(folder) / "adapter_config.json"
+    )  # no link is followed: others may get to see its text
     weights = load_file(Path(folder) / adapters.WEIGHTS)
     if dtype is not None:
         weights = {name: value.to(DTYPES[dtype]) for name, value in weights.items()}
@@ -55,7 +61,9 @@ def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
     for name, value in weights.items():
         if not bool(torch.isfinite(value).all()):
             kind = _name(value.dtype)
-            raise ConfigError(f"{name} holds numbers that are not finite in {kind}; export with another dtype")
+            raise ConfigError(
+                f"{name} holds numbers that are not finite in {kind}; export with another dtype"
+            )
     needed = sum(value.nbytes for value in weights.values())
     check_room(target.parent, needed)
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

@@ -62,7 +62,9 @@ def answers(
     late: dict[int, dict[int, list[int]]] = {}
 
     def call(numbers: Sequence[int], begun: Mapping[int, list[int]], **options: Any) -> None:
-        said = _written(model, encoder, [(rows[n], begun.get(n, [])) for n in numbers], device, **options)
+        said = _written(
+            model, encoder, [(rows[n], begun.get(n, [])) for n in numbers], device, **options
+        )
         for n, (tokens, is_whole) in zip(numbers, said, strict=True):
             if is_whole:
                 texts[n] = encoder.texts([tokens])[0]
@@ -126,7 +128,10 @@ def _written(
     said = torch.tensor([tokens for _, tokens in rows], dtype=torch.long, device=device)
     batch = encoder.asking([row for row, _ in rows])
     given = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
-    begin, most = given["input_ids"].shape[1] if encoder.causal else 1, encoder.job.max_target_length
+    begin, most = (
+        given["input_ids"].shape[1] if encoder.causal else 1,
+        encoder.job.max_target_length,
+    )
     if encoder.causal:
         mask = torch.cat([given["attention_mask"], torch.ones_like(said)], 1)
         given = {"input_ids": torch.cat([given["input_ids"], said], 1), "attention_mask": mask}
@@ -147,8 +152,12 @@ def _written(
         use_cache=True,
         pad_token_id=encoder.tokenizer.pad_token_id,
         synced_gpus=synced_gpus,
-        stopping_criteria=[_Late(begin, has_ended)] if len(rows) > _FEW and not synced_gpus else None,
-        streamer=_Pieces(encoder.tokenizer, on_text) if on_text is not None and len(rows) == 1 else None,
+        stopping_criteria=[_Late(begin, has_ended)]
+        if len(rows) > _FEW and not synced_gpus
+        else None,
+        streamer=_Pieces(encoder.tokenizer, on_text)
+        if on_text is not None and len(rows) == 1
+        else None,
     )
     is_whole = has_ended(tokens) | (tokens.shape[1] - begin >= most)
     return list(zip(tokens[:, begin:], is_whole.tolist(), strict=True))

@@ -62,22 +62,32 @@ class Answerer:
         texts = self._batched(loaded, [_example(question) for question in questions], on_text)
         return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
 
-    def export(self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str) -> dict[str, object]:
+    def export(
+        self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str
+    ) -> dict[str, object]:
         """Write the model into a new folder, adapters added to the weights of their base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         if self._job.peft == Peft.NONE:
-            loaded = model.load(self._folder, (), seed=0, options={"dtype": DTYPES[dtype] if dtype else "auto"})
+            loaded = model.load(
+                self._folder, (), seed=0, options={"dtype": DTYPES[dtype] if dtype else "auto"}
+            )
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
             dtype = dtype or model.own_format(self._job.model)
         else:
             return export_adapters(self._folder, tokenizer, Path(target), dtype)
-        Encoder(loaded, self._job)  # which has the model end its answers where the chat template ends a turn
+        Encoder(
+            loaded, self._job
+        )  # which has the model end its answers where the chat template ends a turn
         return export_model(loaded, Path(target), dtype, max_shard_size)
 
     def _model(self, which: str) -> model.Loaded:
         if which not in self._loaded:
-            loaded = self._trained() if which == "after" else self._initial(self._model("after").tokenizer)
+            loaded = (
+                self._trained()
+                if which == "after"
+                else self._initial(self._model("after").tokenizer)
+            )
             self._loaded[which] = loaded
         return self._loaded[which]
 
@@ -88,7 +98,11 @@ class Answerer:
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
-        return self._load(self._job.model, tokenizer, adapters.load_options(self._job.peft, self._job.number_format))
+        return self._load(
+            self._job.model,
+            tokenizer,
+            adapters.load_options(self._job.peft, self._job.number_format),
+        )
 
     def _load(self, place: str, tokenizer: Any, options: Mapping[str, object]) -> model.Loaded:
         options = {**placement(place, _free()), **options}
@@ -97,16 +111,27 @@ class Answerer:
             loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return loaded
 
-    def _batched(self, loaded: model.Loaded, examples: Sequence[Example], on_text: _OnText) -> list[str]:
+    def _batched(
+        self, loaded: model.Loaded, examples: Sequence[Example], on_text: _OnText
+    ) -> list[str]:
         encoder = Encoder(loaded, self._job)
         rows = encoder.questions(examples)
         parameters = model.parameter_count(loaded.model)
         # On a busy machine threads would wait for each other longer than they work, 11 times; those of a small model
         # and a few rows do so anywhere.
         is_little = parameters < _SMALL and len(rows) < _MANY
-        torch.set_num_threads(1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running()))
+        torch.set_num_threads(
+            1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running())
+        )
         at_once = max(self._job.per_device_eval_batch_size, min(_MOST, _AT_ONCE // parameters))
-        texts = answers(loaded.model, encoder, rows, device=loaded.model.device, at_once=at_once, on_text=on_text)
+        texts = answers(
+            loaded.model,
+            encoder,
+            rows,
+            device=loaded.model.device,
+            at_once=at_once,
+            on_text=on_text,
+        )
         return [texts[n] for n in range(len(examples))]
 
 
@@ -125,7 +150,9 @@ def _running() -> int:
     """Count the threads that this machine runs all the time, with our own; its load average would be of a while ago."""
     counts = []
     for _ in range(_LOOKS):
-        counts.append(int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0]))
+        counts.append(
+            int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
+        )
         time.sleep(0.002)  # in which those end that only handed the question on
     return min(counts)
 
@@ -143,10 +170,14 @@ def _example(question: Mapping[str, Any]) -> Example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stdin closes, the parent is gone or nobody asked for a while."""
-    parser = argparse.ArgumentParser(prog=entries.ANSWERS, description="Answer rows with a run's model.")
+    parser = argparse.ArgumentParser(
+        prog=entries.ANSWERS, description="Answer rows with a run's model."
+    )
     parser.add_argument("model", help="the trained model's folder")
     parser.add_argument("--job", required=True, help="the job.json of the run")
-    parser.add_argument("--idle-s", type=float, default=_IDLE_S, help="seconds without a request after which to end")
+    parser.add_argument(
+        "--idle-s", type=float, default=_IDLE_S, help="seconds without a request after which to end"
+    )
     options = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
@@ -185,7 +216,9 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _reply(answerer: Answerer, line: str, write: Callable[[Mapping[str, object]], None]) -> dict[str, object]:
+def _reply(
+    answerer: Answerer, line: str, write: Callable[[Mapping[str, object]], None]
+) -> dict[str, object]:
     number = None
     try:
         request = from_line(line)
@@ -199,10 +232,14 @@ def _reply(answerer: Answerer, line: str, write: Callable[[Mapping[str, object]]
         return {"id": number, "ok": False, "full": full, "error": why}
 
 
-def _result(answerer: Answerer, request: Mapping[str, Any], on_text: Callable[[str], None]) -> dict[str, object]:
+def _result(
+    answerer: Answerer, request: Mapping[str, Any], on_text: Callable[[str], None]
+) -> dict[str, object]:
     if "export" in request:
         options = {name: request[name] for name in ("dtype", "merged", "max_shard_size")}
         return answerer.export(request["export"], **options)
     return answerer.answer(
-        request["questions"], request.get("which", "after"), on_text if request.get("pieces") else None
+        request["questions"],
+        request.get("which", "after"),
+        on_text if request.get("pieces") else None,
     )

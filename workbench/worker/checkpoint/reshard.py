@@ -14,7 +14,14 @@ import torch
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from workbench.base.errors import RunError
-from workbench.worker.checkpoint.snapshot import SHARD, STAGE_3, is_shard, owned_weights, replicated, trained_weights
+from workbench.worker.checkpoint.snapshot import (
+    SHARD,
+    STAGE_3,
+    is_shard,
+    owned_weights,
+    replicated,
+    trained_weights,
+)
 from workbench.worker.rank import collectives as ranks
 
 Flats = Sequence[torch.Tensor]
@@ -52,21 +59,35 @@ def _deepspeed_state(engine: Any, states: Sequence[Any]) -> dict[str, object]:
     kept = [state["optimizer"]["state"] for state in states]
     shape, like = first["weights"][0].shape, kept[0].get(0, {})
     flat = {key for key, value in like.items() if torch.is_tensor(value) and value.shape == shape}
-    if any(torch.is_tensor(value) and value.dim() and key not in flat for key, value in like.items()):
-        raise RunError("the states of this optimizer cannot be cut up anew; resume on as many ranks as saved them")
-    parts = {key: cut(zero, [[each[n][key] for n in sorted(each)] for each in kept]) for key in flat}
+    if any(
+        torch.is_tensor(value) and value.dim() and key not in flat for key, value in like.items()
+    ):
+        raise RunError(
+            "the states of this optimizer cannot be cut up anew; resume on as many ranks as saved them"
+        )
+    parts = {
+        key: cut(zero, [[each[n][key] for n in sorted(each)] for each in kept]) for key in flat
+    }
     weights = cut(zero, [state["weights"] for state in states])
     rest = {key: value for key, value in like.items() if key not in flat}
     # A buffer's own count of steps: one that two of them had in common would be counted up twice.
-    of_buffer = {n: {**deepcopy(rest), **{key: parts[key][n] for key in flat}} for n in range(len(weights))}
+    of_buffer = {
+        n: {**deepcopy(rest), **{key: parts[key][n] for key in flat}} for n in range(len(weights))
+    }
     groups = zip(first["optimizer"]["param_groups"], _numbered(zero), strict=True)
     counters = first["counters"]
     return {
         **first,
         "weights": weights,
-        "optimizer": {"state": of_buffer, "param_groups": [{**group, "params": own} for group, own in groups]},
+        "optimizer": {
+            "state": of_buffer,
+            "param_groups": [{**group, "params": own} for group, own in groups],
+        },
         # The global batch stays, but not the micro-batches that it is made of.
-        "counters": {**counters, "micro_steps": counters["global_steps"] * engine.gradient_accumulation_steps()},
+        "counters": {
+            **counters,
+            "micro_steps": counters["global_steps"] * engine.gradient_accumulation_steps(),
+        },
     }
 
 
@@ -85,7 +106,10 @@ def _stages_1_and_2(zero: Any, parts: Sequence[Flats]) -> list[torch.Tensor]:
     cut = []
     for number, mine in enumerate(owned_weights(zero)):
         size, before = mine.numel(), [part[number] for part in parts]
-        _check(abs(sum(map(len, before)) - size * ranks.world_size()), 2 * (len(parts) + ranks.world_size()))
+        _check(
+            abs(sum(map(len, before)) - size * ranks.world_size()),
+            2 * (len(parts) + ranks.world_size()),
+        )
         cut.append(span(before, ranks.rank() * size, (ranks.rank() + 1) * size).clone())
     return cut
 
@@ -113,11 +137,15 @@ def _fsdp_state(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
     """Cut each weight's rows anew; under `hybrid` the parts of the first group come first, and make it whole."""
 
     def cut(weight: Any, pieces: Flats) -> torch.Tensor:
-        shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+        shape, offset = compute_local_shape_and_global_offset(
+            weight.shape, weight.device_mesh, weight.placements
+        )
         return span(pieces, offset[0], offset[0] + shape[0]).clone()
 
     first = states[0]
-    in_order = [weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]]
+    in_order = [
+        weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]
+    ]
 
     def state_of(number: int, key: str, value: Any) -> object:
         if not is_shard(value):
@@ -129,9 +157,15 @@ def _fsdp_state(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
     kept = first["optimizer"]["state"].items()
     return {
         **first,
-        "weights": {name: cut(weight, [state["weights"][name] for state in states]) for name, weight in names},
+        "weights": {
+            name: cut(weight, [state["weights"][name] for state in states])
+            for name, weight in names
+        },
         "optimizer": {
             **first["optimizer"],
-            "state": {number: {key: state_of(number, key, v) for key, v in each.items()} for number, each in kept},
+            "state": {
+                number: {key: state_of(number, key, v) for key, v in each.items()}
+                for number, each in kept
+            },
         },
     }

@@ -81,7 +81,9 @@ def _engine_state(trainer: Any) -> dict[str, object] | None:
     return {
         "weights": {name: _local(p) for name, p in trained_weights(trainer).items()},
         "optimizer": {
-            "state": {n: {k: _marked(v) for k, v in each.items()} for n, each in state["state"].items()},
+            "state": {
+                n: {k: _marked(v) for k, v in each.items()} for n, each in state["state"].items()
+            },
             "param_groups": state["param_groups"],
         },
         "scaler": scaler.state_dict() if scaler is not None else None,
@@ -96,8 +98,14 @@ def _restore_plain(trainer: Any, state: Mapping[str, Any] | None) -> None:
     trained = trained_weights(trainer)
     saved = state["weights"]
     for name in trained.keys() | saved.keys():
-        if name not in trained or name not in saved or _local(trained[name]).shape != saved[name].shape:
-            raise RunError(f"the checkpoint is of another model: {name} does not fit; resume with the model of its run")
+        if (
+            name not in trained
+            or name not in saved
+            or _local(trained[name]).shape != saved[name].shape
+        ):
+            raise RunError(
+                f"the checkpoint is of another model: {name} does not fit; resume with the model of its run"
+            )
     with torch.no_grad():
         for name, parameter in trained.items():
             _local(parameter).copy_(saved[name])
@@ -123,19 +131,31 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
 def replicated(trainer: Any) -> bool:
     """Whether every rank holds the same, without DeepSpeed: the first one's is kept."""
     apart = trainer.averaging is not None
-    return ranks.connected() and not apart and not any(isinstance(p, DTensor) for p in trainer.model.parameters())
+    return (
+        ranks.connected()
+        and not apart
+        and not any(isinstance(p, DTensor) for p in trainer.model.parameters())
+    )
 
 
 def _from_the_first(state: Mapping[str, Any] | None) -> Any:
     packer = TreePacker()
     text = json.dumps(packer.pack(state)).encode() if ranks.rank() == 0 else None
-    shapes = json.dumps({n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}).encode()
+    shapes = json.dumps(
+        {n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}
+    ).encode()
     packed = json.loads(ranks.broadcast_bytes(text))
     tensors = {}
     for name, (dtype, shape) in json.loads(ranks.broadcast_bytes(shapes if text else None)).items():
         mine = packer.tensors.get(name)
-        data = ranks.broadcast_bytes(bytes(mine.reshape(-1).view(torch.uint8).numpy()) if mine is not None else None)
-        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        data = ranks.broadcast_bytes(
+            bytes(mine.reshape(-1).view(torch.uint8).numpy()) if mine is not None else None
+        )
+        flat = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if data
+            else torch.empty(0, dtype=torch.uint8)
+        )
         tensors[name] = flat.view(getattr(torch, dtype)).reshape(shape)
     return unpack(packed, tensors)
 
@@ -146,7 +166,9 @@ def _deepspeed_state(engine: Any) -> dict[str, object]:
     return {
         "weights": [each.data for each in owned_weights(zero)],
         "optimizer": _base_optimizer_state(zero),
-        "scaler": {name: value for name, value in vars(scaler).items() if isinstance(value, int | float)}
+        "scaler": {
+            name: value for name, value in vars(scaler).items() if isinstance(value, int | float)
+        }
         if scaler is not None
         else None,
         "counters": {name: int(getattr(engine, name)) for name in _COUNTERS},
@@ -164,7 +186,11 @@ def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
         _restore_on_disk(zero, state)
     elif hasattr(zero, STAGE_3):
         # DeepSpeed's own way, with what its checkpoint files would hold.
-        scaling = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
+        scaling = {
+            "loss_scaler": zero.loss_scaler,
+            "dynamic_loss_scale": zero.dynamic_loss_scale,
+            "overflow": False,
+        }
         zero.checkpoint_event_prologue()
         kept = {"optimizer_state_dict": state["optimizer"], "fp32_flat_groups": state["weights"]}
         zero.load_state_dict({ranks.rank(): {**scaling, **kept}})
@@ -185,14 +211,18 @@ def owned_weights(zero: Any) -> list[torch.Tensor]:
         if hasattr(zero, name):
             files = on_disk(zero)
             return [files.get(id(each), each) for each in getattr(zero, name)]
-    raise RunError(f"checkpoints of DeepSpeed's {type(zero).__name__} are not known here; leave `save_steps` out")
+    raise RunError(
+        f"checkpoints of DeepSpeed's {type(zero).__name__} are not known here; leave `save_steps` out"
+    )
 
 
 def on_disk(zero: Any) -> dict[int, torch.Tensor]:
     """Return the files of an offload to NVMe as tensors, by the ids of the tensors that stand empty between steps."""
     swapper = getattr(zero, "optimizer_swapper", None)
     return {
-        id(each.compute_tensor): torch.from_file(each.swap_path, shared=True, size=info.numel(), dtype=info.dtype())
+        id(each.compute_tensor): torch.from_file(
+            each.swap_path, shared=True, size=info.numel(), dtype=info.dtype()
+        )
         for info in (swapper.swap_params_info.values() if swapper else ())
         for each in info.tensors
     }
@@ -243,4 +273,6 @@ def _unmarked(value: Any, parameter: Any) -> object:
         return value
     place = parameter.device_mesh, parameter.placements
     shard = value[1].to(_local(parameter).device)
-    return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

@@ -18,13 +18,17 @@ from workbench.base.files.disk import check_room, disk_full, free_bytes, full_di
 from workbench.base.process import pod_name
 
 TENSORS, TREE = "state.safetensors", "state.json"
-_HEADERS = 1 << 20  # bytes; what the names and shapes of the tensors take beside their content, and more
+_HEADERS = (
+    1 << 20
+)  # bytes; what the names and shapes of the tensors take beside their content, and more
 
 
 def write_tree(folder: Path, tree: object) -> None:
     packer = TreePacker()
     text = json.dumps(packer.pack(tree)).encode()
-    needed = sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS
+    needed = (
+        sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS
+    )
     pod = pod_name()
     check_room(folder, needed, where=pod)
     try:
@@ -81,7 +85,9 @@ class TreePacker:
                 return {"list": [self.pack(each) for each in value]}
             case tuple():
                 return {"tuple": [self.pack(each) for each in value]}
-        raise RunError(f"a checkpoint cannot keep a {type(value).__name__}; leave `save_steps` out for this job")
+        raise RunError(
+            f"a checkpoint cannot keep a {type(value).__name__}; leave `save_steps` out for this job"
+        )
 
     def _name(self, tensor: torch.Tensor) -> str:
         # The same tensor in two places of the tree is written once, and is one tensor again after reading.
@@ -91,7 +97,11 @@ class TreePacker:
         name = self._names[key] = f"t{len(self.tensors)}"
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         # safetensors takes no parts of a larger buffer.
-        kept = tensor if whole and tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
+        kept = (
+            tensor
+            if whole and tensor.is_contiguous()
+            else tensor.clone(memory_format=torch.contiguous_format)
+        )
         self.tensors[name] = kept
         return name
 

@@ -41,19 +41,25 @@ class Rows:
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
     if hub is not None:
-        from workbench.jobs.data.sources.hub import Hub  # takes all the others with it, and few jobs have one
+        from workbench.jobs.data.sources.hub import (
+            Hub,
+        )  # takes all the others with it, and few jobs have one
 
         rows = _from_hub(Hub.from_dict(hub))
     elif train is not None:
         rows = Rows(train=_Lines(Path(train)), eval=_Lines(Path(evaluation)) if evaluation else [])
     else:
-        raise ConfigError("the job names neither a training file nor a hub dataset; prepare the dataset first")
+        raise ConfigError(
+            "the job names neither a training file nor a hub dataset; prepare the dataset first"
+        )
     if not rows.train:
         raise ConfigError(f"no row to train on in {train or hub}")
     return rows
 
 
-def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def aligned(
+    logits: torch.Tensor, labels: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
 
 
@@ -65,7 +71,9 @@ class _Lines(Sequence[Example]):
         try:
             self._file = path.open("rb")
         except FileNotFoundError as error:
-            raise ConfigError(f"{path} does not exist on this pod; was the dataset prepared and sent?") from error
+            raise ConfigError(
+                f"{path} does not exist on this pod; was the dataset prepared and sent?"
+            ) from error
         self._ends = array("q", accumulate(map(len, self._file)))
 
     def __len__(self) -> int:
@@ -114,7 +122,9 @@ def _from_hub(hub: Hub) -> Rows:
         evaluation = [example for example, out in zip(train, held, strict=True) if out]
         train = [example for example, out in zip(train, held, strict=True) if not out]
     made = written((len(train), len(evaluation)), learned, judged, hub.name)
-    return Rows(train=train, eval=evaluation, not_read=made.not_read, empty_answers=made.empty_answers)
+    return Rows(
+        train=train, eval=evaluation, not_read=made.not_read, empty_answers=made.empty_answers
+    )
 
 
 def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) -> list[Example]:

@@ -27,7 +27,9 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # nobody wants more
         pass
-    except Exception as error:  # the process ends here: its last word is what the other side reports
+    except (
+        Exception
+    ) as error:  # the process ends here: its last word is what the other side reports
         sys.stderr.write(f"\n{type(error).__name__}: {' '.join(str(error).split())}\n")
         sys.stderr.flush()
         code = 1
@@ -39,7 +41,9 @@ def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = Fal
     from datasets import load_dataset
 
     config, revision = hub.get("config"), hub.get("revision")
-    return load_dataset(str(hub["name"]), name=config, revision=revision, split=split, streaming=streaming)
+    return load_dataset(
+        str(hub["name"]), name=config, revision=revision, split=split, streaming=streaming
+    )
 
 
 def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
@@ -55,11 +59,17 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
         yield from saved.select_columns(_wanted(columns, saved.column_names, telling))
     elif "split" in request:
         # What is only a part of a split cannot be streamed.
-        yield from open_hub(request["hub"], request["split"], streaming=request["split"].isidentifier())
+        yield from open_hub(
+            request["hub"], request["split"], streaming=request["split"].isidentifier()
+        )
     else:
         _check_reachable(request["hub"]["name"])
         splits = open_hub(request["hub"], None, streaming=True)
-        yield {name: next(iter(split.take(1)), None) for name, split in splits.items() if name in request["first"]}
+        yield {
+            name: next(iter(split.take(1)), None)
+            for name, split in splits.items()
+            if name in request["first"]
+        }
         yield list(splits)
 
 

@@ -44,7 +44,10 @@ class TokenRows(Sequence[Row]):
         content = array("i", os.pread(self._file.fileno(), (end - first) * _BYTES, first * _BYTES))
         sizes = self._sizes[number * self._width : (number + 1) * self._width]
         ends = pairwise(accumulate(sizes, initial=0))
-        return {name: content[first:end].tolist() for name, (first, end) in zip(_COLUMNS, ends, strict=False)}
+        return {
+            name: content[first:end].tolist()
+            for name, (first, end) in zip(_COLUMNS, ends, strict=False)
+        }
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -52,7 +55,9 @@ class TokenRows(Sequence[Row]):
         return torch.frombuffer(self._sizes, dtype=torch.int32).view(len(self), self._width)[:, :2]
 
 
-def shared_rows(examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]) -> Iterator[Row]:
+def shared_rows(
+    examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]
+) -> Iterator[Row]:
     """Have each rank make its share of the examples, all of them in order for all; every rank must take all."""
     for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
         first = begin + _AT_ONCE * ranks.rank()

@@ -72,13 +72,20 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
     options = Lora.from_dict(job.lora)
     torch.manual_seed(job.seed)
     if options.resume_from:
-        from peft.peft_model import PeftModel  # the package itself may be a stand-in that nothing was asked of yet
+        from peft.peft_model import (
+            PeftModel,
+        )  # the package itself may be a stand-in that nothing was asked of yet
 
         if job.gradient_checkpointing:
             loaded.model.enable_input_require_grads()
-        return replace(loaded, model=PeftModel.from_pretrained(loaded.model, options.resume_from, is_trainable=True))
+        return replace(
+            loaded,
+            model=PeftModel.from_pretrained(loaded.model, options.resume_from, is_trainable=True),
+        )
     try:
-        return replace(loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing))
+        return replace(
+            loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing)
+        )
     except ValueError as error:
         raise ConfigError(
             f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"
@@ -88,7 +95,9 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
 def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Put what is trained into its number format; peft makes adapters in FP32, and biases are the model's own."""
     for module in model.modules():
-        own = [p for p in module.parameters(recurse=False) if not hasattr(p, "ds_id")]  # which ZeRO-3 has cut up
+        own = [
+            p for p in module.parameters(recurse=False) if not hasattr(p, "ds_id")
+        ]  # which ZeRO-3 has cut up
         if not any(p.requires_grad for p in own):
             continue
         for parameter in own:
@@ -101,10 +110,16 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
     """Count the parameters that are trained and all of them, whole, however they are held."""
     trained = everything = 0
     # Of 4 bits: several in a number, padded.
-    states = {id(m.weight): m.quant_state for m in model.modules() if getattr(m, "quant_state", None) is not None}
+    states = {
+        id(m.weight): m.quant_state
+        for m in model.modules()
+        if getattr(m, "quant_state", None) is not None
+    }
     for parameter in model.parameters():
         state: Any = states.get(id(parameter))
-        shape = state.shape if state is not None else getattr(parameter, "ds_shape", parameter.shape)
+        shape = (
+            state.shape if state is not None else getattr(parameter, "ds_shape", parameter.shape)
+        )
         count = torch.Size(shape).numel()
         everything += count
         trained += count if parameter.requires_grad else 0
@@ -116,12 +131,20 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    state = {name: value for name, p in model.named_parameters() if p.requires_grad for value in whole(p)}
+    state = {
+        name: value for name, p in model.named_parameters() if p.requires_grad for value in whole(p)
+    }
     if ranks.rank() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    kept = get_peft_model_state_dict(model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
-    save_file({name: value.contiguous() for name, value in kept.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    kept = get_peft_model_state_dict(
+        model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False
+    )
+    save_file(
+        {name: value.contiguous() for name, value in kept.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
     config = model.peft_config[_NAME]
     shown = copy(config)
     shown.base_model_name_or_path, shown.inference_mode = base, True
@@ -151,7 +174,9 @@ def merged(folder: str | Path, base: Loaded) -> Loaded:
 
 def _say_nothing_of_old_names() -> None:
     # peft 0.21 asks transformers 5 by a name that it has given another; every rank would say so.
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
+    )
 
 
 @contextmanager

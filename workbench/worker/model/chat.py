@@ -19,9 +19,14 @@ _ANSWER = "Xyzzy"  # a word that no template writes
 _CALL: Message = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [{"id": "a12345678", "type": "function", "function": {"name": _ANSWER, "arguments": {}}}],
+    "tool_calls": [
+        {"id": "a12345678", "type": "function", "function": {"name": _ANSWER, "arguments": {}}}
+    ],
 }
-_PROBE: Sequence[Message] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER})
+_PROBE: Sequence[Message] = (
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": _ANSWER},
+)
 
 
 def special_words(template: str) -> list[str]:
@@ -41,7 +46,9 @@ class Chat:
         self._tokenizer = tokenizer
         self._template = Template(
             tokenizer.get_chat_template(),
-            lambda turns, **options: tokenizer.apply_chat_template(turns, tokenize=False, **options),
+            lambda turns, **options: tokenizer.apply_chat_template(
+                turns, tokenize=False, **options
+            ),
         )
         self._eos = tokenizer.eos_token_id
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -51,7 +58,9 @@ class Chat:
         """The token that ends the assistant's turn; None where the template writes none."""
         self._ends = {self.end, self._end_of_calls()} - {None}
         # What stands between the question and the answer without being either, as an empty `<think>` of Qwen3.
-        self._opening = whole.removeprefix(self._template.text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
+        self._opening = (
+            whole.removeprefix(self._template.text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
+        )
 
     @property
     def stops(self) -> list[int]:
@@ -86,7 +95,11 @@ class Chat:
             if begin < len(before) or ids[: len(before)] != before:
                 rows.append((before, marks))
                 before, marks = [], []
-            marks = [*marks, *[False] * (begin - len(before)), *[learned[number]] * (len(ids) - begin)]
+            marks = [
+                *marks,
+                *[False] * (begin - len(before)),
+                *[learned[number]] * (len(ids) - begin),
+            ]
             rows.append((ids, marks))
         return [(ids, marks) for ids, marks in rows if any(marks)]
 
@@ -95,7 +108,9 @@ class Chat:
         asked, whole = self._template.exchange(turns, tools)
         prompt, ids = self._ids(asked), self._ids(whole)
         # Where a token spans the border, it is one of the answer's.
-        begin = next((n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt))
+        begin = next(
+            (n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt)
+        )
         ends = [n for n in range(begin, len(ids)) if ids[n] in self._ends]
         if ends:
             return ids[: ends[-1] + 1], begin
@@ -109,17 +124,31 @@ class Chat:
             return None
         last = self._ids(text.rstrip())[-1]
         added = self._tokenizer.added_tokens_decoder
-        return last if last in self._tokenizer.all_special_ids or (last in added and added[last].special) else None
+        return (
+            last
+            if last in self._tokenizer.all_special_ids or (last in added and added[last].special)
+            else None
+        )
 
     def _marked(self, turns: Sequence[Message], tools: Tools, learned: Sequence[bool]) -> Learned:
-        options = {"return_dict": True, "return_assistant_tokens_mask": True, "tools": list(tools) or None}
-        made = Template.refusing(turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options))
+        options = {
+            "return_dict": True,
+            "return_assistant_tokens_mask": True,
+            "tools": list(tools) or None,
+        }
+        made = Template.refusing(
+            turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options)
+        )
         ids, marks = list(made["input_ids"]), [bool(mark) for mark in made["assistant_masks"]]
         if not any(marks):
-            raise ConfigError("the chat template marks no token of an answer between its generation tags; mend it")
+            raise ConfigError(
+                "the chat template marks no token of an answer between its generation tags; mend it"
+            )
         for n, token in enumerate(ids[1:], 1):
             marks[n] = marks[n] or (marks[n - 1] and token in self._ends)
-        answers = [kept for turn, kept in zip(turns, learned, strict=True) if turn["role"] == "assistant"]
+        answers = [
+            kept for turn, kept in zip(turns, learned, strict=True) if turn["role"] == "assistant"
+        ]
         if not all(answers):
             marks = _of_learned(marks, answers)
         last = max(n for n, mark in enumerate(marks) if mark)
@@ -140,7 +169,9 @@ def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
         >>> _of_learned([False, True, True, False, True], [False, True])
         [False, False, False, False, True]
     """
-    starts = {n for n, (before, mark) in enumerate(pairwise([False, *marks])) if mark and not before}
+    starts = {
+        n for n, (before, mark) in enumerate(pairwise([False, *marks])) if mark and not before
+    }
     if len(starts) != len(answers):
         raise ConfigError(
             f"the chat template marks {len(starts)} answers between its generation tags, and the row has "

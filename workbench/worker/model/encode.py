@@ -49,7 +49,11 @@ class Encoder:
         if not self.causal:
             return self._pairs(examples, first)
         if self._chat is not None:
-            return [row for n, e in enumerate(examples, first) for row in self._numbered(n, self._learned, e)]
+            return [
+                row
+                for n, e in enumerate(examples, first)
+                for row in self._numbered(n, self._learned, e)
+            ]
         prompts, answers = self._prompts(examples, first), self._ids([e.target for e in examples])
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
@@ -69,14 +73,18 @@ class Encoder:
     def texts(self, tokens: Sequence[Any]) -> list[str]:
         """Return what the model said, of the tokens that it wrote."""
         if self._chat is None:
-            return [str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+            return [
+                str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            ]
         return [self._chat.answer(ids.tolist()) for ids in tokens]
 
     def target(self, example: Example) -> str:
         """Return what the model should say; a call in the words of the chat template."""
         if self._chat is None or "tool_calls" not in answer_of(example.messages, example.target):
             return example.target
-        ids, _ = self._chat.learned([*self._turns(example), example.messages[-1]], example.tools)[-1]
+        ids, _ = self._chat.learned([*self._turns(example), example.messages[-1]], example.tools)[
+            -1
+        ]
         return self._chat.answer(ids[len(self._chat.prompt(self._turns(example), example.tools)) :])
 
     def _pairs(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
@@ -105,12 +113,21 @@ class Encoder:
         # A cut answer does not end: a model should not learn to stop there.
         ids, marks = rows[-1]
         begin = len(ids) - next((n for n, mark in enumerate(reversed(marks)) if not mark), len(ids))
-        rows[-1] = (ids[: begin + self.job.max_target_length], marks[: begin + self.job.max_target_length])
+        rows[-1] = (
+            ids[: begin + self.job.max_target_length],
+            marks[: begin + self.job.max_target_length],
+        )
         everything = self.job.loss_on == LossOn.ALL
         if everything and (why := unlearned_turns(example)):
             raise ConfigError(why)
         return [
-            _row(ids, [token if mark or everything else IGNORED for token, mark in zip(ids, marks, strict=True)])
+            _row(
+                ids,
+                [
+                    token if mark or everything else IGNORED
+                    for token, mark in zip(ids, marks, strict=True)
+                ],
+            )
             for ids, marks in rows
         ]
 
@@ -135,7 +152,9 @@ class Encoder:
 
         return ending(self._shortened(last["content"], lambda text: prompt(ending(text))))
 
-    def _numbered(self, number: int, make: Callable[[Example], list[Any]], example: Example) -> list[Any]:
+    def _numbered(
+        self, number: int, make: Callable[[Example], list[Any]], example: Example
+    ) -> list[Any]:
         try:
             return make(example)
         except ConfigError as error:
@@ -144,29 +163,48 @@ class Encoder:
     def _answer(self, prompt: list[int], answer: list[int]) -> Row:
         # A cut answer does not end: a model should not learn to stop there.
         kept = answer[: self.job.max_target_length]
-        return _row(prompt + kept, (prompt if self.job.loss_on == LossOn.ALL else [IGNORED] * len(prompt)) + kept)
+        return _row(
+            prompt + kept,
+            (prompt if self.job.loss_on == LossOn.ALL else [IGNORED] * len(prompt)) + kept,
+        )
 
     def _plain(self, ids: list[int]) -> list[Row]:
         length = max(2, self.job.max_source_length + self.job.max_target_length) - len(self._start)
-        pieces = [[*self._start, *ids[first : first + length]] for first in range(0, len(ids), length)]
+        pieces = [
+            [*self._start, *ids[first : first + length]] for first in range(0, len(ids), length)
+        ]
         # Of a single token there is nothing to predict.
-        return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [_row(pieces[0], pieces[0])]
+        return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [
+            _row(pieces[0], pieces[0])
+        ]
 
     def _prompts(self, examples: Sequence[Example], first: int = 1) -> list[list[int]]:
         if self._chat is not None:
-            return [self._numbered(number, self._asked, example) for number, example in enumerate(examples, first)]
+            return [
+                self._numbered(number, self._asked, example)
+                for number, example in enumerate(examples, first)
+            ]
         for number, example in enumerate(examples, first):
             if example.messages:
-                why = no_template(self.job.model) if self.job.prompt is None else f"prompt is {self.job.prompt!r}"
+                why = (
+                    no_template(self.job.model)
+                    if self.job.prompt is None
+                    else f"prompt is {self.job.prompt!r}"
+                )
                 raise ConfigError(f"row {number} is a row of messages, and {why}")
         whole = self._ids([self._text(e.source, e.input) for e in examples])
         prompts = [self._start + ids for ids in whole]
         most = self.job.max_source_length
-        return [ids if len(ids) <= most else self._cut(e) for e, ids in zip(examples, prompts, strict=True)]
+        return [
+            ids if len(ids) <= most else self._cut(e)
+            for e, ids in zip(examples, prompts, strict=True)
+        ]
 
     def _asked(self, example: Example) -> list[int]:
         assert self._chat is not None
-        return self._chat.prompt(self._within(example), example.tools) if example.asks else self._start
+        return (
+            self._chat.prompt(self._within(example), example.tools) if example.asks else self._start
+        )
 
     def _cut(self, example: Example) -> list[int]:
         """Shorten a row's input, or where it has none its instruction, so that the form around them stays whole."""
@@ -181,10 +219,15 @@ class Encoder:
         """Return as much of the beginning of a text as leaves its prompt short enough."""
         while (over := len(prompt(text)) - self.job.max_source_length) > 0:
             if not text:
-                form, most = f"the prompt form {self.job.prompt or 'plain'!r} takes alone", self.job.max_source_length
+                form, most = (
+                    f"the prompt form {self.job.prompt or 'plain'!r} takes alone",
+                    self.job.max_source_length,
+                )
                 if self._chat is not None:
                     form = "the chat template takes alone (with the tools of a row that has some)"
-                raise ConfigError(f"max_source_length is {most}, which {form}; give {most + over} or more")
+                raise ConfigError(
+                    f"max_source_length is {most}, which {form}; give {most + over} or more"
+                )
             (ids,) = self._ids([text])
             kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - over)]))
             # Some tokenizers give back another text than they took; it must become shorter each time.
@@ -195,7 +238,11 @@ class Encoder:
         return fill(self.job.prompt or "plain", instruction, given, system=self.job.system)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids] if texts else []
+        return (
+            [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids]
+            if texts
+            else []
+        )
 
 
 def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
@@ -206,12 +253,16 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
         return None
     if not tokenizer.chat_template:
         if job.prompt == "chat" or job.system is not None:
-            raise ConfigError(f"{'system' if job.prompt is None else 'prompt'} is given, and {no_template(job.model)}")
+            raise ConfigError(
+                f"{'system' if job.prompt is None else 'prompt'} is given, and {no_template(job.model)}"
+            )
         return None
     chat = Chat(tokenizer)
     # Written with the model's folder: whoever asks it there stops where its turn ends.
     options = loaded.model.generation_config
-    before = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+    before = (
+        options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+    )
     options.eos_token_id = sorted({*chat.stops, *before} - {None})
     return chat
 

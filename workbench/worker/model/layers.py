@@ -35,7 +35,9 @@ def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn
     if missing or not layers:
         names_there = sorted({type(module).__name__ for module in model.modules()})
         what = f"{option} names {', '.join(sorted(missing))}" if missing else f"{option} is empty"
-        raise ConfigError(f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers")
+        raise ConfigError(
+            f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers"
+        )
     return layers
 
 

@@ -60,12 +60,16 @@ def load(
         return _built_in(name, tokenizer, seed, options)
     place = str(Path(name).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    if tokenizer.pad_token_id is None:  # as with Llama 2; attention masks and labels leave padding out by themselves
+    if (
+        tokenizer.pad_token_id is None
+    ):  # as with Llama 2; attention masks and labels leave padding out by themselves
         tokenizer.pad_token = tokenizer.eos_token
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     if weights:
         options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
-        model = _auto(config).from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **options})
+        model = _auto(config).from_pretrained(
+            place, trust_remote_code=False, **{"dtype": torch.float32, **options}
+        )
         model = pipeline.hooked(model, placed)
     else:
         model = _without_weights(config)
@@ -84,7 +88,12 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     """Put a loaded model into the number format and to the device that it is trained in, a tensor at a time."""
     technique = Technique(job.technique)
-    if technique is Technique.FSDP or technique.zero_stage == 3 or job.peft == Peft.QLORA or job.device_map:
+    if (
+        technique is Technique.FSDP
+        or technique.zero_stage == 3
+        or job.peft == Peft.QLORA
+        or job.device_map
+    ):
         return loaded
     # Adapters are not there yet: beneath them all weights are frozen.
     dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
@@ -135,9 +144,14 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
     options, placed = pipeline.placed_options(options, lambda: model)
     # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
     read = type(model).from_pretrained(
-        None, config=model.config, state_dict=model.state_dict(), **{"dtype": torch.float32, **options}
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        **{"dtype": torch.float32, **options},
     )
-    return Loaded(model=pipeline.hooked(read, placed), tokenizer=tokenizer, family=_family(read.config))
+    return Loaded(
+        model=pipeline.hooked(read, placed), tokenizer=tokenizer, family=_family(read.config)
+    )
 
 
 def _auto(config: Any) -> Any:

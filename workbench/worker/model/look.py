@@ -27,7 +27,9 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     examples = load_rows(request["train"], None, None).train
     chosen = [examples[number] for number in request["numbers"]]
     words, template = wording(job.prompt, system=job.system), job.chat_template
-    loaded = load(job.model, examples, seed=job.seed, wording=words, chat_template=template, weights=False)
+    loaded = load(
+        job.model, examples, seed=job.seed, wording=words, chat_template=template, weights=False
+    )
     counted = job.replace(loss_on=LossOn.ANSWER.value)
     cut = Encoder(loaded, counted)
     whole = Encoder(loaded, counted.replace(max_source_length=_UNCUT, max_target_length=_UNCUT))
@@ -42,7 +44,10 @@ def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
     sizes = _sizes(whole, example)
     if not example.asks:  # plain text is learned in pieces: nothing of it is lost
         return [*sizes, False, False]
-    return [*sizes, *(before > after for before, after in zip(sizes, _sizes(cut, example), strict=True))]
+    return [
+        *sizes,
+        *(before > after for before, after in zip(sizes, _sizes(cut, example), strict=True)),
+    ]
 
 
 def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:

@@ -27,10 +27,16 @@ def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
     return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(gpus)}
 
 
-def placement(model: Any, limits: Mapping[int, int], *, packed: bool, dtype: torch.dtype) -> dict[str, int]:
+def placement(
+    model: Any, limits: Mapping[int, int], *, packed: bool, dtype: torch.dtype
+) -> dict[str, int]:
     """Return the GPU of every part, in order and even shares; if `packed`, linear layers take 4 bits."""
     head = model.get_output_embeddings()
-    linear = [f"{n}.weight" for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linear = [
+        f"{n}.weight"
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and m is not head
+    ]
     special = dict.fromkeys(linear, CustomDtype.INT4) if packed else None
     layers = sorted(model._no_split_modules or ())
 
@@ -38,10 +44,14 @@ def placement(model: Any, limits: Mapping[int, int], *, packed: bool, dtype: tor
         # The first device of all would keep room for a layer that comes back from the host, of which there are none.
         sizes = {_NO_DEVICE: 0, **{gpu: min(size, int(most)) for gpu, size in limits.items()}}
         return dict(
-            infer_auto_device_map(model, sizes, no_split_module_classes=layers, dtype=dtype, special_dtypes=special)
+            infer_auto_device_map(
+                model, sizes, no_split_module_classes=layers, dtype=dtype, special_dtypes=special
+            )
         )
 
-    logging.getLogger(infer_auto_device_map.__module__).setLevel(logging.ERROR)  # GPUs need not be here
+    logging.getLogger(infer_auto_device_map.__module__).setLevel(
+        logging.ERROR
+    )  # GPUs need not be here
     placed = filled(whole := compute_module_sizes(model, dtype=dtype, special_dtypes=special)[""])
     left = [name for name, place in placed.items() if place == "disk"]
     if left or 0 not in placed.values():
@@ -52,14 +62,20 @@ def placement(model: Any, limits: Mapping[int, int], *, packed: bool, dtype: tor
             "in max_memory or more GPUs to a pod, or use technique 'fsdp' on several pods"
         )
     low, high = whole / len(limits), float(whole)
-    for _ in range(_HALVINGS):  # accelerate's own shares leave the last GPU much less than the others
+    for _ in range(
+        _HALVINGS
+    ):  # accelerate's own shares leave the last GPU much less than the others
         middle = (low + high) / 2
         tried = filled(middle)
-        low, high, placed = (middle, high, placed) if "disk" in tried.values() else (low, middle, tried)
+        low, high, placed = (
+            (middle, high, placed) if "disk" in tried.values() else (low, middle, tried)
+        )
     return placed
 
 
-def placed_options(options: Mapping[str, Any], outline: Callable[[], Any]) -> tuple[dict[str, Any], dict[str, int]]:
+def placed_options(
+    options: Mapping[str, Any], outline: Callable[[], Any]
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Let `from_pretrained` put each part of a model where it belongs; return its options, and the GPU of each part."""
     rest = {name: value for name, value in options.items() if name != LIMITS}
     if not options.get(LIMITS):
@@ -72,7 +88,9 @@ def placed_options(options: Mapping[str, Any], outline: Callable[[], Any]) -> tu
 def hooked(model: Any, placed: Mapping[str, int]) -> Any:
     """On a machine without GPUs, go through accelerate's hooks between the parts all the same, to rehearse them."""
     if len(set(placed.values())) > 1 and not torch.cuda.is_available():
-        logging.getLogger(dispatch_model.__module__).setLevel(logging.ERROR)  # that weights are kept on the host
+        logging.getLogger(dispatch_model.__module__).setLevel(
+            logging.ERROR
+        )  # that weights are kept on the host
         skipped = model._skip_keys_device_placement
         dispatch_model(model, dict.fromkeys(placed, "cpu"), skip_keys=skipped, force_hooks=True)
         model.hf_device_map = dict(placed)

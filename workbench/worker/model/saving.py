@@ -32,7 +32,11 @@ def save_model(model: Any, folder: Path, *, read: bool) -> None:
         parts.append(folder / f"part-{len(parts)}.safetensors")
         names.update(dict.fromkeys(state, len(parts)))
         total += sum(value.nbytes for value in state.values())
-        save_file({name: value.cpu().contiguous() for name, value in state.items()}, parts[-1], {"format": "pt"})
+        save_file(
+            {name: value.cpu().contiguous() for name, value in state.items()},
+            parts[-1],
+            {"format": "pt"},
+        )
         del state
     if ranks.rank() == 0:
         _name(folder, parts, names, total)
@@ -52,15 +56,22 @@ def whole(value: Any) -> Iterator[torch.Tensor]:
             yield value.detach().cpu().clone() if ranks.rank() == 0 else value.detach()
     else:
         value = value.detach()
-        if hasattr(value, "full_tensor"):  # first to where ranks exchange tensors: shards may be kept on the host
+        if hasattr(
+            value, "full_tensor"
+        ):  # first to where ranks exchange tensors: shards may be kept on the host
             value = value.to(value.device_mesh.device_type).full_tensor()
         yield value.cpu() if ranks.rank() == 0 else value
 
 
 def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     """Return the weights a file's worth at a time, whole on rank 0; a layer's are kept together."""
-    once, every = ({name for name, _ in model.named_parameters(remove_duplicate=r)} for r in (True, False))
-    left_out = {*(every - once), *(model._keys_to_ignore_on_save or ())}  # a tied weight has one name
+    once, every = (
+        {name for name, _ in model.named_parameters(remove_duplicate=r)} for r in (True, False)
+    )
+    left_out = {
+        *(every - once),
+        *(model._keys_to_ignore_on_save or ()),
+    }  # a tied weight has one name
     part: dict[str, torch.Tensor] = {}
     size, layer = 0, ""
     for name, held in model.state_dict(keep_vars=True).items():
@@ -90,7 +101,9 @@ def _name(folder: Path, parts: list[Path], names: dict[str, int], total: int) ->
     index.unlink(missing_ok=True)
     if len(parts) > 1:
         files = {name: final[number - 1] for name, number in names.items()}
-        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2))
+        index.write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2)
+        )
     for other in folder.glob("model*.safetensors"):
         if other.name not in final:
             other.unlink()

@@ -48,7 +48,9 @@ def shard_model(model: Any, job: FineTune, *, gpus: int) -> None:
     how: dict[str, Any] = {
         "mesh": _mesh(options, "cuda" if gpus else "cpu"),
         "mp_policy": _policy(job, options),
-        "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0) if options.offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0)
+        if options.offload
+        else OffloadPolicy(),
     }
     keep = options.shard == Shard.GRADS
     formats = trained_dtype(job), frozen_dtype(job)
@@ -98,9 +100,16 @@ def parts_of(model: nn.Module, least: int) -> list[nn.Module]:
     parts: set[nn.Module] = set()
 
     def left(module: nn.Module) -> int:
-        number = sum(p.numel() for p in module.parameters(recurse=False)) + sum(map(left, module.children()))
+        number = sum(p.numel() for p in module.parameters(recurse=False)) + sum(
+            map(left, module.children())
+        )
         shared = any(places[id(p)] > 1 for p in module.parameters())
-        if number < least or module is model or shared or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        if (
+            number < least
+            or module is model
+            or shared
+            or isinstance(module, nn.ModuleList | nn.ModuleDict)
+        ):
             return number
         parts.add(module)
         return 0
@@ -110,7 +119,10 @@ def parts_of(model: nn.Module, least: int) -> list[nn.Module]:
 
 
 def _check_nothing_is_tied(
-    module: nn.Module, layer: nn.Module | None, layers: set[nn.Module], groups: dict[int, nn.Module | None]
+    module: nn.Module,
+    layer: nn.Module | None,
+    layers: set[nn.Module],
+    groups: dict[int, nn.Module | None],
 ) -> None:
     # torch says so itself, but only in the first forward pass.
     layer = module if module in layers else layer
@@ -130,10 +142,14 @@ def clip_gradients(model: Any, limit: float) -> torch.Tensor:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     shards = [gradient.to_local() for gradient in gradients]
     mesh = gradients[0].device_mesh
-    squared = get_total_norm(shards).square().to(mesh.device_type)  # from the host, where the shards are kept there
+    squared = (
+        get_total_norm(shards).square().to(mesh.device_type)
+    )  # from the host, where the shards are kept there
     dist.all_reduce(squared, group=mesh.get_group("shard"))
     norm = squared.sqrt().to(shards[0].device)
-    torch._foreach_mul_(shards, torch.clamp(limit / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_ does
+    torch._foreach_mul_(
+        shards, torch.clamp(limit / (norm + 1e-6), max=1.0)
+    )  # as torch's clip_grad_norm_ does
     return norm
 
 
@@ -141,13 +157,24 @@ class ShardScaler(torch.amp.GradScaler):
     """Scale the loss for fp16; ranks agree on whether their shards of the gradients have left its range."""
 
     def _unscale_grads_(
-        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
         del allow_fp16  # shards are in FP32
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
         overflow = found_inf.to(shards[0].device)  # the host, where the shards are kept there
-        torch._amp_foreach_non_finite_check_and_unscale_(shards, overflow, inv_scale.to(overflow.device))
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            shards, overflow, inv_scale.to(overflow.device)
+        )
         overflow = overflow.to(found_inf.device)
         dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
         return {overflow.device: overflow}
@@ -168,8 +195,12 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
     if (group := options.group) is not None:
         if group < 2 or world % group:
-            raise ConfigError(f"fsdp group is {group}, and {world} ranks cannot be put into groups of as many")
-        return init_device_mesh(device, (world // group, group), mesh_dim_names=("replicate", "shard"))
+            raise ConfigError(
+                f"fsdp group is {group}, and {world} ranks cannot be put into groups of as many"
+            )
+        return init_device_mesh(
+            device, (world // group, group), mesh_dim_names=("replicate", "shard")
+        )
     on_pod = _on_pod()
     uneven = ranks.sums([float(on_pod)])[0] != on_pod * world
     if on_pod == 1 or uneven:
@@ -179,11 +210,15 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
             "or give a group"
         )
     # The launchers number the ranks pod by pod.
-    return init_device_mesh(device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(
+        device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def _policy(job: FineTune, options: Fsdp) -> MixedPrecisionPolicy:
-    half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(Precision(job.number_format))
+    half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(
+        Precision(job.number_format)
+    )
     sent = torch.float32 if half is None or options.reduce_in_fp32 else half
     if job.communication:
         sent = torch.bfloat16 if job.communication == Communication.BF16 else torch.float32

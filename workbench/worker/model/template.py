@@ -72,7 +72,9 @@ class Template:
             lost = next((what for word, what in words.items() if word not in text), "")
             if not lost:
                 return form
-            why = ConfigError(f"the chat template leaves out {lost}; give one that writes it as chat_template=")
+            why = ConfigError(
+                f"the chat template leaves out {lost}; give one that writes it as chat_template="
+            )
         assert why is not None
         raise why
 
@@ -113,7 +115,12 @@ def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], lis
         if turn["content"]:
             turn = {**turn, "content": word(f"the content of a turn of {turn['role']!r}")}
         if "tool_calls" in turn:
-            turn = {**turn, "tool_calls": [renamed(call, "the assistant's tool_calls") for call in turn["tool_calls"]]}
+            turn = {
+                **turn,
+                "tool_calls": [
+                    renamed(call, "the assistant's tool_calls") for call in turn["tool_calls"]
+                ],
+            }
         marked.append(turn)
     return words, marked, [renamed(tool, "the row's tools") for tool in tools]
 
@@ -141,7 +148,13 @@ def _in_form(turn: Message, form: _Form) -> Message:
 
 def _with_text(call: Json) -> Json:
     function = part(call, "function")
-    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+    return {
+        **call,
+        "function": {
+            **function,
+            "arguments": json.dumps(function["arguments"], ensure_ascii=False),
+        },
+    }
 
 
 @cache
@@ -150,12 +163,19 @@ def _known(model: str, given: str | None) -> Template | None:
     file = _file(model, "tokenizer_config.json")
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     own = _file(model, "chat_template.jinja")
-    text_of_all = given or (own.read_text(encoding="utf-8") if own else text(config.get("chat_template")))
-    several = {text(each.get("name")): text(each.get("template")) for each in parts(config.get("chat_template"))}
+    text_of_all = given or (
+        own.read_text(encoding="utf-8") if own else text(config.get("chat_template"))
+    )
+    several = {
+        text(each.get("name")): text(each.get("template"))
+        for each in parts(config.get("chat_template"))
+    }
     named = {"default": text_of_all} if text_of_all else several
     if not (source := named.get("default")):
         return None
-    words = {name: text(config.get(name)) or text(part(config, name).get("content")) for name in _SPECIAL}
+    words = {
+        name: text(config.get(name)) or text(part(config, name).get("content")) for name in _SPECIAL
+    }
 
     def render(turns: list[Message], **options: Any) -> str:
         used = named.get("tool_use", source) if options["tools"] else source
@@ -167,7 +187,9 @@ def _known(model: str, given: str | None) -> Template | None:
 
 def _file(model: str, name: str) -> Path | None:
     try:
-        place = cached_file(model, name, local_files_only=True, _raise_exceptions_for_missing_entries=False)
+        place = cached_file(
+            model, name, local_files_only=True, _raise_exceptions_for_missing_entries=False
+        )
     except (OSError, ValueError):  # the name of no model, or of one that is not here
         return None
     return Path(place) if place else None

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5ForConditionalGeneration,
+)
 
 from workbench.jobs.data.rows import Example
 from workbench.jobs.model import TINY_LLAMA, Family, model_family
@@ -16,7 +21,9 @@ from workbench.worker.model.chat import special_words
 from workbench.worker.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.worker.rank.collectives import broadcast_bytes, rank
 
-_TOKENIZER_ROWS = 4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four
+_TOKENIZER_ROWS = (
+    4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four
+)
 
 
 def make(name: str, tokenizer: Any, seed: int) -> Any:
@@ -44,7 +51,9 @@ def tokenizer_for_all(
     if rank() == 0:
         sample = examples[:: -(-len(examples) // _TOKENIZER_ROWS) or 1]
         texts = [text for e in sample for text in _said(e)]
-        made = train_tokenizer([*texts, *[wording] * (len(sample) if wording else 0)], causal=causal).encode()
+        made = train_tokenizer(
+            [*texts, *[wording] * (len(sample) if wording else 0)], causal=causal
+        ).encode()
     # One rank learns and tells the others: pods share no file system, and ties could be broken differently.
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(broadcast_bytes(made).decode()),
@@ -62,7 +71,11 @@ def _said(example: Example) -> list[str]:
     if not example.messages:
         return [example.source, example.target]
     written = [json.dumps(each) for turn in example.messages for each in turn.get("tool_calls", ())]
-    return [*(turn["content"] for turn in example.messages), *written, *map(json.dumps, example.tools)]
+    return [
+        *(turn["content"] for turn in example.messages),
+        *written,
+        *map(json.dumps, example.tools),
+    ]
 
 
 def _head_start(model: Any) -> None:
@@ -71,7 +84,10 @@ def _head_start(model: Any) -> None:
     # answers instead of 27 %. The rows are T5's buckets of relative positions: itself, one and two before, one after.
     itself, before, before_that, after = 0, 1, 2, 17
     with torch.no_grad():
-        for stack, heads in ((model.encoder, (before, after, itself, before_that)), (model.decoder, (before, itself))):
+        for stack, heads in (
+            (model.encoder, (before, after, itself, before_that)),
+            (model.decoder, (before, itself)),
+        ):
             bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             for head, bucket in enumerate(heads):
                 bias[bucket, head] += 5.0

@@ -8,7 +8,9 @@ PAD, END, START = "<pad>", "</s>", "<s>"
 VOCABULARY = 4096
 
 
-def train_tokenizer(texts: Sequence[str], *, vocabulary: int = VOCABULARY, causal: bool = False) -> str:
+def train_tokenizer(
+    texts: Sequence[str], *, vocabulary: int = VOCABULARY, causal: bool = False
+) -> str:
     """Learn a byte-level BPE tokenizer from texts.
 
     Every text comes back exactly as it went in: bytes have no unknown token, and nothing is normalised. Digits stand
@@ -26,7 +28,10 @@ def train_tokenizer(texts: Sequence[str], *, vocabulary: int = VOCABULARY, causa
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -38,6 +43,7 @@ def train_tokenizer(texts: Sequence[str], *, vocabulary: int = VOCABULARY, causa
     tokenizer.train_from_iterator(texts, trainer)
     added = START if causal else END
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{added} $A" if causal else f"$A {added}", special_tokens=[(added, tokenizer.token_to_id(added))]
+        single=f"{added} $A" if causal else f"$A {added}",
+        special_tokens=[(added, tokenizer.token_to_id(added))],
     )
     return str(tokenizer.to_str())

@@ -38,7 +38,11 @@ def main() -> None:
     store = _store(request)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     dist.init_process_group(
-        backend, store=store, rank=request["rank"], world_size=request["world_size"], timeout=_PATIENCE
+        backend,
+        store=store,
+        rank=request["rank"],
+        world_size=request["world_size"],
+        timeout=_PATIENCE,
     )
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     latency_s = _median_s(torch.zeros(1, device=device), 10, _LATENCIES)
@@ -48,14 +52,20 @@ def main() -> None:
         first_s = torch.tensor([_median_s(buffer, 0, 1)], device=device)
         dist.all_reduce(first_s, op=dist.ReduceOp.MAX)  # all must repeat equally often
         longest_s = float(first_s)
-        took_s = longest_s if longest_s > _LONG_S else _median_s(buffer, 1, max(2, min(20, int(0.3 / longest_s))))
+        took_s = (
+            longest_s
+            if longest_s > _LONG_S
+            else _median_s(buffer, 1, max(2, min(20, int(0.3 / longest_s))))
+        )
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
     chunks = _chunks(device)
     alone_s, _ = _computed_and_waited_s(device, 1, chunks, _ROUNDS)
     world_size = request["world_size"]
-    crowds = [n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < world_size]  # few, ever twice as many
+    crowds = [
+        n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < world_size
+    ]  # few, ever twice as many
     for among in (*crowds, world_size):
         computed_s, waited_s = _computed_and_waited_s(device, among, chunks, _ROUNDS)
         _say(request, {"computing": among, "slowdown": computed_s / alone_s})
@@ -94,7 +104,9 @@ def _chunks(device: torch.device) -> int:
     return max(1, round(float(rounds) / 4))
 
 
-def _computed_and_waited_s(device: torch.device, among: int, chunks: int, rounds: int) -> tuple[float, float]:
+def _computed_and_waited_s(
+    device: torch.device, among: int, chunks: int, rounds: int
+) -> tuple[float, float]:
     """Return the mean seconds in which the first ranks do so many small computations each, and then meet all others."""
     import torch
     import torch.distributed as dist
@@ -109,7 +121,9 @@ def _computed_and_waited_s(device: torch.device, among: int, chunks: int, rounds
             computed = time.perf_counter()
             dist.all_reduce(one)
             float(one)  # on a GPU the call returns before the end
-            took_s += torch.tensor([computed - began, time.perf_counter() - computed], device=device)
+            took_s += torch.tensor(
+                [computed - began, time.perf_counter() - computed], device=device
+            )
     else:
         for _ in range(rounds):
             dist.all_reduce(one)
@@ -144,13 +158,20 @@ def _store(request: Mapping[str, object]) -> Store:
         listener.listen()
         port = int(listener.getsockname()[1])
         store = TCPStore(
-            address, port, world, is_master=True, timeout=_PATIENCE, wait_for_workers=False,
+            address,
+            port,
+            world,
+            is_master=True,
+            timeout=_PATIENCE,
+            wait_for_workers=False,
             master_listen_fd=listener.detach(),
-        )  # fmt: skip
+        )
         _say(request, {"port": port})
         return store
     port = int(json.loads(sys.stdin.readline())["port"])
-    return TCPStore(address, port, world, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+    return TCPStore(
+        address, port, world, is_master=False, timeout=_PATIENCE, wait_for_workers=False
+    )
 
 
 def _end_with_stdin() -> None:

@@ -39,13 +39,17 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
     """Return the memory that a job can have here, whatever is taken now."""
     limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
-    sizes = [size for size in (whole, limit / _GIB if limit is not None else None) if size is not None]
+    sizes = [
+        size for size in (whole, limit / _GIB if limit is not None else None) if size is not None
+    ]
     return min((gpu["total_gib"] for gpu in gpus), default=None), min(sizes, default=None)
 
 
 def extensions_folder() -> Path:
     """Return the folder that torch compiles ops in."""
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    return Path(
+        os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    )
 
 
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:

@@ -62,7 +62,9 @@ def broadcast_bytes(data: bytes | None) -> bytes:
     size = torch.tensor([len(data or b"")], dtype=torch.int64, device=_device())
     dist.broadcast(size, src=0)
     content = (
-        _tensor(data or b"") if rank() == 0 else torch.empty(int(size.item()), dtype=torch.uint8, device=_device())
+        _tensor(data or b"")
+        if rank() == 0
+        else torch.empty(int(size.item()), dtype=torch.uint8, device=_device())
     )
     dist.broadcast(content, src=0)
     return _bytes(content)
@@ -98,7 +100,9 @@ def alike(*, collective: bool) -> Iterator[None]:
             raise
         traceback.print_exc(file=sys.stderr)
         failure = f"rank {rank()}: {type(error).__name__}: {error}"
-    if not collective and (failures := [text.decode() for text in gather_bytes(failure.encode()) if text]):
+    if not collective and (
+        failures := [text.decode() for text in gather_bytes(failure.encode()) if text]
+    ):
         raise FailedAlike(failures[0])
 
 

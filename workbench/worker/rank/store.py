@@ -40,7 +40,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != self.changes or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None:
+        if (
+            name != self.changes
+            or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None
+        ):
             return None
         loader: Any = spec.loader
         execute = loader.exec_module
@@ -62,7 +65,9 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make, updated=())
     def store(*args: Any, **options: Any) -> Any:
         host, port = options.get("host_name"), options.get("port")
-        if args or not host or not port or "master_listen_fd" in options:  # not as torch 2.10 to 2.13 ask for it
+        if (
+            args or not host or not port or "master_listen_fd" in options
+        ):  # not as torch 2.10 to 2.13 ask for it
             return make(*args, **options)
         if not options.get("is_master"):
             _await(str(host), int(port), options["timeout"].total_seconds())
@@ -72,7 +77,9 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
         except OSError as error:
             # Taken: torch says so itself, or shares the store that this process has there already.
             if error.errno != errno.EADDRINUSE:
-                sys.stderr.write(f"torch's store listens on all interfaces: {host} is not this machine's: {error}\n")
+                sys.stderr.write(
+                    f"torch's store listens on all interfaces: {host} is not this machine's: {error}\n"
+                )
             return make(**options)
         return make(**options, master_listen_fd=listener.detach())
 

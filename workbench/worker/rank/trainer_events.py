@@ -16,15 +16,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_LISTENS, _ASKED = "trainer-listens", "trainer-asked"  # in the rank's folder: for the agent, and by it
+_LISTENS, _ASKED = (
+    "trainer-listens",
+    "trainer-asked",
+)  # in the rank's folder: for the agent, and by it
 _KEY = "workbench/stop-after"
 _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total"))
 _OF_EVAL = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev"))
-_SHOWN = {"loss": "loss", "lr": "learning_rate", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
+_SHOWN = {
+    "loss": "loss",
+    "lr": "learning_rate",
+    "learning_rate": "learning_rate",
+    "grad_norm": "grad_norm",
+}
 _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
-_PROGRESS_S = 1.0  # between two reports of a step that the Trainer does not log: its default is every 500th
+_PROGRESS_S = (
+    1.0  # between two reports of a step that the Trainer does not log: its default is every 500th
+)
 _told: list[bool] = []
 _trainers: list[Any] = []
 """Trainers that have begun: what they write for TensorBoard they have reported already."""
@@ -53,7 +63,9 @@ def stop_callback(base: Any, folder: Path) -> type:
                 control.should_training_stop = True
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            if self._last is None:  # else it has been asked already, though its agent may hear of that only now
+            if (
+                self._last is None
+            ):  # else it has been asked already, though its agent may hear of that only now
                 _forget(folder)
 
     return StopWhenAsked
@@ -101,14 +113,16 @@ def _quiet(action: Callable[..., None]) -> Callable[..., None]:
             action(*args, **options)
         except Exception as error:  # the script's own work goes on whatever happens
             if not _told:
-                sys.stderr.write(f"the notebook is not told how far the Trainer is: {type(error).__name__}: {error}\n")
+                sys.stderr.write(
+                    f"the notebook is not told how far the Trainer is: {type(error).__name__}: {error}\n"
+                )
             _told.append(True)
 
     return quietly
 
 
 @_quiet
-def _add(module: Any) -> None:
+def _add(module: Any) -> None:  # noqa: C901
     from workbench.rundir.events import emit, log
 
     if folder := os.environ.get("WORKBENCH_RANK_DIR"):
@@ -133,7 +147,9 @@ def _add(module: Any) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             # A step that is logged is reported by `on_log`, with its loss.
             is_last = control.should_training_stop or state.global_step >= state.max_steps
-            if not control.should_log and (is_last or time.monotonic() - self._reported_at >= _PROGRESS_S):
+            if not control.should_log and (
+                is_last or time.monotonic() - self._reported_at >= _PROGRESS_S
+            ):
                 self._report(args, state)
 
         @_quiet
@@ -160,7 +176,11 @@ def _add(module: Any) -> None:
             logs = dict(logs or {})
             if "train_runtime" in logs:
                 # The Trainer's own sums count evaluations as training.
-                mean = {"train_samples_per_s": self._rate(args, *self._trained)} if self._trained[0] else {}
+                mean = (
+                    {"train_samples_per_s": self._rate(args, *self._trained)}
+                    if self._trained[0]
+                    else {}
+                )
                 seconds = logs["train_runtime"]
                 emit(
                     "end",
@@ -181,7 +201,9 @@ def _add(module: Any) -> None:
                     "train_samples_per_s": self._rate(args, *self._trained),
                 }
                 log(state.global_step, max_steps=state.max_steps, **rates, **logs)
-            elif evaluated := [name for name in logs if name.startswith("eval_") and not name.endswith(_TIMES)]:
+            elif evaluated := [
+                name for name in logs if name.startswith("eval_") and not name.endswith(_TIMES)
+            ]:
                 log(state.global_step, **{name: logs[name] for name in evaluated})
 
         def _rate(self, args: Any, steps: int, seconds: float) -> float:
@@ -216,16 +238,22 @@ def _follow(module: Any) -> None:
 
     def tell(writer: Any, tag: Any, value: Any, step: Any) -> None:
         if not _trainers:
-            place = getattr(writer, "log_dir", "") or getattr(writer, "logdir", "")  # torch's word, tensorboardX's
+            place = getattr(writer, "log_dir", "") or getattr(
+                writer, "logdir", ""
+            )  # torch's word, tensorboardX's
             folder = os.path.basename(str(place))  # noqa: PTH119
             take(f"{folder}/{tag}" if folder in _OF_EVAL else str(tag), value, step)
 
     @_before(writer, "add_scalar")
-    def _one(self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> None:
+    def _one(
+        self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
+    ) -> None:
         tell(self, tag, scalar_value, global_step)
 
     @_before(writer, "add_scalars")
-    def _several(self: Any, main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any) -> None:
+    def _several(
+        self: Any, main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any
+    ) -> None:
         for tag, value in dict(tag_scalar_dict).items():
             tell(self, f"{main_tag}/{tag}", value, global_step)
 

@@ -32,6 +32,8 @@ if _stacks := PathFinder.find_spec("stacks", [f"{_worker}/agent/ranks"]):
     with suppress(OSError, KeyError):
         _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))
 sys.path = [path for path in sys.path if path != _here]
-sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))  # last: they shadow nothing of the pod's
+sys.path.extend(
+    filter(None, [os.environ.get("WORKBENCH_PACKAGES")])
+)  # last: they shadow nothing of the pod's
 if _theirs := PathFinder.find_spec("sitecustomize"):
     sys.modules["sitecustomize"] = _executed(_theirs)

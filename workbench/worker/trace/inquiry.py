@@ -27,7 +27,9 @@ def main() -> None:
         from workbench.worker.trace.trace import prepared_trace
 
         trace = prepared_trace(inquiry["request"])
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # set to nothing for the trace; NVML makes no CUDA context
+    os.environ.pop(
+        "CUDA_VISIBLE_DEVICES", None
+    )  # set to nothing for the trace; NVML makes no CUDA context
     free_gib = shutil.disk_usage(Path.cwd()).free / 2**30
     prediction = prediction_of(inquiry, trace_of([trace]), limits(GpuWatch().latest()), free_gib)
     write_json(Path("answer.json"), {"prediction": prediction, "trace": trace})

@@ -28,7 +28,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
@@ -36,7 +40,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
         base, row, logits, logits_row = self._held
-        self.moments.setdefault(self.place, []).append(Moment(base, row, logits, logits_row, self.gradients))
+        self.moments.setdefault(self.place, []).append(
+            Moment(base, row, logits, logits_row, self.gradients)
+        )
         return out
 
     @classmethod
@@ -54,7 +60,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
-        is_logits = tensor.dim() > 1 and self._vocabulary in (tensor.shape[-1], tensor.shape[-1] + 1)
+        is_logits = tensor.dim() > 1 and self._vocabulary in (
+            tensor.shape[-1],
+            tensor.shape[-1] + 1,
+        )
         of_rows = size % self._rows == 0
         share = size // self._rows if of_rows else size
         changed = (int(of_rows), 2 + int(of_rows)) if is_logits else (int(of_rows),)
@@ -75,7 +84,9 @@ def layer_stacks(model: Any) -> list[Any]:
     return [
         module
         for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in names
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module)
+        and type(module[0]).__name__ in names
     ]
 
 
@@ -84,7 +95,9 @@ def watch_layers(model: Any, recorder: Recorder) -> None:
     recorder.known_before(model)
     for number, stack in enumerate(layer_stacks(model)):
         for index, layer in enumerate(stack):
-            end = "first" if index == 0 else "last" if index == len(stack) - 1 else f"middle {index}"
+            end = (
+                "first" if index == 0 else "last" if index == len(stack) - 1 else f"middle {index}"
+            )
             _watch(layer, recorder, f"{number} {end}")
 
     def arrived(parameter: torch.Tensor) -> None:
@@ -98,7 +111,9 @@ def watch_layers(model: Any, recorder: Recorder) -> None:
 
 def _watch(layer: torch.nn.Module, recorder: Recorder, name: str) -> None:
     def before(*_: object) -> None:
-        recorder.place = f"{'again' if recorder.gradients or recorder.place == 'loss' else 'forward'} {name}"
+        recorder.place = (
+            f"{'again' if recorder.gradients or recorder.place == 'loss' else 'forward'} {name}"
+        )
 
     def after(_module: object, _args: object, output: Any) -> None:
         recorder.place = f"after {name}"
@@ -122,6 +137,9 @@ def front(points: Sequence[Moment]) -> list[Moment]:
     """
     kept: list[Moment] = []
     for point in sorted(points, key=lambda p: (-p.row, -p.base, -p.gradients)):
-        if not any(k.base >= point.base and k.row >= point.row and k.gradients >= point.gradients for k in kept):
+        if not any(
+            k.base >= point.base and k.row >= point.row and k.gradients >= point.gradients
+            for k in kept
+        ):
             kept.append(point)
     return kept

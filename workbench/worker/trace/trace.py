@@ -44,7 +44,9 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
     """Trace as `trace` does, in a process that does nothing else: it may be changed for what the request asks."""
     if request.get("gpu"):
         # A GPU's dropout keeps a mask of a byte an element; a CPU's keeps a factor of the input's own type.
-        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        def dropout(
+            input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        ) -> torch.Tensor:
             del inplace
             return torch.native_dropout(input, p, True)[0] if training and p else input
 
@@ -75,7 +77,10 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     failed: dict[str, str] = {}
     for arithmetic in request["arithmetic"]:
         try:
-            steps = {depth: _step(config, request, arithmetic, depth=depth, rows=rows) for depth in depths or (0,)}
+            steps = {
+                depth: _step(config, request, arithmetic, depth=depth, rows=rows)
+                for depth in depths or (0,)
+            }
         except Exception as error:  # of torch or of the model, of any kind: the other formats are traced all the same
             if len(failed) + 1 == len(request["arithmetic"]):
                 raise
@@ -83,11 +88,17 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         else:
             runs[arithmetic] = steps
     spread = _spread(config, request, model, runs) if "spread" in request else {}
-    return {**_answer(runs, _depth(config), sizes), **spread, **({"failed": failed} if failed else {})}
+    return {
+        **_answer(runs, _depth(config), sizes),
+        **spread,
+        **({"failed": failed} if failed else {}),
+    }
 
 
 def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    points = {name: [list(p) for p in front(_extrapolated(each, depth))] for name, each in runs.items()}
+    points = {
+        name: [list(p) for p in front(_extrapolated(each, depth))] for name, each in runs.items()
+    }
     layers = [layer for stack in sizes["stacks"] for layer in stack]
     return {"points": points, "sizes": {"layers": layers, "rest": sizes["rest"]}}
 
@@ -97,9 +108,14 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
     from workbench.worker.model.pipeline import placement
 
     limits = {int(gpu): size for gpu, size in request["spread"]["limits"].items()}
-    packed, dtype = request["spread"]["packed"], _HALF.get(request["spread"]["format"], torch.float32)
+    packed, dtype = (
+        request["spread"]["packed"],
+        _HALF.get(request["spread"]["format"], torch.float32),
+    )
     try:
-        placed = placement(_model(config, {**request, "lora": None}, 0), limits, packed=packed, dtype=dtype)
+        placed = placement(
+            _model(config, {**request, "lora": None}, 0), limits, packed=packed, dtype=dtype
+        )
     except ConfigError as error:
         return {"unplaced": str(error)}
     parts = [_sizes(model, partial(_is_on, gpu, placed)) for gpu in sorted(set(placed.values()))]
@@ -111,22 +127,39 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
 
 def _is_on(gpu: int, placed: Mapping[str, int], parameter: str) -> bool:
     name = parameter.removeprefix("base_model.model.")  # peft's
-    return placed[max((part for part in placed if not part or name.startswith(f"{part}.")), key=len)] == gpu
+    return (
+        placed[max((part for part in placed if not part or name.startswith(f"{part}.")), key=len)]
+        == gpu
+    )
 
 
 def _bytes(sizes: Mapping[str, Any], *, packed: bool, size: int) -> float:
     groups = [sizes["rest"], *(layer for stack in sizes["stacks"] for layer in stack)]
-    return float(sum(n * (0.5 if packed and can_pack else size) for group in groups for n, _, can_pack in group))
+    return float(
+        sum(
+            n * (0.5 if packed and can_pack else size)
+            for group in groups
+            for n, _, can_pack in group
+        )
+    )
 
 
 def _prime(request: Mapping[str, Any]) -> int:
     """Choose a number of rows that divides no size of the model, so that what it divides is of the rows."""
-    sizes = [value for value in (*request["config"].values(), request["source"], request["target"]) if value]
-    return next(p for p in _PRIMES if not any(isinstance(size, int) and size % p == 0 for size in sizes))
+    sizes = [
+        value
+        for value in (*request["config"].values(), request["source"], request["target"])
+        if value
+    ]
+    return next(
+        p for p in _PRIMES if not any(isinstance(size, int) and size % p == 0 for size in sizes)
+    )
 
 
 def _config(raw: Mapping[str, Any]) -> Any:
-    options = {key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")}
+    options = {
+        key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")
+    }
     return AutoConfig.for_model(raw["model_type"], **options)
 
 
@@ -167,12 +200,22 @@ def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtyp
             if id(tensor) not in made:
                 parameter = isinstance(tensor, torch.nn.Parameter)
                 kind = trained if parameter and tensor.requires_grad else others
-                fake = torch.empty(tensor.shape, dtype=kind if tensor.is_floating_point() else tensor.dtype)
-                made[id(tensor)] = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad) if parameter else fake
-            (module._parameters if name in module._parameters else module._buffers)[name] = made[id(tensor)]
+                fake = torch.empty(
+                    tensor.shape, dtype=kind if tensor.is_floating_point() else tensor.dtype
+                )
+                made[id(tensor)] = (
+                    torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                    if parameter
+                    else fake
+                )
+            (module._parameters if name in module._parameters else module._buffers)[name] = made[
+                id(tensor)
+            ]
 
 
-def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int) -> Recorder:
+def _step(
+    config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int
+) -> Recorder:
     causal = not config.is_encoder_decoder
     length = request["source"] + request["target"] if causal else request["source"]
     model = _model(config, request, depth)
@@ -195,7 +238,9 @@ def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: in
             **({"output_router_logits": True} if balances else {}),
         }
         loss = _loss(model, batch, labels, recorder, dtype if autocast else None)
-        del batch  # as in the Trainer, where nothing but the graph holds a batch or its logits by now
+        del (
+            batch
+        )  # as in the Trainer, where nothing but the graph holds a batch or its logits by now
         loss.backward()  # type: ignore[no-untyped-call]
     return recorder
 
@@ -217,8 +262,13 @@ def _loss(
     """Compute the loss of train/trainer.py, which is not imported: the Trainer alone takes two seconds."""
     outputs = _forward(model, batch, autocast)
     recorder.place = "loss"
-    logits, labels = aligned(outputs["logits"].float(), labels, causal="decoder_input_ids" not in batch)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
+    logits, labels = aligned(
+        outputs["logits"].float(), labels, causal="decoder_input_ids" not in batch
+    )
+    loss = (
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        / 7
+    )
     return loss + outputs["aux_loss"] if "output_router_logits" in batch else loss
 
 
@@ -229,7 +279,9 @@ def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
         copies = [runs[d].moments.get(place, []) for d in depths]
         if not all(copies):
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
-        if len({len(copy) for copy in copies}) > 1:  # some families do more once, as a tensor for each kind of layer
+        if (
+            len({len(copy) for copy in copies}) > 1
+        ):  # some families do more once, as a tensor for each kind of layer
             copies = [[Moment(*map(max, zip(*copy, strict=True)))] for copy in copies]
         points += [Moment(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
     return points
@@ -239,7 +291,9 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
     if len(at) == 1:
         return [float(value) for value in values[0]]
     share = (depth - at[0]) / (at[1] - at[0])
-    return [first + (second - first) * share for first, second in zip(values[0], values[1], strict=True)]
+    return [
+        first + (second - first) * share for first, second in zip(values[0], values[1], strict=True)
+    ]
 
 
 def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
@@ -248,13 +302,18 @@ def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[
     stacks = layer_stacks(model)
     output = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not output]
-    packable = {id(m.weight) for m in linear if not any(p.requires_grad for p in m.parameters())}  # adapters are not
+    packable = {
+        id(m.weight) for m in linear if not any(p.requires_grad for p in m.parameters())
+    }  # adapters are not
 
     def entry(parameter: Any) -> list[int]:
         frozen = not parameter.requires_grad
         return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in packable)]
 
-    listed = [[[entry(p) for p in layer.parameters() if id(p) in here] for layer in stack] for stack in stacks]
+    listed = [
+        [[entry(p) for p in layer.parameters() if id(p) in here] for layer in stack]
+        for stack in stacks
+    ]
     inside = {id(p) for stack in stacks for layer in stack for p in layer.parameters()}
     return {
         "stacks": [[layer for layer in stack if layer] for stack in listed],

@@ -23,8 +23,16 @@ from workbench.worker.train.evaluation import note
 from workbench.worker.train.json_audit import in_effect, without_effect
 from workbench.worker.train.sharding_audit import RankState, Share, gradients_of, state_of
 
-_ENGINES = {Technique.SINGLE: "none", **{t: str(t) for t in (Technique.DDP, Technique.FSDP, Technique.LOCAL_SGD)}}
-_WORDS = {"none": "no DeepSpeed", "ddp": "DistributedDataParallel", "fsdp": "FSDP", "local-sgd": "local SGD"}
+_ENGINES = {
+    Technique.SINGLE: "none",
+    **{t: str(t) for t in (Technique.DDP, Technique.FSDP, Technique.LOCAL_SGD)},
+}
+_WORDS = {
+    "none": "no DeepSpeed",
+    "ddp": "DistributedDataParallel",
+    "fsdp": "FSDP",
+    "local-sgd": "local SGD",
+}
 _UPDATE = ("gradients", "updated", "states")
 # What each technique spreads over the ranks; everything else is whole on each of them. DeepSpeed has averaged the
 # gradients of stage 1, too, down to a rank's own part when its optimizer takes them.
@@ -53,7 +61,9 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield f"technique {technique!s} was asked for ({asked}), but this ran: {ran}"
         return
     for name in ("trained", *_UPDATE):
-        yield from _share_differs(name, getattr(held, name), shards if name in _SPREAD[technique] else 1)
+        yield from _share_differs(
+            name, getattr(held, name), shards if name in _SPREAD[technique] else 1
+        )
     arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
         yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
@@ -66,15 +76,25 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
     if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
         yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
-    if (offloads or Fsdp.from_dict(job.fsdp).offload) and held.updated.devices not in (("cpu",), ()):
+    if (offloads or Fsdp.from_dict(job.fsdp).offload) and held.updated.devices not in (
+        ("cpu",),
+        (),
+    ):
         yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
 
 
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Look on during the first step, tell what was seen, and stop the run where it is something else."""
 
-    def __init__(self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()) -> None:
-        self.job, self.trainer, self.world_size, self.json_keys = job, trainer, world_size, json_keys
+    def __init__(
+        self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()
+    ) -> None:
+        self.job, self.trainer, self.world_size, self.json_keys = (
+            job,
+            trainer,
+            world_size,
+            json_keys,
+        )
         self._seen: Counter[str] = Counter()
         self._hooks: list[Any] = []
         self._gradients = Share(local=0, whole=0)
@@ -113,7 +133,9 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         if self._engine is not None:
             self._engine.__dict__.pop("step", None)
         most = self._seen.most_common(1)
-        held = state_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
+        held = state_of(
+            self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none"
+        )
         self._tell(held)
         shards = spread_over(Fsdp.from_dict(self.job.fsdp), self.world_size)
         problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
@@ -137,7 +159,9 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         unused = without_effect(engine, self.json_keys)
         if unused:
             stage = engine.zero_optimization_stage()
-            note(f"without effect under ZeRO stage {stage}, of the DeepSpeed JSON: {', '.join(unused)}")
+            note(
+                f"without effect under ZeRO stage {stage}, of the DeepSpeed JSON: {', '.join(unused)}"
+            )
 
     @property
     def _engine(self) -> Any:
@@ -156,14 +180,18 @@ class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
     def on_train_begin(self, *_args: Any, **_options: Any) -> None:
         """Refuse a model that mixes texts; every rank looks, for a forward pass may take them all."""
-        row = next((row for row in self.trainer.train_dataset if row["position_ids"].count(0) > 1), None)
+        row = next(
+            (row for row in self.trainer.train_dataset if row["position_ids"].count(0) > 1), None
+        )
         if row is None:
             return
         ids, end = list(row["input_ids"]), list(row["position_ids"]).index(0, 1)
         other = {**row, "input_ids": [*((i + 1) % (max(ids) + 1) for i in ids[:end]), *ids[end:]]}
         before, after = (self._logits(each)[:, end : len(ids)] for each in (row, other))
         if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * float(before.abs().max())):
-            raise ConfigError("packing is on, and in this model a packed text sees those before it; leave packing out")
+            raise ConfigError(
+                "packing is on, and in this model a packed text sees those before it; leave packing out"
+            )
 
     def _logits(self, row: Row) -> torch.Tensor:
         model = self.trainer.model_wrapped

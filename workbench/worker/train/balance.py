@@ -20,7 +20,9 @@ class LoadBalance:
 
     def __init__(self, coefficient: float) -> None:
         self.coefficient = coefficient
-        self._sums: torch.Tensor | None = None  # the loss times the tokens, and the tokens, on the model's device
+        self._sums: torch.Tensor | None = (
+            None  # the loss times the tokens, and the tokens, on the model's device
+        )
 
     def asking(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch that has the model return the loss, or leave it out where its weight is 0."""
@@ -31,7 +33,9 @@ class LoadBalance:
         if not self.coefficient:
             return 0.0
         if (loss := outputs.get("aux_loss")) is None:
-            raise RunError("the model returns no load-balancing loss; give router_aux_loss_coef=0 to train without it")
+            raise RunError(
+                "the model returns no load-balancing loss; give router_aux_loss_coef=0 to train without it"
+            )
         tokens = (targets != IGNORED).sum()
         weighed = loss * tokens
         sums = torch.stack([weighed.detach().float(), tokens.float()])

@@ -59,7 +59,11 @@ class BestModel:
     def restore(self, state: Mapping[str, object], *, at_step: int) -> bool:
         """Go on from a checkpoint; return whether the model of that step is the best. Without its own, begin anew."""
         step, value, stale = state.get("step"), state.get("value"), state.get("stale")
-        if state.get("metric") != self.metric or not isinstance(step, int) or (self.wanted and step != at_step):
+        if (
+            state.get("metric") != self.metric
+            or not isinstance(step, int)
+            or (self.wanted and step != at_step)
+        ):
             return False
         self.step, self.value, self._stale = step, float(str(value)), int(str(stale))
         return step == at_step

@@ -59,7 +59,9 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         self._noted: dict[int, _Noted] = {}
         self._logged = 0.0, 0.0  # seconds and samples of the steps that were logged
 
-    def on_step_begin(self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any) -> None:
+    def on_step_begin(
+        self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any
+    ) -> None:
         """Note the learning rate of the step: afterwards a DeepSpeed optimizer's is already the next one's."""
         self._learning_rate = float(lr_scheduler.get_last_lr()[0])
 
@@ -84,11 +86,19 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         steps, total_s = state.global_step - self._epoch[0], self.clock.runtime_s
         if steps:
             seconds = round(total_s - self._epoch[1], 3)
-            emit("epoch", epoch=round(state.epoch or 0.0, 4), steps=steps, seconds=seconds, total_s=round(total_s, 3))
+            emit(
+                "epoch",
+                epoch=round(state.epoch or 0.0, 4),
+                steps=steps,
+                seconds=seconds,
+                total_s=round(total_s, 3),
+            )
         if control.should_training_stop:
             control.should_evaluate = True
 
-    def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+    def on_log(
+        self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
         """Emit the metrics of the steps since the last log; trackers get the same figures, being called later.
 
         The loss of a step is read one step later or more, so `state` is as it was when that step ended.
@@ -155,4 +165,6 @@ class StopFile:
 
 def _finite(what: str, value: float | None, step: int) -> None:
     if value is not None and not math.isfinite(value):
-        raise RunError(f"{what} is {value} at step {step}; try a lower learning rate, or precision fp32")
+        raise RunError(
+            f"{what} is {value} at step {step}; try a lower learning rate, or precision fp32"
+        )

@@ -31,7 +31,9 @@ _KEPT = 2
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
 
-    def __init__(self, folder: Path, *, every: int | None, resumes: bool, most: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, every: int | None, resumes: bool, most: int | None = None
+    ) -> None:
         self.folder = folder / "checkpoints"
         self.every = every
         self.most = most or _KEPT
@@ -47,7 +49,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """The optimizer step after which the run goes on; 0 from the beginning."""
         return int(self.tree["step"]) if self.tree is not None else 0
 
-    def on_train_begin(self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
         """Let the order of rows be that of the epoch in which the run goes on."""
         if self.tree is None:
             return
@@ -83,7 +87,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         best.kept = step if best.wanted and best.step == step else best.kept
         self._remove_old(best.kept)
         if ranks.rank() == 0:
-            emit("checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3))
+            emit(
+                "checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3)
+            )
 
     def restore(self, trainer: Any) -> None:
         """Put the trainer back to where the checkpoint was made, where there is one; every rank must call it."""
@@ -92,7 +98,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         if engines := self.tree.pop("engines", None):
             self.tree["engine"] = resharded(trainer, engines)
         snapshot.restore(trainer, self.tree)
-        if trainer.best.restore(self.tree.get("best") or {}, at_step=self.first_step) and trainer.best.wanted:
+        if (
+            trainer.best.restore(self.tree.get("best") or {}, at_step=self.first_step)
+            and trainer.best.wanted
+        ):
             self._keep_sent(trainer)
         self.tree["engine"] = None  # its tensors would stay in memory for the whole run
         ranks.barrier()  # ranks of one pod read the same parts
@@ -144,7 +153,9 @@ class ResumableTrainer(DecayTrainer):
         """Save, and go on from what was sent, as `Checkpoints` says."""
         job = work.job
         resumes, most = job.resume is not None, job.save_total_limit
-        self.checkpoints = Checkpoints(work.folder, every=job.save_steps, resumes=resumes, most=most)
+        self.checkpoints = Checkpoints(
+            work.folder, every=job.save_steps, resumes=resumes, most=most
+        )
         self.add_callback(self.checkpoints)
 
     def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
@@ -159,7 +170,9 @@ class ResumableTrainer(DecayTrainer):
         phase("training")
         self.clock.resume()
 
-    def _init_training_state(self, max_steps: int, steps_of_epoch: int, *rest: Any) -> tuple[int, int]:
+    def _init_training_state(
+        self, max_steps: int, steps_of_epoch: int, *rest: Any
+    ) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
         if (tree := self.checkpoints.tree) is None:
             return begin
@@ -174,7 +187,9 @@ class ResumableTrainer(DecayTrainer):
 
     def _run_epoch(self, **options: Any) -> None:
         if self.checkpoints.tree is not None:
-            options["resume_from_checkpoint"] = "sent"  # what is skipped and loaded in the first epoch hangs on it
+            options["resume_from_checkpoint"] = (
+                "sent"  # what is skipped and loaded in the first epoch hangs on it
+            )
         super()._run_epoch(**options)
 
     def _load_rng_state(self, _checkpoint: Any) -> None:
@@ -195,14 +210,20 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
 
 def _sent(folder: Path) -> list[Path]:
     own = folder / f"rank-{ranks.rank()}"
-    size = read_manifest(own if own.is_dir() else folder / "rank-0").get("world_size", ranks.world_size())
-    return [own] if size == ranks.world_size() else [folder / f"rank-{rank}" for rank in range(size)]
+    size = read_manifest(own if own.is_dir() else folder / "rank-0").get(
+        "world_size", ranks.world_size()
+    )
+    return (
+        [own] if size == ranks.world_size() else [folder / f"rank-{rank}" for rank in range(size)]
+    )
 
 
 def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
     for part in parts:
         if problem := problem_of(part):
-            raise RunError(f"the checkpoint to resume from arrived damaged: {problem}; submit the run again")
+            raise RunError(
+                f"the checkpoint to resume from arrived damaged: {problem}; submit the run again"
+            )
         if (rank := read_manifest(part).get("rank")) != number_in(part.name, "rank"):
             raise RunError(
                 f"the checkpoint to resume from arrived wrong: {part.name} is of rank {rank}; submit it again"

@@ -46,7 +46,9 @@ def questions(rows: Sequence[Example], most: int) -> list[Example]:
 class Evaluator:
     """Make the figures of one evaluation out of its loss and the model's answers."""
 
-    def __init__(self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]) -> None:
+    def __init__(
+        self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]
+    ) -> None:
         """Take what was sent for it; rank 0 imports the user's functions now, where nothing is lost by it."""
         self.counts_right = "accuracy" in job.metrics
         self._job, self._encoder = job, encoder
@@ -56,7 +58,9 @@ class Evaluator:
             table = table_from(raw, f"table {number}")
             self._tables[table.id] = table
         own = parts(sent.get("metrics")) if ranks.rank() == 0 else []
-        self._own = [(text(each.get("function")), _function(each, number)) for number, each in enumerate(own)]
+        self._own = [
+            (text(each.get("function")), _function(each, number)) for number, each in enumerate(own)
+        ]
         self._complained: set[str] = set()
 
     def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
@@ -66,7 +70,9 @@ class Evaluator:
             figures["perplexity"] = math.exp(loss)
         if self.counts_right:
             figures["accuracy"] = accuracy
-        answers = generate.predict(trainer, self._encoder, self._questions) if self._questions else []
+        answers = (
+            generate.predict(trainer, self._encoder, self._questions) if self._questions else []
+        )
         figures |= self._of_answers(answers, trainer.state.global_step) if answers else {}
         sent = ranks.broadcast_bytes(json.dumps(figures).encode() if ranks.rank() == 0 else None)
         return {name: float(value) for name, value in json.loads(sent).items()}
@@ -95,7 +101,10 @@ class Evaluator:
         predictions, references = rows
         try:
             return _numbers(function(list(predictions), list(references)), name)
-        except (Exception, SystemExit) as error:  # the user's code: whatever it does, the training is not lost
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the user's code: whatever it does, the training is not lost
             traceback.print_exc(file=sys.stderr)
             if name not in self._complained:
                 note(f"the metric {name} is missing at step {step}: {_raised(error)}")
@@ -114,7 +123,9 @@ def _function(sent: Mapping[str, object], number: int = 0) -> Function:
         exec(compile(source, path, "exec"), vars(module))
         function = getattr(module, name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"metric {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}") from error
+        raise ConfigError(
+            f"metric {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}"
+        ) from error
     if not callable(function):
         raise ConfigError(f"metric {path}:{name} is not a function")
     metric: Function = function
@@ -134,9 +145,13 @@ def _numbers(returned: object, name: str = "") -> dict[str, float]:
 
 
 def _raised(error: BaseException) -> str:
-    lines = [line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__]
+    lines = [
+        line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__
+    ]
     # What came from the notebook, a cell or a metric's file: of cached lines theirs alone have no time.
-    sent = {file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None}
+    sent = {
+        file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None
+    }
     mine = [line for line in lines if line.filename in sent] or lines
     where = f" ({mine[-1].filename} line {mine[-1].lineno}: {mine[-1].line})" if mine else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -149,7 +164,11 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     except that letters of every script are letters.
     """
     scores = [rouge_of(*pair) for pair in zip(predictions, references, strict=True)]
-    return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]} if scores else {}
+    return (
+        {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
+        if scores
+        else {}
+    )
 
 
 def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
@@ -164,7 +183,9 @@ def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
     pairs = [list(pairwise(words)) for words in (one, other)]
     return {
         "rouge1": _f1((Counter(one) & Counter(other)).total(), len(one), len(other)),
-        "rouge2": _f1((Counter(pairs[0]) & Counter(pairs[1])).total(), len(pairs[0]), len(pairs[1])),
+        "rouge2": _f1(
+            (Counter(pairs[0]) & Counter(pairs[1])).total(), len(pairs[0]), len(pairs[1])
+        ),
         "rougeL": _f1(_longest_common(one, other), len(one), len(other)),
     }
 

@@ -33,7 +33,9 @@ def in_effect(engine: Any, keys: Iterable[str]) -> dict[str, object]:
 def without_effect(engine: Any, keys: Iterable[str]) -> list[str]:
     """Return the keys that DeepSpeed 0.19.8 reads for another ZeRO stage than this one."""
     unused = _STAGES_1_AND_2 if engine.zero_optimization_stage() == 3 else _STAGE_3
-    return [key for key in keys if key.startswith(ZERO) and key.removeprefix(ZERO).startswith(unused)]
+    return [
+        key for key in keys if key.startswith(ZERO) and key.removeprefix(ZERO).startswith(unused)
+    ]
 
 
 def _held(engine: Any, key: str) -> object:

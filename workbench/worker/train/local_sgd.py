@@ -69,7 +69,11 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
             self._apart = True
 
     def state(self) -> dict[str, object]:
-        return {"anchors": self._anchors, "optimizer": self._outer.state_dict(), "apart": self._apart}
+        return {
+            "anchors": self._anchors,
+            "optimizer": self._outer.state_dict(),
+            "apart": self._apart,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for anchor, saved in zip(self._anchors, state["anchors"], strict=True):

@@ -74,7 +74,9 @@ class ReadStep(NamedTuple):
 class StepLosses:
     """The losses of the last steps, on their way from the device and from the other ranks."""
 
-    def __init__(self, *, device: torch.device, apart: bool, asked_to_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, *, device: torch.device, apart: bool, asked_to_stop: Callable[[], bool]
+    ) -> None:
         """Take where the losses lie, whether ranks train apart, and what says that this rank is asked to stop."""
         self.stop = False
         """Whether a rank was asked to stop; all ranks learn it after the same step."""
@@ -94,7 +96,9 @@ class StepLosses:
     def keep(self, ended: EndedStep) -> None:
         """Take in the step that has just ended."""
         if self._apart:
-            self._sent.append((ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)]))))
+            self._sent.append(
+                (ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)])))
+            )
         else:
             self._ended = ended
 
@@ -141,7 +145,9 @@ class StepLosses:
             if ended is not None:
                 losses = values[_FIRST_LOSS:]
                 _check(losses, ended.step)
-                done.append(ReadStep(ended, sum(losses) / len(losses), values[_BALANCE], values[_BALANCED]))
+                done.append(
+                    ReadStep(ended, sum(losses) / len(losses), values[_BALANCE], values[_BALANCED])
+                )
         return done
 
     def _read_own(self, *, but: int) -> None:
@@ -159,7 +165,9 @@ class StepLosses:
         self.stop = self.stop or stop > 0
         steps, self._own = [own.ended for own in self._own], []
         read = zip(steps, sums[::3], sums[1::3], sums[2::3], strict=True)
-        return [ReadStep(ended, total / ranks.world_size(), *balance) for ended, total, *balance in read]
+        return [
+            ReadStep(ended, total / ranks.world_size(), *balance) for ended, total, *balance in read
+        ]
 
 
 def _check(losses: Sequence[float], step: int) -> None:
@@ -169,8 +177,12 @@ def _check(losses: Sequence[float], step: int) -> None:
         raise _not_finite(losses[ranks.rank()], ranks.rank(), step)
     if bad:
         time.sleep(_CAUSE_FIRST_S)
-        raise EndedWithAnother(f"loss is {losses[bad[0]]} on rank {bad[0]} at step {step}; this rank ends with it")
+        raise EndedWithAnother(
+            f"loss is {losses[bad[0]]} on rank {bad[0]} at step {step}; this rank ends with it"
+        )
 
 
 def _not_finite(loss: float, rank: int, step: int) -> RunError:
-    return RunError(f"loss is {loss} on rank {rank} at step {step}; try a lower learning rate, or precision fp32")
+    return RunError(
+        f"loss is {loss} on rank {rank} at step {step}; try a lower learning rate, or precision fp32"
+    )

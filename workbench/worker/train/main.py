@@ -39,7 +39,12 @@ from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopFile, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
 from workbench.worker.train.measure.meter import StepMeter
-from workbench.worker.train.measure.profile import StepProfiler, StepTrace, step_to_profile, steps_to_trace
+from workbench.worker.train.measure.profile import (
+    StepProfiler,
+    StepTrace,
+    step_to_profile,
+    steps_to_trace,
+)
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
 from workbench.worker.train.swapping import remove_folders
 from workbench.worker.train.trainer import FineTuner
@@ -58,7 +63,9 @@ def main() -> None:
 
 
 def _run(work: Assignment) -> None:
-    sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))  # last: they shadow nothing of the pod's
+    sys.path.extend(
+        filter(None, [os.environ.get("WORKBENCH_PACKAGES")])
+    )  # last: they shadow nothing of the pod's
     phase("joining the other ranks")
     prepare_process(work)
     arguments = training_arguments(work)
@@ -66,7 +73,9 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = load_rows(work)
     phase("loading model")
-    loaded = adapters.attached(model.placed(_base(work.job, rows, work.gpus), work.job, gpus=work.gpus), work.job)
+    loaded = adapters.attached(
+        model.placed(_base(work.job, rows, work.gpus), work.job, gpus=work.gpus), work.job
+    )
     if work.job.device_map:
         note(f"device_map: {pipeline.described(loaded.model)}")
     recompute(loaded.model, work.job.checkpoint_layers)
@@ -75,14 +84,21 @@ def _run(work: Assignment) -> None:
     trainer = _trainer(work, arguments, loaded, encoder, rows, stop)
     trainer.keep_checkpoints(work)
     trainer.write_model = lambda: _save(work, loaded)
-    used = {"pod": pod_name(), "threads": torch.get_num_threads(), "cores": report.cores(), "backend": ranks.backend()}
+    used = {
+        "pod": pod_name(),
+        "threads": torch.get_num_threads(),
+        "cores": report.cores(),
+        "backend": ranks.backend(),
+    }
     emit("device", name=report.device(), **used)
     _start(work, trainer, rows)
     phase("training")
     step = _train(trainer)
     rates = trainer.clock.totals()
     if stop.stopped and work.job.predict_rows:
-        note("predict_rows were not answered, as the run was stopped (run.predict(rows) asks the model)")
+        note(
+            "predict_rows were not answered, as the run was stopped (run.predict(rows) asks the model)"
+        )
     predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
@@ -104,7 +120,9 @@ def load_rows(work: Assignment) -> Rows:
 
 def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
     attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
-    packing = adapters.load_options(job.peft, job.number_format, sharded=job.technique == Technique.FSDP)
+    packing = adapters.load_options(
+        job.peft, job.number_format, sharded=job.technique == Technique.FSDP
+    )
     options = {**model.load_options(job, gpus=gpus), **packing, **attention}
     trained = job.lora.get("resume_from") if model_kind(job.model) is ModelKind.BUILTIN else None
     return model.load(
@@ -115,24 +133,35 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         wording=wording(job.prompt, system=job.system),
         chat_template=job.chat_template,
         # Adapters belong to the tokens that they were trained with, and rows of now would give others.
-        tokenizer=AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False) if trained else None,
+        tokenizer=AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
+        if trained
+        else None,
     )
 
 
 def _trainer(
-    work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows, stop: StopFile
+    work: Assignment,
+    arguments: Any,
+    loaded: model.Loaded,
+    encoder: Encoder,
+    rows: Rows,
+    stop: StopFile,
 ) -> FineTuner:
     job, apart = work.job, work.technique is Technique.LOCAL_SGD
     if work.technique is Technique.FSDP:
         sharding.shard_model(loaded.model, job, gpus=work.gpus)
-    clock = StepMeter(causal=encoder.causal, period=LocalSgd.from_dict(job.local_sgd).sync_steps if apart else 1)
+    clock = StepMeter(
+        causal=encoder.causal, period=LocalSgd.from_dict(job.local_sgd).sync_steps if apart else 1
+    )
     texts = shared_rows(rows.train, encoder.rows)
     texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
     train = TokenRows(texts, work.rank_folder)
     count = sum(row["position_ids"].count(0) for row in train) if job.packing else len(train)
     trainer = FineTuner(
         rows=train,
-        eval_rows=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder) if evaluates(job) else [],
+        eval_rows=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
+        if evaluates(job)
+        else [],
         clock=clock,
         evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
         best=BestModel(job),
@@ -150,8 +179,12 @@ def _trainer(
     asked = 0 if job.torch_compile else job.profile_step
     last = _steps(work, len(train))
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
-    traced = steps_to_trace(job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step)
-    trainer.add_callback(TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys))
+    traced = steps_to_trace(
+        job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step
+    )
+    trainer.add_callback(
+        TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys)
+    )
     scaled = job.precision == Precision.FP16
     if scaled and work.technique is Technique.FSDP:
         trainer.accelerator.scaler = sharding.ShardScaler(trainer.args.device.type)
@@ -167,9 +200,14 @@ def _trainer(
     if work.rank == 0 and traced:
         trainer.add_callback(StepTrace(traced, work.out))
     if work.rank == 0 and profile_step:
-        options, size = (work.deepspeed or {}).get("flops_profiler", {}), job.per_device_train_batch_size
+        options, size = (
+            (work.deepspeed or {}).get("flops_profiler", {}),
+            job.per_device_train_batch_size,
+        )
         report = work.out / "profile.txt"
-        trainer.profiler = StepProfiler(loaded.model, profile_step, micro_batch=size, report=report, options=options)
+        trainer.profiler = StepProfiler(
+            loaded.model, profile_step, micro_batch=size, report=report, options=options
+        )
         trainer.add_callback(trainer.profiler)
     return trainer
 
@@ -244,15 +282,27 @@ def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows)
         note(f"the predictions failed, and the model is saved: {error}")
         return []
     if work.rank == 0:
-        emit("predictions", rows=len(predictions), exact_match=share(answer.exact_match for answer in predictions))
+        emit(
+            "predictions",
+            rows=len(predictions),
+            exact_match=share(answer.exact_match for answer in predictions),
+        )
     return predictions
 
 
 def _end(
-    work: Assignment, trainer: FineTuner, step: int, predictions: Sequence[Answer], rates: Mapping[str, object]
+    work: Assignment,
+    trainer: FineTuner,
+    step: int,
+    predictions: Sequence[Answer],
+    rates: Mapping[str, object],
 ) -> None:
     losses = trainer.eval_losses
-    others = {name: value for name, value in trainer.figures.get(step, {}).items() if name not in (LOSS, "perplexity")}
+    others = {
+        name: value
+        for name, value in trainer.figures.get(step, {}).items()
+        if name not in (LOSS, "perplexity")
+    }
     emit(
         "end",
         steps=trainer.state.global_step,

@@ -73,14 +73,18 @@ class Assignment:
             job = job_from_dict(raw["job"])
             gpus = int(raw.get("gpus", 0))
         except (KeyError, OSError, ValueError) as error:
-            raise RunError(f"this rank has no job it can read ({error!r}); it is started by an agent") from error
+            raise RunError(
+                f"this rank has no job it can read ({error!r}); it is started by an agent"
+            ) from error
         if not isinstance(job, FineTune):
             raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
         chosen = tuple(raw.get("chosen", ()))
         job = choose(job, gpus=gpus)
         left_open = "precision" in chosen and job.precision == Precision.BF16 and gpus > 0
         # torch computes in it on any GPU, slowly: by Ampere's it is in the hardware.
-        if left_open and not (torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)):
+        if left_open and not (
+            torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        ):
             job = job.replace(precision=Precision.FP32)
         rank = int(os.environ.get("RANK", "0"))
         return cls(
@@ -128,15 +132,21 @@ def prepare_process(work: Assignment) -> None:
     _check_trackers(work)
     disable_progress_bar()
     # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
-    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
+    )
     # T5's blocks give their position bias on as a view, and change it nowhere in place.
     warnings.filterwarnings(
-        "ignore", message=r"FSDP2-wrapped module \(FSDPT5Block\) returned a view", category=UserWarning
+        "ignore",
+        message=r"FSDP2-wrapped module \(FSDPT5Block\) returned a view",
+        category=UserWarning,
     )
     if work.gpus and not torch.cuda.is_available():
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
     if work.job.precision == Precision.TF32 and not work.gpus:
-        raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+        raise ConfigError(
+            "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
+        )
     check_ranks(work.technique, work.world_size)
     deepspeed = work.technique.uses_deepspeed
     if deepspeed:
@@ -145,7 +155,9 @@ def prepare_process(work: Assignment) -> None:
     stacks.write_on_signal(work.rank_folder)
     flight.record(work.rank_folder)
     single = work.technique is Technique.SINGLE
-    prepare(single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout)
+    prepare(
+        single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout
+    )
     prepare_folders(work.deepspeed)
 
 
@@ -161,10 +173,14 @@ def training_arguments(work: Assignment) -> Any:
         average_tokens_across_devices=work.technique is not Technique.LOCAL_SGD,
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
-    arguments._n_gpu = min(1, arguments.n_gpu)  # else the Trainer cuts batches over all GPUs that one process sees
+    arguments._n_gpu = min(
+        1, arguments.n_gpu
+    )  # else the Trainer cuts batches over all GPUs that one process sees
     half = work.job.precision == Precision.BF16
     if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
-        raise ConfigError("some GPUs of these pods have bf16 and others have not: give the job a precision")
+        raise ConfigError(
+            "some GPUs of these pods have bf16 and others have not: give the job a precision"
+        )
     return arguments
 
 

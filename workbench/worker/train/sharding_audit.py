@@ -63,9 +63,13 @@ def engine_of(trainer: Any) -> str:
             return "deepspeed-zero2" if optimizer.partition_gradients else "deepspeed-zero1"
         return "deepspeed-zero0"
     model = trainer.model
-    if isinstance(model, FSDPModule) and any(isinstance(p, DTensor) for p in trainer.model.parameters()):
+    if isinstance(model, FSDPModule) and any(
+        isinstance(p, DTensor) for p in trainer.model.parameters()
+    ):
         return "fsdp"
-    wrapped = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # of a compiled model
+    wrapped = getattr(
+        trainer.model_wrapped, "_orig_mod", trainer.model_wrapped
+    )  # of a compiled model
     if isinstance(wrapped, DistributedDataParallel):
         return "ddp"
     return "none" if getattr(trainer, "averaging", None) is None else "local-sgd"
@@ -96,10 +100,14 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     masters = _masters(engine.optimizer) if engine is not None else []
     files = on_disk(engine.optimizer) if engine is not None else {}
     in_groups = (p for group in optimizer.param_groups for p in group["params"])
-    updated = _share([files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained))
+    updated = _share(
+        [files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained)
+    )
     states = _share(_states(optimizer, files), whole=0)
     per_element = round(states.local / max(1, updated.local))
-    packed = {id(m.weight) for m in trainer.model.modules() if getattr(m, "quant_state", None) is not None}
+    packed = {
+        id(m.weight) for m in trainer.model.modules() if getattr(m, "quant_state", None) is not None
+    }
     frozen = [p for p in every if not p.requires_grad and id(p) not in packed]
     return RankState(
         engine=engine_of(trainer),
@@ -128,21 +136,33 @@ def _states(optimizer: Any, files: Mapping[int, torch.Tensor]) -> Iterator[torch
         parameter = files.get(id(parameter), parameter)
         for value in (files.get(id(value), value) for value in state.values()):
             # A step counter is a tensor too, and the scales of 8-bit states are smaller than what they scale.
-            if isinstance(value, torch.Tensor) and _local(value).numel() == _local(parameter).numel() > 1:
+            if (
+                isinstance(value, torch.Tensor)
+                and _local(value).numel() == _local(parameter).numel() > 1
+            ):
                 yield value
 
 
 def _offload(engine: Any) -> tuple[str, ...]:
     if engine is None:
         return ()
-    parts = {"optimizer": engine.zero_offload_optimizer(), "parameters": engine.zero_offload_param()}
-    return tuple(name for name, part in parts.items() if part is not None and str(part.device) not in ("none", ""))
+    parts = {
+        "optimizer": engine.zero_offload_optimizer(),
+        "parameters": engine.zero_offload_param(),
+    }
+    return tuple(
+        name
+        for name, part in parts.items()
+        if part is not None and str(part.device) not in ("none", "")
+    )
 
 
 def _local(tensor: Any) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    shard = getattr(tensor, "ds_tensor", None)  # ZeRO-3 leaves an empty tensor in place of the parameter
+    shard = getattr(
+        tensor, "ds_tensor", None
+    )  # ZeRO-3 leaves an empty tensor in place of the parameter
     local: torch.Tensor = tensor if shard is None else shard
     return local
 

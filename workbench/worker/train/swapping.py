@@ -36,7 +36,9 @@ def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
             _claim(folder)
         except OSError as error:
-            raise ConfigError(f"nvme_path: {folder} cannot be made on this pod ({error.strerror})") from error
+            raise ConfigError(
+                f"nvme_path: {folder} cannot be made on this pod ({error.strerror})"
+            ) from error
         _check_reads(folder)
     from deepspeed.ops.op_builder import AsyncIOBuilder
 

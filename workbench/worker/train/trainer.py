@@ -57,7 +57,12 @@ class FineTuner(ResumableTrainer):
     ) -> None:
         self.causal = causal
         self.sharded = isinstance(options.get("model"), FSDPModule)
-        super().__init__(train_dataset=rows, eval_dataset=eval_rows, compute_loss_func=self._smoothed_loss, **options)
+        super().__init__(
+            train_dataset=rows,
+            eval_dataset=eval_rows,
+            compute_loss_func=self._smoothed_loss,
+            **options,
+        )
         if self.sharded:
             # accelerate would refuse the shards, or wrap them in DDP; they are where and what they should be.
             self.accelerator.prepare_model = lambda model, **_: model
@@ -77,7 +82,9 @@ class FineTuner(ResumableTrainer):
         self._losses = StepLosses(device=self.args.device, apart=False, asked_to_stop=stop.is_there)
         self._kept_step = 0  # the last one whose loss was taken in
         self._loss_sum = 0.0  # of the steps that were read, and not logged
-        self._balance_sum = self._balanced = 0.0  # the load-balancing loss times the tokens, and the tokens, of those
+        self._balance_sum = self._balanced = (
+            0.0  # the load-balancing loss times the tokens, and the tokens, of those
+        )
         self._told_s = time.monotonic()  # when this rank last said how far it is
         self._counts = False  # whether it has said so between two synchronisations
         self._written: int | None = None
@@ -94,8 +101,12 @@ class FineTuner(ResumableTrainer):
     def train_apart(self, options: LocalSgd) -> None:
         """Have each rank train by itself, and average their weights; to be called after callbacks that take time."""
         # Without DDP around the model, and else as accelerate prepares it.
-        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self._losses = StepLosses(device=self.args.device, apart=True, asked_to_stop=self.stop.is_there)
+        self.accelerator.prepare_model = partial(
+            self.accelerator.prepare_model, evaluation_mode=True
+        )
+        self._losses = StepLosses(
+            device=self.args.device, apart=True, asked_to_stop=self.stop.is_there
+        )
         self.averaging = ParameterAveraging(self.model, options)
         self.tell_first(self.averaging)
 
@@ -109,17 +120,23 @@ class FineTuner(ResumableTrainer):
         zero3 = engine is not None and int(engine.zero_optimization_stage()) == 3
         return ranks.world_size() > 1 and (self.sharded or zero3)
 
-    def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
+    def training_step(
+        self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None
+    ) -> Any:
         """Do a forward and a backward pass. The loss stays on the device: `_maybe_log_save_evaluate` has it read."""
         profiler = self._profiler_now()
         self.clock.see(inputs, profiled=profiler is not None)
         stopwatch = Stopwatch(self.args.device).begin()
-        with profiler.micro_batch_of(getattr(self, "deepspeed", None)) if profiler else nullcontext():
+        with (
+            profiler.micro_batch_of(getattr(self, "deepspeed", None)) if profiler else nullcontext()
+        ):
             loss = super().training_step(model, inputs, num_items_in_batch)
         self.clock.computed(stopwatch.end())
         return loss
 
-    def _get_num_items_in_batch(self, batch_samples: Sequence[Mapping[str, torch.Tensor]], device: Any) -> Any:
+    def _get_num_items_in_batch(
+        self, batch_samples: Sequence[Mapping[str, torch.Tensor]], device: Any
+    ) -> Any:
         """Count the tokens of the step that begins; the same sum over the ranks carries the last step's loss."""
         if not batch_samples:
             return None
@@ -135,7 +152,9 @@ class FineTuner(ResumableTrainer):
             return self.deepspeed.get_global_grad_norm()
         return super()._get_grad_norm(model, grad_norm)
 
-    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any) -> None:
+    def _maybe_log_save_evaluate(
+        self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any
+    ) -> None:
         """Log the steps whose losses have come; let ranks meet only where they have to."""
         control = self.control
         self._keep(tr_loss, grad_norm, due=control.should_log)
@@ -166,7 +185,14 @@ class FineTuner(ResumableTrainer):
         norm = HostCopy(torch.as_tensor(grad_norm)) if grad_norm is not None else None
         balance = self.balance.take() if self.balance is not None else None
         self._losses.keep(
-            EndedStep(step=step, epoch=self.state.epoch, loss=loss.clone(), grad_norm=norm, due=due, balance=balance)
+            EndedStep(
+                step=step,
+                epoch=self.state.epoch,
+                loss=loss.clone(),
+                grad_norm=norm,
+                due=due,
+                balance=balance,
+            )
         )
         self._kept_step = step
         loss.zero_()  # the Trainer adds the next step's to it
@@ -232,14 +258,20 @@ class FineTuner(ResumableTrainer):
         last, best = int(self.state.global_step), self.best
         if not best.wanted or best.step in (None, last):
             if best.wanted and best.step is None:
-                note(f"no evaluation had the figure {best.metric}: the model is that of the last step, {last}")
+                note(
+                    f"no evaluation had the figure {best.metric}: the model is that of the last step, {last}"
+                )
             return last
         if not self.checkpoints.load_best(self):
-            note(f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there")
+            note(
+                f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there"
+            )
             return last
         if self.averaging is not None:
             self.averaging.settle()
-        note(f"the model is that of step {best.step}, the best by {best.metric} ({number(best.value)})")
+        note(
+            f"the model is that of step {best.step}, the best by {best.metric} ({number(best.value)})"
+        )
         assert best.step is not None
         self._write_model(best.step)
         return best.step
@@ -257,7 +289,9 @@ class FineTuner(ResumableTrainer):
         if not self.eval_dataset:
             return {}
         step = self.state.global_step
-        if step in self.eval_losses:  # the Trainer evaluates after its last step, and once more after the epoch
+        if (
+            step in self.eval_losses
+        ):  # the Trainer evaluates after its last step, and once more after the epoch
             return {"eval_loss": self.eval_losses[step]}
         if step == self._unmeasured:
             return {}
@@ -277,10 +311,20 @@ class FineTuner(ResumableTrainer):
             return {}
         self.eval_losses[step], self.figures[step] = figures[LOSS], figures
         if ranks.rank() == 0:
-            others = {name: value for name, value in figures.items() if name not in (LOSS, "perplexity")}
-            emit("eval", step=step, eval_loss=figures[LOSS], perplexity=figures.get("perplexity"), metrics=others)
+            others = {
+                name: value for name, value in figures.items() if name not in (LOSS, "perplexity")
+            }
+            emit(
+                "eval",
+                step=step,
+                eval_loss=figures[LOSS],
+                perplexity=figures.get("perplexity"),
+                metrics=others,
+            )
         if self.args.report_to:
-            self._log_evaluation({name if name == LOSS else f"eval_{name}": value for name, value in figures.items()})
+            self._log_evaluation(
+                {name if name == LOSS else f"eval_{name}": value for name, value in figures.items()}
+            )
         emit_memory(step)
         self._judge(step, figures, training=training)
         if training:
@@ -323,7 +367,9 @@ class FineTuner(ResumableTrainer):
         total, tokens, right = 0.0, 0, 0
         size = self.args.per_device_eval_batch_size
         with torch.no_grad():
-            batches = eval_batches(self.eval_dataset, size=size, rank=ranks.rank(), world_size=ranks.world_size())
+            batches = eval_batches(
+                self.eval_dataset, size=size, rank=ranks.rank(), world_size=ranks.world_size()
+            )
             count = -(-len(self.eval_dataset) // (size * ranks.world_size()))
             for rows, counts in counted(batches, count, "evaluating"):
                 batch = self._prepare_inputs(self.data_collator(rows))
@@ -339,11 +385,17 @@ class FineTuner(ResumableTrainer):
                     right += int((logits.argmax(-1) == targets).sum().item())
         return [total, float(tokens), float(right)]
 
-    def _smoothed_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+    def _smoothed_loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
+    ) -> Any:
         logits, targets = aligned(outputs["logits"], labels, self.causal)
         smoothing = self.args.label_smoothing_factor
         loss = token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
-        return loss if self.balance is None else loss + self.balance.part(outputs, targets, num_items_in_batch)
+        return (
+            loss
+            if self.balance is None
+            else loss + self.balance.part(outputs, targets, num_items_in_batch)
+        )
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved

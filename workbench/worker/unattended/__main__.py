@@ -25,7 +25,9 @@ from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
 from workbench.worker.unattended.rendezvous import FileRendezvous
 
-_PATIENCE_S = 60.0  # for the records of the other ranks; they have passed the last barrier when this one has
+_PATIENCE_S = (
+    60.0  # for the records of the other ranks; they have passed the last barrier when this one has
+)
 _HURRY_S = 10.0  # the same where this rank failed or was stopped: others may have been killed
 
 
@@ -58,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Be one rank; blocks until it has ended, the first rank until all have."""
     parser = argparse.ArgumentParser(prog="python -m workbench.worker.unattended")
     parser.add_argument("spec", type=Path, metavar="SPEC.json")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the run directory, in a folder that all ranks see")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the run directory, in a folder that all ranks see"
+    )
     options = parser.parse_args(argv)
     place = Place.read(os.environ)
     try:
@@ -77,9 +81,15 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
     if place.rank:
         facts = rendezvous.follow()
         return 0 if facts.get("finished") else run_task(_task(facts, out, place))
-    coordinator = Coordinator(spec_file, out, world_size=place.world_size, started_by=place.started_by)
+    coordinator = Coordinator(
+        spec_file, out, world_size=place.world_size, started_by=place.started_by
+    )
     facts = rendezvous.lead(
-        lambda: {**coordinator.prepare(scratch), "address": address_of(), "port": free_port("0.0.0.0")}
+        lambda: {
+            **coordinator.prepare(scratch),
+            "address": address_of(),
+            "port": free_port("0.0.0.0"),
+        }
     )
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")

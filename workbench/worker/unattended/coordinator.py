@@ -40,7 +40,9 @@ _LOOK_S = 0.3
 class RankFollower:
     """Copy logs and pass events on while ranks run, and judge how they ended."""
 
-    def __init__(self, paths: RunPaths, work: Path, world_size: int, journal: Journal, redact: Redactor):
+    def __init__(
+        self, paths: RunPaths, work: Path, world_size: int, journal: Journal, redact: Redactor
+    ):
         self._work, self._world_size, self._journal = work, world_size, journal
         self._collector = Collector(paths, list(range(world_size)), redact)
         self.peaks = MemoryPeaks()
@@ -71,7 +73,10 @@ class RankFollower:
     def pods(self) -> list[Pod]:
         """The pods that the ranks ran on, in the order of the ranks, with as many slots as ranks."""
         hosts = [(status.pod.name, status.pod.address) for status in self.ended]
-        return [Pod(name=host[0], address=host[1], slots=hosts.count(host)) for host in dict.fromkeys(hosts)]
+        return [
+            Pod(name=host[0], address=host[1], slots=hosts.count(host))
+            for host in dict.fromkeys(hosts)
+        ]
 
     def verdict(self) -> tuple[RunState, str, RunFault | None]:
         ended = self.ended
@@ -79,7 +84,11 @@ class RankFollower:
             return RunState.SUCCEEDED, "; ".join(["every rank is done", *self._totals.notes]), None
         fault = first_cause(ended)
         if fault is not None:
-            return RunState.FAILED, f"rank {fault.rank} on {fault.pod}: {fault.kind}: {fault.message}", fault
+            return (
+                RunState.FAILED,
+                f"rank {fault.rank} on {fault.pod}: {fault.kind}: {fault.message}",
+                fault,
+            )
         if any(status.stopped for status in ended):
             return RunState.CANCELLED, "stopped by the platform (SIGTERM)", None
         absent = sorted(set(range(self._world_size)) - {status.rank for status in ended})
@@ -92,7 +101,9 @@ class RankFollower:
 
     def _look(self) -> None:
         offsets = self._collector.offsets
-        streams = {name: OutputStream((self._work / name).parent, Path(name).stem) for name in offsets}
+        streams = {
+            name: OutputStream((self._work / name).parent, Path(name).stem) for name in offsets
+        }
         while chunks := read_chunks(streams, offsets, _BLOCK_BYTES):
             for event in self._collector.take(chunks):
                 self._take(event)
@@ -140,7 +151,11 @@ class Coordinator:
         for path in list(prepared.paths.root.iterdir()):
             path.rename(self._paths.root / path.name)
         self._spec = prepared.spec
-        info = {"id": prepared.run_id, "cluster": str(self._paths.root), "submitted_s": self._began_s}
+        info = {
+            "id": prepared.run_id,
+            "cluster": str(self._paths.root),
+            "submitted_s": self._began_s,
+        }
         write_json(self._paths.info, {**info, "unattended": self._started_by})
         self._work.mkdir()
         match spec.job:
@@ -186,7 +201,9 @@ class Coordinator:
         if not root.is_dir() or not any(root.iterdir()):
             return False
         if "unattended" not in read_json(self._paths.info):
-            raise ConfigError(f"{root} holds something else than an unattended run; choose another folder")
+            raise ConfigError(
+                f"{root} holds something else than an unattended run; choose another folder"
+            )
         self._keep_checkpoints()
         aside = root / f"attempt-{1 + sum(1 for _ in root.glob('attempt-*'))}"
         aside.mkdir()
@@ -204,9 +221,13 @@ class Coordinator:
             newest = newest_good(self._paths.root, last_step=job.max_steps)
         except ConfigError:
             return None  # from the beginning, then
-        if newest.world_size != self._world_size and bound_to_ranks(job, part(read_json(self._paths.job), "deepspeed")):
+        if newest.world_size != self._world_size and bound_to_ranks(
+            job, part(read_json(self._paths.job), "deepspeed")
+        ):
             return None
-        remove_after(self._paths.checkpoints, newest.step)  # parts of another number of ranks must not mix
+        remove_after(
+            self._paths.checkpoints, newest.step
+        )  # parts of another number of ranks must not mix
         return newest
 
     def _write_job(self, spec: RunSpec, checkpoint: Checkpoint | None) -> None:
@@ -224,7 +245,9 @@ class Coordinator:
         """Move the model and the other results to their places in the run directory; their digests are listed last."""
         out = self._work / "out"
         digests: dict[str, str] = {}
-        for source in sorted(path for path in out.rglob("*") if path.is_file() and not path.is_symlink()):
+        for source in sorted(
+            path for path in out.rglob("*") if path.is_file() and not path.is_symlink()
+        ):
             name = source.relative_to(out)
             if not is_left(name):
                 continue

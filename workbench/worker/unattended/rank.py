@@ -56,7 +56,9 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
         _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
     rank = Rank(place=task.place, folder=task.folder, kind="script" if task.argv else "finetune")
     rank.begin(pid, "cold")
-    with contextlib.suppress(OSError):  # a folder that cannot be written now costs a line of the status, not the rank
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that cannot be written now costs a line of the status, not the rank
         _write_status(rank)
     if meanwhile is not None:
         meanwhile()
@@ -64,7 +66,11 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
     for name, (reader, writer) in pipes.items():
         os.close(writer)
         own = 1 if name == "stdout" else 2
-        copies.append(threading.Thread(target=_copy, args=(reader, task.folder / f"{name}.log", own), daemon=True))
+        copies.append(
+            threading.Thread(
+                target=_copy, args=(reader, task.folder / f"{name}.log", own), daemon=True
+            )
+        )
         copies[-1].start()
     code, rss_bytes = _await(pid, stopped)
     # A script that ends well when it is asked to stop has done its work.
@@ -88,7 +94,10 @@ def address_of() -> str:
 
 
 def _write_status(rank: Rank) -> None:
-    write_json(rank.folder / STATUS, {**rank.to_dict(), "host": socket.gethostname(), "address": address_of()})
+    write_json(
+        rank.folder / STATUS,
+        {**rank.to_dict(), "host": socket.gethostname(), "address": address_of()},
+    )
 
 
 def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:

@@ -31,7 +31,9 @@ class FileRendezvous:
         write_json(self.folder / "call.json", {"call": call})
         self._await(
             lambda: len(self._nonces(call)) == self.world_size - 1,
-            lambda: f"ranks {[r for r in range(1, self.world_size) if str(r) not in self._nonces(call)]} did not come",
+            lambda: (
+                f"ranks {[r for r in range(1, self.world_size) if str(r) not in self._nonces(call)]} did not come"
+            ),
         )
         word: dict[str, object] = {"nonces": self._nonces(call)}
         try:
@@ -66,8 +68,13 @@ class FileRendezvous:
         return read_json(self.folder / "word.json")
 
     def _nonces(self, call: str) -> dict[str, object]:
-        answers = {str(rank): read_json(self.folder / f"answer-{rank}.json") for rank in range(1, self.world_size)}
-        return {rank: answer["nonce"] for rank, answer in answers.items() if answer.get("call") == call}
+        answers = {
+            str(rank): read_json(self.folder / f"answer-{rank}.json")
+            for rank in range(1, self.world_size)
+        }
+        return {
+            rank: answer["nonce"] for rank, answer in answers.items() if answer.get("call") == call
+        }
 
     def _await(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
         deadline = time.monotonic() + self.patience_s

@@ -31,7 +31,9 @@ class Look:
 
 def look(place: int) -> Look:
     return Look(
-        colour=COLOURS[place % len(COLOURS)], marker=_MARKERS[place % len(_MARKERS)], dash=DASHES[place % len(DASHES)]
+        colour=COLOURS[place % len(COLOURS)],
+        marker=_MARKERS[place % len(_MARKERS)],
+        dash=DASHES[place % len(DASHES)],
     )
 
 

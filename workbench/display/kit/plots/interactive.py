@@ -16,9 +16,16 @@ SMOOTHING = {"raw": 0.0, "smooth 0.6": 0.6, "0.9": 0.9, "0.97": 0.97}
 _SMOOTHABLE = 10  # points
 _DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 _SYMBOLS = {
-    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross", "X": "x",
-    "*": "star", "": "circle",
-}  # fmt: skip
+    "o": "circle",
+    "s": "square",
+    "D": "diamond",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "P": "cross",
+    "X": "x",
+    "*": "star",
+    "": "circle",
+}
 _INK, _FRAME, _GRID, _PAPER = "#333333", "#8a8a8a", "#e4e4e4", "#ffffff"
 _BUTTON_PX = (-50, 62, 202)  # where each group of buttons begins, from the left of the axes
 Json = dict[str, Any]
@@ -42,20 +49,38 @@ def interactive(plot: Plot) -> Json:
         for place in curves
     ]
     menus = [
-        _menu(0, [("linear", "relayout", [{"yaxis.type": "linear"}]), ("log", "relayout", [{"yaxis.type": "log"}])])
+        _menu(
+            0,
+            [
+                ("linear", "relayout", [{"yaxis.type": "linear"}]),
+                ("log", "relayout", [{"yaxis.type": "log"}]),
+            ],
+        )
     ]
     shown = [*lines, *(lines[place] for place in curves)]
     if len(plot.axes) > 1:
-        names = [(axis, "steps" if axis == STEP else axis.partition(" since ")[0]) for axis in plot.axes]
+        names = [
+            (axis, "steps" if axis == STEP else axis.partition(" since ")[0]) for axis in plot.axes
+        ]
         menus.append(_menu(1, [(name, "update", _over(shown, axis)) for axis, name in names]))
     if curves:
         menus.append(
-            _menu(2, [(words, "restyle", _smooth(lines, curves, weight)) for words, weight in SMOOTHING.items()])
+            _menu(
+                2,
+                [
+                    (words, "restyle", _smooth(lines, curves, weight))
+                    for words, weight in SMOOTHING.items()
+                ],
+            )
         )
     return {
         "data": [*traces, *pale],
         "layout": _layout(plot, menus),
-        "config": {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
+        "config": {
+            "responsive": True,
+            "displaylogo": False,
+            "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+        },
     }
 
 
@@ -104,34 +129,69 @@ def _over(lines: Sequence[Series], axis: str) -> list[object]:
 
 def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> list[object]:
     """Replace the numbers of the lines; the pale ones behind them stay."""
-    drawn = [smoothed(lines[place].ys, weight) if weight else list(lines[place].ys) for place in curves]
-    return [{"y": [[float(f"{y:.5g}") for y in ys] if weight else ys for ys in drawn]}, list(curves)]
+    drawn = [
+        smoothed(lines[place].ys, weight) if weight else list(lines[place].ys) for place in curves
+    ]
+    return [
+        {"y": [[float(f"{y:.5g}") for y in ys] if weight else ys for ys in drawn]},
+        list(curves),
+    ]
 
 
 def _menu(place: int, buttons: Sequence[tuple[str, str, list[object]]]) -> Json:
     return {
-        "type": "buttons", "direction": "right", "showactive": True, "active": 0,
-        "buttons": [{"label": label, "method": method, "args": args} for label, method, args in buttons],
-        "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"l": _BUTTON_PX[place], "b": 8},
-        "bgcolor": _PAPER, "bordercolor": _FRAME, "font": {"color": _INK, "size": 11},
-    }  # fmt: skip
+        "type": "buttons",
+        "direction": "right",
+        "showactive": True,
+        "active": 0,
+        "buttons": [
+            {"label": label, "method": method, "args": args} for label, method, args in buttons
+        ],
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "bottom",
+        "pad": {"l": _BUTTON_PX[place], "b": 8},
+        "bgcolor": _PAPER,
+        "bordercolor": _FRAME,
+        "font": {"color": _INK, "size": 11},
+    }
 
 
 def _layout(plot: Plot, menus: Sequence[Mapping[str, object]]) -> Json:
     axis = plot.axes[0]
-    both = {"gridcolor": _GRID, "linecolor": _FRAME, "zerolinecolor": _GRID, "showline": True, "ticks": "outside",
-            "automargin": True}  # fmt: skip
-    across: Json = {**both, "title": {"text": axis, "standoff": 8}, "unifiedhovertitle": {"text": _hover_title(axis)}}
+    both = {
+        "gridcolor": _GRID,
+        "linecolor": _FRAME,
+        "zerolinecolor": _GRID,
+        "showline": True,
+        "ticks": "outside",
+        "automargin": True,
+    }
+    across: Json = {
+        **both,
+        "title": {"text": axis, "standoff": 8},
+        "unifiedhovertitle": {"text": _hover_title(axis)},
+    }
     if axis in COUNTS and len(plot.axes) == 1:
         across["dtick"] = 1
     return {
         "xaxis": across,
-        "yaxis": {**both, "title": {"text": plot.y}, "rangemode": "tozero" if plot.from_zero else "normal"},
-        "hovermode": "x unified", "uirevision": "stay", "height": 400, "updatemenus": list(menus),
+        "yaxis": {
+            **both,
+            "title": {"text": plot.y},
+            "rangemode": "tozero" if plot.from_zero else "normal",
+        },
+        "hovermode": "x unified",
+        "uirevision": "stay",
+        "height": 400,
+        "updatemenus": list(menus),
         "legend": {"orientation": "h", "y": -0.26, "yanchor": "top", "x": 0},
-        "margin": {"l": 60, "r": 24, "t": 48, "b": 40}, "paper_bgcolor": _PAPER, "plot_bgcolor": _PAPER,
+        "margin": {"l": 60, "r": 24, "t": 48, "b": 40},
+        "paper_bgcolor": _PAPER,
+        "plot_bgcolor": _PAPER,
         "font": {"color": _INK, "size": 12},
-    }  # fmt: skip
+    }
 
 
 def _hover_title(axis: str) -> str:

@@ -32,7 +32,9 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
     title = CURVE_TITLES[name]
     if name == "loss":
         evaluated = ("evaluation loss", view, "eval_loss", look(1))
-        return _plot("loss", _loss_unit([view]), [("training loss", view, "loss", look(0)), evaluated])
+        return _plot(
+            "loss", _loss_unit([view]), [("training loss", view, "loss", look(0)), evaluated]
+        )
     return _plot(title, _UNITS[name], [(title, view, name, look(0))])
 
 
@@ -47,7 +49,10 @@ def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
 
 
 def memory_plot(view: RunView) -> Plot:
-    curves = [(view.pod_name(address), host.gib.thinned(_POINTS)) for address, host in sorted(view.memory.items())]
+    curves = [
+        (view.pod_name(address), host.gib.thinned(_POINTS))
+        for address, host in sorted(view.memory.items())
+    ]
     times = [at for _, (ats, _, _) in curves for at in ats]
     began, ended = min(times, default=0.0), max(times, default=0.0)
     unit, per = time_axis(ended - began)
@@ -57,7 +62,13 @@ def memory_plot(view: RunView) -> Plot:
         Series(name=name, xs={axis: [(at - began) / per for at in ats]}, ys=sizes, look=look(place))
         for place, (name, (ats, sizes, _)) in enumerate(curves)
     )
-    return Plot(label=f"{what} per pod, GiB, over time", y="GiB", axes=(axis,), series=series, from_zero=True)
+    return Plot(
+        label=f"{what} per pod, GiB, over time",
+        y="GiB",
+        axes=(axis,),
+        series=series,
+        from_zero=True,
+    )
 
 
 def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -> Plot:
@@ -69,7 +80,9 @@ def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -
         steps, values, times = view.curves[curve].thinned(_POINTS)
         xs = {STEP: steps, by_time: [(at - (view.began_s or 0.0)) / per for at in times]}
         if values:
-            series.append(Series(name=name, xs=xs, ys=values, look=style, joined=curve not in _EVALUATIONS))
+            series.append(
+                Series(name=name, xs=xs, ys=values, look=style, joined=curve not in _EVALUATIONS)
+            )
     return Plot(label=f"{label} over optimizer steps", y=y, axes=(STEP, by_time), series=series)
 
 

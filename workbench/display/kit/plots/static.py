@@ -22,7 +22,12 @@ from workbench.jobs.choices import Technique
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
 _LARGEST = 1.34  # pixels of a page to a point: letters are as large in all plots that have the room
-_AXES = (0.125, 0.19, 0.83, 0.67)  # fixed: working out what fits takes as long as the drawing itself
+_AXES = (
+    0.125,
+    0.19,
+    0.83,
+    0.67,
+)  # fixed: working out what fits takes as long as the drawing itself
 _NAMED = 12
 _MARKERS = 8  # on a line, however many points it has
 _BANDS = 48  # of lines with more points, about so many are told; markers are told all
@@ -55,9 +60,12 @@ def plot_svg(
             legend_above(axes, columns)
 
     return figure_svg(
-        draw, label=f"{plot.label}: {plot.y} by {over}", size_in=size_in, place=place,
+        draw,
+        label=f"{plot.label}: {plot.y} by {over}",
+        size_in=size_in,
+        place=place,
         more=lambda axes: pointer_svg(axes, plot, over),
-    )  # fmt: skip
+    )
 
 
 def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
@@ -66,11 +74,22 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
 
     for one in plot.series:
         line = {"linestyle": one.look.dash, "linewidth": 1.6, "markersize": 3.2}
-        alone = {"linestyle": "none", "markersize": 5.5, "fillstyle": "none", "markeredgewidth": 1.4}
+        alone = {
+            "linestyle": "none",
+            "markersize": 5.5,
+            "fillstyle": "none",
+            "markeredgewidth": 1.4,
+        }
         axes.plot(
-            one.xs[axis], one.ys, label=one.name, color=one.look.colour, marker=one.look.marker, clip_on=False,
-            markevery=max(1, len(one.ys) // _MARKERS) if one.joined else 1, **(line if one.joined else alone),
-        )  # fmt: skip
+            one.xs[axis],
+            one.ys,
+            label=one.name,
+            color=one.look.colour,
+            marker=one.look.marker,
+            clip_on=False,
+            markevery=max(1, len(one.ys) // _MARKERS) if one.joined else 1,
+            **(line if one.joined else alone),
+        )
         if one.low:
             axes.vlines(one.xs[axis], one.low, one.high, color=one.look.colour, linewidth=1.2)
     if plot.from_zero:
@@ -94,14 +113,21 @@ def figure_svg(
     from matplotlib.figure import Figure
 
     with mpl.rc_context(
-        {"svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5, "path.simplify": True}
+        {
+            "svg.fonttype": "path",
+            "font.family": "DejaVu Sans",
+            "font.size": 8.5,
+            "path.simplify": True,
+        }
     ):
         figure = Figure(figsize=size_in, dpi=_DPI)
         FigureCanvasSVG(figure)
         axes = figure.add_axes(place)
         draw(axes)
         out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            out, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
         above = str(more(axes))
     return _for_a_page(out.getvalue(), label).removesuffix("</svg>") + above + "</svg>"
 
@@ -126,9 +152,17 @@ def plot_png(plot: Plot) -> bytes:
 def legend_above(axes: Any, columns: int, **more: Any) -> None:
     """Write the legend above the plot, in a row."""
     legend = axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, frameon=False, labelcolor=FOREGROUND,
-        borderpad=0, borderaxespad=0.3, handlelength=2.6, columnspacing=1.4, **more,
-    )  # fmt: skip
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=columns,
+        frameon=False,
+        labelcolor=FOREGROUND,
+        borderpad=0,
+        borderaxespad=0.3,
+        handlelength=2.6,
+        columnspacing=1.4,
+        **more,
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a name with a dollar sign is a name
 
@@ -150,7 +184,11 @@ def _for_a_page(svg: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # matplotlib writes each text as a comment before the group of its glyphs.
-    svg = re.sub(r"<!--(.*?)-->\s*<g ", lambda text: Markup('<g data-text="{}" ').format(Markup(text[1].strip())), svg)
+    svg = re.sub(
+        r"<!--(.*?)-->\s*<g ",
+        lambda text: Markup('<g data-text="{}" ').format(Markup(text[1].strip())),
+        svg,
+    )
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
@@ -178,16 +216,28 @@ def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
         where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {axis.partition(' since ')[0]}"
         lines = [where, *_values(series, axis, x, limits[n], limits[n + 1])]
         width = (right - left) / 2
-        side, where_it_stands = (_GAP_PT, "wb-after") if at[n] < (left + right) / 2 else (-_GAP_PT - width, "wb-before")
+        side, where_it_stands = (
+            (_GAP_PT, "wb-after") if at[n] < (left + right) / 2 else (-_GAP_PT - width, "wb-before")
+        )
         bands += Markup(
             '<g class="wb-at"><rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
             '<g visibility="hidden" transform="translate({:.1f} {:.1f})"><path d="M0 0V{:.1f}"/>'
             '<foreignObject x="{:.1f}" y="0" width="{:.1f}" height="{:.1f}">'
             '<span class="{}" data-words="{}"></span></foreignObject></g></g>'
         ).format(
-            edges[n], height - top, edges[n + 1] - edges[n], top - bottom, at[n], height - top, top - bottom,
-            side, width, top - bottom, where_it_stands, "\n".join(lines),
-        )  # fmt: skip
+            edges[n],
+            height - top,
+            edges[n + 1] - edges[n],
+            top - bottom,
+            at[n],
+            height - top,
+            top - bottom,
+            side,
+            width,
+            top - bottom,
+            where_it_stands,
+            "\n".join(lines),
+        )
     style = 'fill="none" stroke="none" pointer-events="all" aria-hidden="true"'
     return Markup("<g {}>{}</g>").format(Markup(style), bands)
 
@@ -203,7 +253,11 @@ def _values(series: Sequence[Series], axis: str, x: float, low: float, high: flo
     """Return what each line is at the nearest of its points within a band."""
     words = []
     for one in series:
-        within = [(abs(at - x), y) for at, y in zip(one.xs[axis], one.ys, strict=True) if low <= at <= high]
+        within = [
+            (abs(at - x), y)
+            for at, y in zip(one.xs[axis], one.ys, strict=True)
+            if low <= at <= high
+        ]
         if within:
             words.append(f"{one.name} {number(min(within)[1])}")
     return words
@@ -240,7 +294,9 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
     return places
 
 
-def write_labels(axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0) -> None:
+def write_labels(
+    axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0
+) -> None:
     """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)  # what stands beside the axes must not widen them
@@ -251,13 +307,25 @@ def write_labels(axes: Any, lines: Sequence[Series], axis: str, top: float, bott
         at, x, y = place + lift, one.xs[axis][-1], one.ys[-1]
         if x > right - _NEAR * span:  # from far away such a line would look like data
             axes.plot(  # level up to the side: slanted from where lines end, they would cross
-                [x, right, right + 0.02 * span], [y, y, at], color=one.look.colour, linewidth=0.7, alpha=0.6,
+                [x, right, right + 0.02 * span],
+                [y, y, at],
+                color=one.look.colour,
+                linewidth=0.7,
+                alpha=0.6,
                 clip_on=False,
-            )  # fmt: skip
+            )
         axes.plot(
-            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span], [at] * 3, color=one.look.colour,
-            linewidth=1.4, linestyle=one.look.dash, marker=one.look.marker or None, markevery=[1], markersize=4,
+            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span],
+            [at] * 3,
+            color=one.look.colour,
+            linewidth=1.4,
+            linestyle=one.look.dash,
+            marker=one.look.marker or None,
+            markevery=[1],
+            markersize=4,
             clip_on=False,
-        )  # fmt: skip
-        name = axes.text(right + 0.1 * span, at, f"{one.name} {one.end}".strip(), va="center", color=FOREGROUND)
+        )
+        name = axes.text(
+            right + 0.1 * span, at, f"{one.name} {one.end}".strip(), va="center", color=FOREGROUND
+        )
         name.set_parse_math(False)

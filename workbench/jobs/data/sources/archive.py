@@ -29,7 +29,9 @@ def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, Pa
         raise
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         shutil.rmtree(folder)
-        raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
+        raise ConfigError(
+            f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again"
+        ) from error
     except BaseException:
         shutil.rmtree(folder)
         raise
@@ -47,7 +49,9 @@ class _Member(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0 or (member.type in _EXTENDED and member.size > _MAX_HEADER_BYTES):
-            raise ConfigError(f"the archive has a header {member.name!r} of {member.size} bytes; it is refused")
+            raise ConfigError(
+                f"the archive has a header {member.name!r} of {member.size} bytes; it is refused"
+            )
         return member
 
 
@@ -61,7 +65,9 @@ class _Capped:
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise ConfigError(f"{self._archive} holds more than {MAX_BYTES} bytes once decompressed; it is refused")
+            raise ConfigError(
+                f"{self._archive} holds more than {MAX_BYTES} bytes once decompressed; it is refused"
+            )
         return data
 
 
@@ -73,27 +79,38 @@ def _unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, P
         with tarfile.open(fileobj=capped, mode="r|", tarinfo=_Member) as members:
             for number, member in enumerate(members, start=1):
                 if number > MAX_MEMBERS:
-                    raise ConfigError(f"{archive} has more than {MAX_MEMBERS} members; it is refused")
+                    raise ConfigError(
+                        f"{archive} has more than {MAX_MEMBERS} members; it is refused"
+                    )
                 _check(member, archive)
                 name = PurePosixPath(member.name).name
                 if not member.isreg() or name not in wanted:
                     continue
                 if name in written:
-                    raise ConfigError(f"{archive} has {name!r} twice, the second time as {member.name!r}")
+                    raise ConfigError(
+                        f"{archive} has {name!r} twice, the second time as {member.name!r}"
+                    )
                 written[name] = _write(members, member, folder / name)
     return written
 
 
 def _check(member: tarfile.TarInfo, archive: Path) -> None:
     path = PurePosixPath(member.name)
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.sparse is not None:
+    if (
+        member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+        or member.sparse is not None
+    ):
         raise ConfigError(
             f"{archive} has the member {member.name!r}, which is not a plain file or folder; it is refused"
         )
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
-        raise ConfigError(f"{archive} has the member {member.name!r}, which leads out of its folder; it is refused")
+        raise ConfigError(
+            f"{archive} has the member {member.name!r}, which leads out of its folder; it is refused"
+        )
     if not 0 <= member.size <= MAX_BYTES:
-        raise ConfigError(f"{archive} has the member {member.name!r} of {member.size} bytes; it is refused")
+        raise ConfigError(
+            f"{archive} has the member {member.name!r} of {member.size} bytes; it is refused"
+        )
 
 
 def _write(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Path:
@@ -102,5 +119,7 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> P
     with source, target.open("xb") as out:
         shutil.copyfileobj(source, out)
     if target.stat().st_size != member.size:
-        raise ConfigError(f"{member.name!r} is cut off: {target.stat().st_size} of {member.size} bytes")
+        raise ConfigError(
+            f"{member.name!r} is cut off: {target.stat().st_size} of {member.size} bytes"
+        )
     return target

@@ -37,7 +37,11 @@ class Split:
             >>> Split(share=0.05, limit=1000).most, Split(limit=1000).most, Split(share=0.05).most
             (1053, 1000, None)
         """
-        return self.limit if self.limit is None or self.share is None else math.ceil(self.limit / (1 - self.share))
+        return (
+            self.limit
+            if self.limit is None or self.share is None
+            else math.ceil(self.limit / (1 - self.share))
+        )
 
     def held_out(self, rows: int, name: str) -> Iterator[bool]:
         """Whether each of some rows is one to evaluate on; at least one is, and at least one is not."""
@@ -65,7 +69,9 @@ def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
         yield taken
 
 
-def read_tables(path: Path, run: Path | None = None, *, encoding: str | None = None) -> Iterator[SqlTable]:
+def read_tables(
+    path: Path, run: Path | None = None, *, encoding: str | None = None
+) -> Iterator[SqlTable]:
     """Read a tables file, one table at a time; of a run's directory, no link is followed in it.
 
     Raises:
@@ -90,14 +96,18 @@ def write_files(
 ) -> Written:
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
     headers = {
-        table.id: replace(table, rows=()) for path in tables for table in read_tables(path, encoding=encoding)
+        table.id: replace(table, rows=())
+        for path in tables
+        for table in read_tables(path, encoding=encoding)
     } or None
 
     def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
         for path in paths:
             line = None
             for where, data in read_rows(path, columns or {}, telling=telling, encoding=encoding):
-                line = read_row(data, where, columns, headers, refusal=refusal, tally=tally).to_json()
+                line = read_row(
+                    data, where, columns, headers, refusal=refusal, tally=tally
+                ).to_json()
                 yield line
             if line is None:
                 raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
@@ -141,7 +151,11 @@ def write_parts(
     every = folder / "every.jsonl"
     rows = write_lines(every, islice(train, split.most))
     held_out = 0
-    with every.open("rb") as lines, (folder / "train.jsonl").open("wb") as to, (folder / "eval.jsonl").open("wb") as of:
+    with (
+        every.open("rb") as lines,
+        (folder / "train.jsonl").open("wb") as to,
+        (folder / "eval.jsonl").open("wb") as of,
+    ):
         for line, held in zip(lines, split.held_out(rows, name), strict=True):
             (of if held else to).write(line)
             held_out += held
@@ -149,7 +163,9 @@ def write_parts(
     return rows - held_out, held_out
 
 
-def mix_files(target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int) -> int:
+def mix_files(
+    target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int
+) -> int:
     """Deal so many lines of each file evenly into one, each file's in their order."""
 
     def lines(number: int) -> Iterator[tuple[float, int, bytes]]:

@@ -41,14 +41,18 @@ class Mini(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.train_rows + self.eval_rows > MAX_ROWS:
-            raise ConfigError(f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are")
+            raise ConfigError(
+                f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are"
+            )
         return self
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
         """Write its files; return what was written."""
         rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
         # Evaluation first: it then stays the same whatever number of rows is trained on.
-        evaluated = write_lines(folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows)))
+        evaluated = write_lines(
+            folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows))
+        )
         trained = write_lines(folder / "train.jsonl", (row.to_json() for row in rows))
         write_lines(folder / "tables.jsonl", (table.to_json() for table in mini_tables()))
         return Written(trained, evaluated)
@@ -65,24 +69,35 @@ class Release(Record):
 
     def check(self) -> None:
         if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
-            raise ConfigError(f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}")
+            raise ConfigError(
+                f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}"
+            )
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
         """Unpack and convert it; return what was written."""
-        archive, names = user_path(self.path), ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
+        archive, names = (
+            user_path(self.path),
+            ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl"),
+        )
         files = unpack(archive, folder / "unpacked", names)
         for name in names:
             if name not in files:
-                raise ConfigError(f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}")
+                raise ConfigError(
+                    f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}"
+                )
         train, its_tables, dev, tables = (files[name] for name in names)
         # Only dev's tables go on: those of train are large, and nothing is run on them.
-        return write_files(folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables])
+        return write_files(
+            folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables]
+        )
 
 
 class MixPart(Record):
     label: ClassVar[str] = "dataset part"
 
-    dataset: Annotated[Text | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")]
+    dataset: Annotated[
+        Text | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
+    ]
     """A name, a path, or an object with `kind`; rows of a hub are read where the run is submitted."""
     weight: Positive | None = None
     """Its share of the rows to train on, in proportion to the other weights. Default None, for all parts or for none:
@@ -109,7 +124,9 @@ class Mix(Record):
     def _check(self) -> Self:
         without = [part.weight is None for part in self.parts]
         if any(without) and not all(without):
-            raise ConfigError("dataset parts: some have a weight and some have none; give one to each, or to none")
+            raise ConfigError(
+                "dataset parts: some have a weight and some have none; give one to each, or to none"
+            )
         return self
 
     def check(self) -> None:
@@ -126,10 +143,25 @@ class Mix(Record):
         trained = [each.train for each in made]
         weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
         rows = min(train / weight for train, weight in zip(trained, weights, strict=True))
-        takes = [min(train, max(1, round(rows * weight))) for train, weight in zip(trained, weights, strict=True)]
-        mixed = mix_files(folder / "train.jsonl", [its / "train.jsonl" for its in folders], trained, takes, self.seed)
+        takes = [
+            min(train, max(1, round(rows * weight)))
+            for train, weight in zip(trained, weights, strict=True)
+        ]
+        mixed = mix_files(
+            folder / "train.jsonl",
+            [its / "train.jsonl" for its in folders],
+            trained,
+            takes,
+            self.seed,
+        )
         judged = [each.eval for each in made]
-        held_out = mix_files(folder / "eval.jsonl", [its / "eval.jsonl" for its in folders], judged, judged, self.seed)
+        held_out = mix_files(
+            folder / "eval.jsonl",
+            [its / "eval.jsonl" for its in folders],
+            judged,
+            judged,
+            self.seed,
+        )
         for file in filter(Path.is_file, (its / "tables.jsonl" for its in folders)):
             with file.open("rb") as read, (folder / "tables.jsonl").open("ab") as to:
                 shutil.copyfileobj(read, to)
@@ -182,7 +214,11 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     """
     match value:
         case str():
-            return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(user_path(value), value)
+            return (
+                dataset_from(_NAMES[value])
+                if value in _NAMES
+                else _from_path(user_path(value), value)
+            )
         case Mapping():
             kind = value.get("kind")
             new = {"kind": _BEFORE[kind]} if isinstance(kind, str) and kind in _BEFORE else {}

@@ -38,14 +38,18 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Limit = Annotated[int, BeforeValidator(_rows_not_share), Field(ge=1)]
 Ignored = Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of names of columns")]
 Columns = Annotated[
-    Mapping[str, Text], AfterValidator(check_columns), Allowed("an object of a row's fields and columns")
+    Mapping[str, Text],
+    AfterValidator(check_columns),
+    Allowed("an object of a row's fields and columns"),
 ]
 
 
 def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
     """Refuse a column that is both read and left out."""
     if both := [name for name in ignore if name in columns.values()]:
-        raise ConfigError(f"dataset ignore leaves out {both[0]!r}, and columns reads it: drop it from one of them")
+        raise ConfigError(
+            f"dataset ignore leaves out {both[0]!r}, and columns reads it: drop it from one of them"
+        )
 
 
 class RowFiles(Record):
@@ -56,7 +60,9 @@ class RowFiles(Record):
 
     train: Paths
     """A path of the rows to train on, a glob, or a list of both."""
-    eval: Annotated[Text | Sequence[Text] | None, Allowed("text (a path or a glob), a list of them, or None")] = None
+    eval: Annotated[
+        Text | Sequence[Text] | None, Allowed("text (a path or a glob), a list of them, or None")
+    ] = None
     """The same of the rows to evaluate on. Default None: a share of the others."""
     eval_share: Share | None = None
     """The share of the rows to evaluate on, where `eval` is None. Default None: 0.05 then."""
@@ -64,7 +70,9 @@ class RowFiles(Record):
     """Which rows make that share; the same seed holds out the same rows."""
     limit: Limit | None = None
     """The first so many rows to train on. Default None: all."""
-    tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = None
+    tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = (
+        None
+    )
     """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
     columns: Columns = Field(default_factory=dict)
     """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`. Default none: the
@@ -79,7 +87,9 @@ class RowFiles(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.eval is not None and self.eval_share is not None:
-            raise ConfigError("dataset eval_share holds rows out of train, and eval names others: leave one out")
+            raise ConfigError(
+                "dataset eval_share holds rows out of train, and eval names others: leave one out"
+            )
         check_ignored(self.ignore, self.columns)
         return self
 
@@ -115,7 +125,9 @@ class RowFiles(Record):
 
 def is_rows(path: Path) -> bool:
     """Whether a path is, by its name, a file of rows, or is a saved dataset."""
-    return is_saved(path) or (is_there(path) and path.name.lower().endswith(ENDS) and path.is_file())
+    return is_saved(path) or (
+        is_there(path) and path.name.lower().endswith(ENDS) and path.is_file()
+    )
 
 
 def files_of(folder: Path) -> RowFiles | None:
@@ -124,7 +136,11 @@ def files_of(folder: Path) -> RowFiles | None:
         return RowFiles(train=str(folder))
     train = _parts(folder, "train")
     evaluation = next((files for name in _EVALUATION if (files := _parts(folder, name))), [])
-    tables = [path for name in ("tables", "train.tables", "dev.tables") for path in folder.glob(f"{name}.jsonl")]
+    tables = [
+        path
+        for name in ("tables", "train.tables", "dev.tables")
+        for path in folder.glob(f"{name}.jsonl")
+    ]
     if not train:
         return None
     in_order = ([str(path) for path in sorted(paths)] for paths in (train, evaluation, tables))
@@ -137,7 +153,9 @@ def _parts(folder: Path, part: str) -> list[Path]:
     named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
     paths = [path for path in folder.iterdir() if named.fullmatch(path.name) and is_rows(path)]
     # The same rows may lie there in two formats, or compressed beside the file itself.
-    ends = {path: next((end for end in ENDS if path.name.lower().endswith(end)), "") for path in paths}
+    ends = {
+        path: next((end for end in ENDS if path.name.lower().endswith(end)), "") for path in paths
+    }
     first = next((end for end in (*ENDS, "") if end in ends.values()), "")
     return [path for path in paths if ends[path] == first]
 
@@ -148,11 +166,19 @@ def _matching(option: str, text: str) -> list[Path]:
         return [path]
     if is_folder(path):
         held = [each.name for each in sorted(path.iterdir()) if is_rows(each)]
-        advice = f"name one of it: {', '.join(held[:5])}" if held else "name a file, or a glob such as 'FOLDER/*.jsonl'"
-        raise ConfigError(f"dataset {option}: {text} is a folder, and no dataset that was saved as one; {advice}")
+        advice = (
+            f"name one of it: {', '.join(held[:5])}"
+            if held
+            else "name a file, or a glob such as 'FOLDER/*.jsonl'"
+        )
+        raise ConfigError(
+            f"dataset {option}: {text} is a folder, and no dataset that was saved as one; {advice}"
+        )
     matches = _globbed(path, option) if _GLOB.search(text) else []
     if not matches:
-        raise ConfigError(f"dataset {option}: there is no file {text}{_near(path)}; paths count from {Path.cwd()}")
+        raise ConfigError(
+            f"dataset {option}: there is no file {text}{_near(path)}; paths count from {Path.cwd()}"
+        )
     return matches
 
 
@@ -167,4 +193,6 @@ def _globbed(path: Path, option: str) -> list[Path]:
 
 def _near(path: Path) -> str:
     names = [each.name for each in path.parent.iterdir()] if is_folder(path.parent) else []
-    return "".join(f" (did you mean {name!r}?)" for name in difflib.get_close_matches(path.name, names, n=1))
+    return "".join(
+        f" (did you mean {name!r}?)" for name in difflib.get_close_matches(path.name, names, n=1)
+    )

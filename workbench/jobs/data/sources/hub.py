@@ -70,7 +70,11 @@ class Hub(Record):
     @property
     def splits(self) -> list[str]:
         """The splits that are read, the one to train on first."""
-        return [self.train_split] if self.eval_share is not None else [self.train_split, self.eval_split]
+        return (
+            [self.train_split]
+            if self.eval_share is not None
+            else [self.train_split, self.eval_split]
+        )
 
     def check_rows(self, *, refusal: Refusal) -> FirstRows:
         """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
@@ -79,9 +83,14 @@ class Hub(Record):
             return FirstRows(unasked="HF_HUB_OFFLINE is set")
         first = [split.partition("[")[0] for split in self.splits]
         try:
-            request, limit_s = {"hub": self.to_dict(), "first": first}, _LOCAL_S if local else _REMOTE_S
+            request, limit_s = (
+                {"hub": self.to_dict(), "first": first},
+                _LOCAL_S if local else _REMOTE_S,
+            )
             answers = list(child_rows(request, f"the hub dataset {self.name}", limit_s))
-        except ConfigError as error:  # no network from here, or no right to read it: the pods may have both
+        except (
+            ConfigError
+        ) as error:  # no network from here, or no right to read it: the pods may have both
             return FirstRows(unasked=str(error))
         rows: Any
         rows, names = answers
@@ -99,7 +108,9 @@ class Hub(Record):
                 "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
             )
 
-    def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row, tally: RowTally) -> Example:
+    def row(
+        self, data: object, split: str, number: int, *, refusal: Refusal = any_row, tally: RowTally
+    ) -> Example:
         where = f"{self.name}, split {split}, row {number}"
         return read_row(data, where, self.columns, refusal=refusal, tally=tally)
 
@@ -110,8 +121,13 @@ class Hub(Record):
 
         def lines(split: str, tally: RowTally) -> Iterator[str]:
             rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
-            return (self.row(row, split, n, refusal=refusal, tally=tally).to_json() for n, row in enumerate(rows))
+            return (
+                self.row(row, split, n, refusal=refusal, tally=tally).to_json()
+                for n, row in enumerate(rows)
+            )
 
         train, *evaluation = map(lines, self.splits, (learned, judged))
-        counts = write_parts(folder, train, evaluation[0] if evaluation else None, self.split, self.name)
+        counts = write_parts(
+            folder, train, evaluation[0] if evaluation else None, self.split, self.name
+        )
         return written(counts, learned, judged, self.name)

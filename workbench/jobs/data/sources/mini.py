@@ -37,7 +37,9 @@ def mini_rows(seed: int, count: int) -> Iterator[Example]:
         ConfigError: More were asked for than there are.
     """
     if count > MAX_ROWS:
-        raise ConfigError(f"wikisql-mini has {MAX_ROWS} questions, train and eval together; {count} were asked for")
+        raise ConfigError(
+            f"wikisql-mini has {MAX_ROWS} questions, train and eval together; {count} were asked for"
+        )
     # A string seeds the same way in every version of Python; so do `random` and what `_pick` makes of it.
     rng = random.Random(f"wikisql-mini {seed}")
     tables = mini_tables()
@@ -55,12 +57,37 @@ _T = TypeVar("_T")
 _AGGREGATES = ("",) * 10 + ("COUNT",) * 2 + ("MAX", "MIN", "SUM", "AVG") * 2
 _CONDITION_COUNTS = (1,) * 9 + (2,) * 6 + (3,) * 3 + (0,)
 _OPENINGS = {
-    "": ("What is the {0} of {1}?", "Which {0} is listed for {1}?", "Tell me the {0} of {1}.", "Name the {0} for {1}."),
-    "COUNT": ("How many {0} entries are there for {1}?", "Count the {0} of {1}.", "What is the number of {0} for {1}?"),
-    "MAX": ("What is the highest {0} of {1}?", "Tell me the maximum {0} for {1}.", "Give the largest {0} of {1}."),
-    "MIN": ("What is the lowest {0} of {1}?", "Tell me the minimum {0} for {1}.", "Give the smallest {0} of {1}."),
-    "SUM": ("What is the total {0} of {1}?", "Give the sum of {0} for {1}.", "Add up the {0} of {1}."),
-    "AVG": ("What is the average {0} of {1}?", "Give the mean {0} for {1}.", "On average, what is the {0} of {1}?"),
+    "": (
+        "What is the {0} of {1}?",
+        "Which {0} is listed for {1}?",
+        "Tell me the {0} of {1}.",
+        "Name the {0} for {1}.",
+    ),
+    "COUNT": (
+        "How many {0} entries are there for {1}?",
+        "Count the {0} of {1}.",
+        "What is the number of {0} for {1}?",
+    ),
+    "MAX": (
+        "What is the highest {0} of {1}?",
+        "Tell me the maximum {0} for {1}.",
+        "Give the largest {0} of {1}.",
+    ),
+    "MIN": (
+        "What is the lowest {0} of {1}?",
+        "Tell me the minimum {0} for {1}.",
+        "Give the smallest {0} of {1}.",
+    ),
+    "SUM": (
+        "What is the total {0} of {1}?",
+        "Give the sum of {0} for {1}.",
+        "Add up the {0} of {1}.",
+    ),
+    "AVG": (
+        "What is the average {0} of {1}?",
+        "Give the mean {0} for {1}.",
+        "On average, what is the {0} of {1}?",
+    ),
 }
 _VERBS = {
     "=": ("{0} is {1}", "{0} equals {1}"),
@@ -96,7 +123,9 @@ def _condition(rng: random.Random, table: SqlTable, position: int, cell: Cell) -
         return Condition(column, "=", str(cell))
     numbers = [number for row in table.rows if isinstance(number := row[position], int | float)]
     operator = _pick(rng, ("=", ">", "<"))
-    fitting = [number for number in numbers if (number < cell if operator == ">" else number > cell)]
+    fitting = [
+        number for number in numbers if (number < cell if operator == ">" else number > cell)
+    ]
     if operator == "=" or not fitting:
         return Condition(column, "=", cell)
     return Condition(column, operator, _pick(rng, fitting))
@@ -108,7 +137,9 @@ def _question(rng: random.Random, table: SqlTable, query: Query) -> str:
         subject = f"all {subject}"
     else:
         lead, phrases = _pick(rng, _STYLES)
-        parts = [_pick(rng, phrases[c.operator]).format(c.column, c.value) for c in query.conditions]
+        parts = [
+            _pick(rng, phrases[c.operator]).format(c.column, c.value) for c in query.conditions
+        ]
         subject += f" {lead} " + " and ".join(parts)
     return _pick(rng, _OPENINGS[query.aggregate]).format(query.select, subject)
 
@@ -127,5 +158,9 @@ def _table(table_id: str, block: str) -> SqlTable:
         cells = [cell.strip() for cell in line.split(",")]
         rows.append(tuple(int(c) if t == "real" else c for c, t in zip(cells, types, strict=True)))
     return SqlTable(
-        id=table_id, name=name, header=tuple(c.removesuffix("#") for c in marked), types=types, rows=tuple(rows)
+        id=table_id,
+        name=name,
+        header=tuple(c.removesuffix("#") for c in marked),
+        types=types,
+        rows=tuple(rows),
     )

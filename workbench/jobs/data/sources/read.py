@@ -21,16 +21,33 @@ from workbench.jobs.data.rows import NESTED
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Ends of names of files that hold rows; a file with another end is read as JSON Lines."""
-ENDS = tuple(f"{end}{packed}" for end in FORMATS for packed in ("", *PACKED) if end != ".parquet" or not packed)
+ENDS = tuple(
+    f"{end}{packed}"
+    for end in FORMATS
+    for packed in ("", *PACKED)
+    if end != ".parquet" or not packed
+)
 """The same, with the ends of compressed files."""
 # Formats that people have their rows in, and that are not read; what to do instead.
 _OTHERS = {
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "is a spreadsheet, which is not read: save it as CSV (UTF-8)"),
-    **dict.fromkeys((".zip", ".zst", ".7z", ".tgz"), "is an archive that is not read: unpack it, or pack it as .gz"),
-    **dict.fromkeys((".arrow", ".feather", ".orc"), "is a table that is not read: save it as Parquet"),
-    **dict.fromkeys((".pkl", ".pickle"), "is a pickle, which may run code and is not read: save it as Parquet or JSON"),
+    **dict.fromkeys(
+        (".xlsx", ".xls", ".ods"), "is a spreadsheet, which is not read: save it as CSV (UTF-8)"
+    ),
+    **dict.fromkeys(
+        (".zip", ".zst", ".7z", ".tgz"),
+        "is an archive that is not read: unpack it, or pack it as .gz",
+    ),
+    **dict.fromkeys(
+        (".arrow", ".feather", ".orc"), "is a table that is not read: save it as Parquet"
+    ),
+    **dict.fromkeys(
+        (".pkl", ".pickle"),
+        "is a pickle, which may run code and is not read: save it as Parquet or JSON",
+    ),
 }
-_PLAIN = 'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
+_PLAIN = (
+    'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
+)
 _DELIMITERS = (",", ";", "\t", "|")
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
@@ -59,13 +76,19 @@ def refuse_other(path: Path, encoding: str | None = None) -> None:
     if why := _OTHERS.get(format_of(path)):
         raise ConfigError(f"the dataset file {path} {why}")
     if encoding is not None and (is_folder(path) or format_of(path) == ".parquet"):
-        raise ConfigError(f"dataset encoding is for files of text, and {path} is none: drop encoding")
+        raise ConfigError(
+            f"dataset encoding is for files of text, and {path} is none: drop encoding"
+        )
     if format_of(path) == ".txt" and not _begins_with_object(path):
         raise ConfigError(f"the dataset file {path} {_PLAIN}")
 
 
 def read_rows(
-    path: Path, columns: Mapping[str, str], *, telling: Collection[str] = (), encoding: str | None = None
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    telling: Collection[str] = (),
+    encoding: str | None = None,
 ) -> Iterator[tuple[str, object]]:
     """Read a file's rows; of one that is made of columns, only those that are named where any are.
 
@@ -91,12 +114,18 @@ def read_rows(
             else:
                 yield from _csv_rows(file, path, {columns.get(field, field) for field in NESTED})
     except OSError as error:
-        raise ConfigError(f"the dataset file {path} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(
+            f"the dataset file {path} cannot be read: {error.strerror or error}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the dataset file {path} is not UTF-8: {error.reason}{NOT_UTF8}") from error
+        raise ConfigError(
+            f"the dataset file {path} is not UTF-8: {error.reason}{NOT_UTF8}"
+        ) from error
 
 
-def child_rows(request: Mapping[str, object], what: str, limit_s: float | None = None) -> Iterator[object]:
+def child_rows(
+    request: Mapping[str, object], what: str, limit_s: float | None = None
+) -> Iterator[object]:
     """Ask a process for rows, so that this one neither imports `datasets` nor holds more than one row."""
     try:
         yield from replies(entries.ROW_STREAM, request=request, limit_s=limit_s)
@@ -122,11 +151,17 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
     while first and not first.strip():
         first = file.readline(MAX_LINE_BYTES)
     if _is_row(first) and file.read(MAX_LINE_BYTES).strip():
-        yield from read_lines(path, encoding=encoding)  # one object a line, whatever the file is called
+        yield from read_lines(
+            path, encoding=encoding
+        )  # one object a line, whatever the file is called
     else:
         file.seek(0)
         data = _parsed(file.read(), path.name)
-        lists = [value for value in data.values() if isinstance(value, list)] if isinstance(data, Mapping) else []
+        lists = (
+            [value for value in data.values() if isinstance(value, list)]
+            if isinstance(data, Mapping)
+            else []
+        )
         if len(lists) > 1:
             names = ", ".join(repr(name) for name, value in data.items() if isinstance(value, list))
             raise ConfigError(
@@ -181,7 +216,9 @@ class _Text:
         while True:
             try:
                 _, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or not self._more():  # a number may go on in what was not read yet
+                if (
+                    end < len(self._text) or not self._more()
+                ):  # a number may go on in what was not read yet
                     break
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._at > MAX_LINE_BYTES or not self._more():
@@ -195,7 +232,9 @@ class _Text:
             raise ConfigError(f"{place} is not JSON: {error}") from error
 
     def fail(self, problem: str) -> NoReturn:
-        raise ConfigError(f"{self._name}, line {self._line}: {problem}; a list of objects is needed, as in [{{…}}, …]")
+        raise ConfigError(
+            f"{self._name}, line {self._line}: {problem}; a list of objects is needed, as in [{{…}}, …]"
+        )
 
     def _more(self) -> bool:
         more = "" if self._ended else self._file.read(_CHUNK)
@@ -227,15 +266,25 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
         names = next(rows, [])
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"{path.name}, line 1: two columns are called {twice!r}; give each a name of its own")
+            raise ConfigError(
+                f"{path.name}, line 1: two columns are called {twice!r}; give each a name of its own"
+            )
         begun = rows.line_num + 1
         for cells in rows:
             where, begun = f"{path.name}, line {begun}", rows.line_num + 1
             if not cells:
                 continue
             if len(cells) != len(names):
-                raise ConfigError(f"{where} has {len(cells)} cells, and the first line names {len(names)} columns")
-            yield where, {name: _cell(name, cell, nested, where) for name, cell in zip(names, cells, strict=True)}
+                raise ConfigError(
+                    f"{where} has {len(cells)} cells, and the first line names {len(names)} columns"
+                )
+            yield (
+                where,
+                {
+                    name: _cell(name, cell, nested, where)
+                    for name, cell in zip(names, cells, strict=True)
+                },
+            )
     except csv.Error as error:
         raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
 
@@ -256,4 +305,8 @@ def _delimiter(file: TextIO, usual: str) -> str:
 
 
 def _cell(name: str, cell: str, nested: Collection[str], where: str) -> object:
-    return _parsed(cell, f"{where}: {name}") if name in nested and cell[:1] in ("[", "{") else cell or None
+    return (
+        _parsed(cell, f"{where}: {name}")
+        if name in nested and cell[:1] in ("[", "{")
+        else cell or None
+    )

@@ -27,7 +27,12 @@ _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
 _ACCOUNT_PATH = "/workbench-account"
 _SECRET_MOUNT: Manifest = {"name": "secret", "mountPath": _SECRET_PATH, "readOnly": True}
-_ACCOUNT_MOUNT: Manifest = {"name": "account", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}
+_ACCOUNT_MOUNT: Manifest = {
+    "name": "account",
+    "mountPath": "/etc/passwd",
+    "subPath": "passwd",
+    "readOnly": True,
+}
 _GRACE_S = 2
 
 
@@ -50,9 +55,13 @@ class HostKey:
 
         key = Ed25519PrivateKey.generate()
         private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
         )
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
         return cls(private=private.decode(), public=check_key_line(public.decode()))
 
 
@@ -122,7 +131,12 @@ class ClusterObjects:
         for index, key in enumerate(host_keys):
             files |= {f"pod-{index}": key.private, f"pod-{index}.pub": key.public + "\n"}
         data = {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
-        return {**self._object("Secret", self.base, owner), "type": "Opaque", "immutable": True, "data": data}
+        return {
+            **self._object("Secret", self.base, owner),
+            "type": "Opaque",
+            "immutable": True,
+            "data": data,
+        }
 
     def service(self, owner: Owner) -> Manifest:
         """Return the headless Service, by which pods have names: `pod-0.<base>.<namespace>.svc`."""
@@ -158,7 +172,11 @@ class ClusterObjects:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": podspec.pod_security(options),
-            **({"initContainers": [self._account_container()]} if options.run_as_user is None else {}),
+            **(
+                {"initContainers": [self._account_container()]}
+                if options.run_as_user is None
+                else {}
+            ),
             "containers": [self._container(index)],
             "volumes": self._volumes(index),
             **podspec.placement(options),
@@ -207,7 +225,9 @@ class ClusterObjects:
         """Return the container that gives the user id a name, where the image has none for it: sshd needs one."""
         options = self.options
         wanted = {
-            name: amount for name, amount in podspec.resources(self.spec, options).items() if name in ("cpu", "memory")
+            name: amount
+            for name, amount in podspec.resources(self.spec, options).items()
+            if name in ("cpu", "memory")
         }
         return {
             "name": "account",
@@ -225,18 +245,27 @@ class ClusterObjects:
             {"name": POD_MARK, "value": root},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ]
-        return [*env, *podspec.cache_env(self.options, f"{root}/cache"), *podspec.secret_env(self.options)]
+        return [
+            *env,
+            *podspec.cache_env(self.options, f"{root}/cache"),
+            *podspec.secret_env(self.options),
+        ]
 
     def _volumes(self, index: int) -> list[Manifest]:
         own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
         same = {name: name for name in ("start.py", "authorized_keys")}
         items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
         claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
-        account: list[Manifest] = [{"name": "account", "emptyDir": {}}] if self.options.run_as_user is None else []
+        account: list[Manifest] = (
+            [{"name": "account", "emptyDir": {}}] if self.options.run_as_user is None else []
+        )
         # The files are root's, and fsGroup's if there is one.
         mode = 0o444 if self.options.run_as_user is None else 0o440
         return [
-            {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
+            {
+                "name": "secret",
+                "secret": {"secretName": self.base, "defaultMode": mode, "items": items},
+            },
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
             *account,
             *podspec.volumes(self.options),
@@ -246,7 +275,10 @@ class ClusterObjects:
         labels = {self.options.pod_group_label: self.base} if self.options.pod_group_label else {}
         if not self.options.queue:
             return labels, {}
-        labels |= {"kueue.x-k8s.io/queue-name": self.options.queue, "kueue.x-k8s.io/pod-group-name": self.base}
+        labels |= {
+            "kueue.x-k8s.io/queue-name": self.options.queue,
+            "kueue.x-k8s.io/pod-group-name": self.base,
+        }
         return labels, {"kueue.x-k8s.io/pod-group-total-count": str(self.count)}
 
     def _object(
@@ -258,7 +290,11 @@ class ClusterObjects:
         annotations: Mapping[str, str] = MappingProxyType({}),
     ) -> Manifest:
         ours = {**self.options.labels, MANAGED_BY[0]: MANAGED_BY[1], CLUSTER_LABEL: self.base}
-        metadata: Manifest = {"name": name, "namespace": self.namespace, "labels": {**ours, **labels}}
+        metadata: Manifest = {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": {**ours, **labels},
+        }
         metadata |= {"annotations": annotations} if annotations else {}
         metadata |= {"ownerReferences": owner.references()} if owner is not None else {}
         return {"apiVersion": "v1", "kind": kind, "metadata": metadata}

@@ -49,7 +49,10 @@ def container_security(options: KubernetesOptions) -> dict[str, object]:
     """Return the security context of a container: more than the `restricted` standard asks."""
     return {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], **({"add": list(options.capabilities)} if options.capabilities else {})},
+        "capabilities": {
+            "drop": ["ALL"],
+            **({"add": list(options.capabilities)} if options.capabilities else {}),
+        },
         "readOnlyRootFilesystem": options.read_only_root,
     }
 
@@ -58,7 +61,10 @@ def cache_env(options: KubernetesOptions, folder: str) -> list[dict[str, object]
     """Return the variables that keep caches out of a home folder that cannot be written, and the hub's in its own."""
     names = ("XDG_CACHE_HOME", "TRITON_HOME", "MPLCONFIGDIR") if options.read_only_root else ()
     hub = [("HF_HOME", volume.mount) for volume in options.volumes if volume.hub_cache]
-    return [{"name": name, "value": value} for name, value in [*((name, folder) for name in names), *hub]]
+    return [
+        {"name": name, "value": value}
+        for name, value in [*((name, folder) for name in names), *hub]
+    ]
 
 
 def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:

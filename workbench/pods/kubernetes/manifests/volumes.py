@@ -11,7 +11,16 @@ from pydantic import AfterValidator, Field
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Positive, Record, Unit
 
-_OURS = ("/", "/dev/shm", "/etc/mpi-ssh", "/etc/passwd", "/etc/workbench", "/results", "/tmp", "/workbench")
+_OURS = (
+    "/",
+    "/dev/shm",
+    "/etc/mpi-ssh",
+    "/etc/passwd",
+    "/etc/workbench",
+    "/results",
+    "/tmp",
+    "/workbench",
+)
 
 
 def _check_mount(mount: str) -> str:
@@ -26,20 +35,26 @@ def _check_mount(mount: str) -> str:
 
 def _check_sub_path(sub_path: str) -> str:
     if sub_path.startswith("/") or ".." in PurePosixPath(sub_path).parts:
-        raise ConfigError(f"Volume.sub_path is {sub_path!r}; give a path within the volume, as in 'team/wikisql'")
+        raise ConfigError(
+            f"Volume.sub_path is {sub_path!r}; give a path within the volume, as in 'team/wikisql'"
+        )
     return sub_path
 
 
 def _check_host_path(path: str) -> str:
     if path and not PurePosixPath(path).is_absolute():
-        raise ConfigError(f"Volume.host_path is {path!r}; give an absolute path of the nodes, as in '/mnt/nvme'")
+        raise ConfigError(
+            f"Volume.host_path is {path!r}; give an absolute path of the nodes, as in '/mnt/nvme'"
+        )
     return path
 
 
 def _check_nfs(place: str) -> str:
     server, _, path = place.partition(":")
     if place and not (server and PurePosixPath(path).is_absolute()):
-        raise ConfigError(f"Volume.nfs is {place!r}; give server and folder, as in 'files.example.org:/exports/data'")
+        raise ConfigError(
+            f"Volume.nfs is {place!r}; give server and folder, as in 'files.example.org:/exports/data'"
+        )
     return place
 
 
@@ -88,20 +103,32 @@ class Volume(Record):
     def model_post_init(self, context: object) -> None:
         """Refuse options that contradict each other."""
         super().model_post_init(context)
-        sources = [name for name in ("claim", "config_map", "host_path", "nfs") if getattr(self, name)]
+        sources = [
+            name for name in ("claim", "config_map", "host_path", "nfs") if getattr(self, name)
+        ]
         source, where = next(iter(sources), ""), f"Volume at {self.mount}"
         if len(sources) > 1:
-            raise ConfigError(f"{where} has {' and '.join(sources)}; a volume has one source: make two of it")
+            raise ConfigError(
+                f"{where} has {' and '.join(sources)}; a volume has one source: make two of it"
+            )
         if self.size_gib is not None and source not in ("", "claim"):
-            raise ConfigError(f"{where} has size_gib, and {source} has the size that it has; leave it out")
+            raise ConfigError(
+                f"{where} has size_gib, and {source} has the size that it has; leave it out"
+            )
         if self.storage_class and (self.size_gib is None or source not in ("", "claim")):
-            raise ConfigError(f"{where} has storage_class, which is for a claim that is made; give size_gib with it")
+            raise ConfigError(
+                f"{where} has storage_class, which is for a claim that is made; give size_gib with it"
+            )
         if self.keep and not (self.claim and self.size_gib):
-            raise ConfigError(f"{where} has keep, which is for a claim that is made; give claim and size_gib with it")
+            raise ConfigError(
+                f"{where} has keep, which is for a claim that is made; give claim and size_gib with it"
+            )
         if self.medium and (source or self.storage_class):
             raise ConfigError(f"{where} has medium, which is for an empty folder; leave it out")
         if self.hub_cache and (self.read_only or self.config_map):
-            raise ConfigError(f"{where} is the hub's cache and can only be read; pods must write it")
+            raise ConfigError(
+                f"{where} is the hub's cache and can only be read; pods must write it"
+            )
 
     @property
     def is_made(self) -> bool:
@@ -147,9 +174,13 @@ def check_volumes(volumes: Sequence[Volume]) -> Sequence[Volume]:
     """Refuse two volumes in one place, two caches and a claim that is made in two ways."""
     mounts = [volume.mount for volume in volumes]
     if twice := sorted({mount for mount in mounts if mounts.count(mount) > 1}):
-        raise ConfigError(f"KubernetesPods.volumes mounts two at {', '.join(twice)}; give each a place of its own")
+        raise ConfigError(
+            f"KubernetesPods.volumes mounts two at {', '.join(twice)}; give each a place of its own"
+        )
     if len(caches := [volume.mount for volume in volumes if volume.hub_cache]) > 1:
-        raise ConfigError(f"KubernetesPods.volumes has two caches of the hub, {' and '.join(caches)}; leave one")
+        raise ConfigError(
+            f"KubernetesPods.volumes has two caches of the hub, {' and '.join(caches)}; leave one"
+        )
     names = [volume.claim for volume in made_claims(volumes)]
     if double := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(

@@ -28,7 +28,12 @@ _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not
 def main(argv: list[str]) -> int:
     """Do what is asked; what the disk refuses is said in a line `{"error": WORDS}`."""
     verb, path, *rest = argv
-    verbs: dict[str, Callable[..., int]] = {"send": _send, "receive": _receive, "take": _take, "holds": _holds}
+    verbs: dict[str, Callable[..., int]] = {
+        "send": _send,
+        "receive": _receive,
+        "take": _take,
+        "holds": _holds,
+    }
     try:
         return verbs[verb](path, *rest)
     except BrokenPipeError:
@@ -122,7 +127,9 @@ def _fill(path: str, part: str, file: int) -> int:
     wanted = json.loads(source.readline() or "{}").get("sha256")
     mine = digest.hexdigest()
     if wanted == mine and os.fstat(file).st_size == asked["size"]:
-        os.close(os.dup(file))  # a network's file system may say only at a close that its disk is full
+        os.close(
+            os.dup(file)
+        )  # a network's file system may say only at a close that its disk is full
         os.replace(part, path)  # noqa: PTH105
     elif wanted:
         os.unlink(part)  # noqa: PTH108

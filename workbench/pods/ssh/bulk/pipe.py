@@ -12,7 +12,9 @@ import time
 from collections.abc import Sequence
 
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
-_SILENCE_S = 60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
+_SILENCE_S = (
+    60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
+)
 _HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file
 _LONGEST_LINE = 1 << 20
 _WORDS = 400
@@ -28,13 +30,19 @@ class Pipe:
     def __init__(self, argv: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on the way out
         self._process = subprocess.Popen(
-            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         for end in (self._in, self._out):
-            with contextlib.suppress(OSError):  # the user's pipes may have taken all that is allowed
+            with contextlib.suppress(
+                OSError
+            ):  # the user's pipes may have taken all that is allowed
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._in, False)
         self._spare = b""

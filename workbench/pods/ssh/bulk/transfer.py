@@ -59,7 +59,9 @@ class SshRoute:
     """Returns why the pod will not answer again; empty while it may."""
 
 
-def route_to(pod: Pod, identity: Identity, patience_s: float, why_gone: Callable[[], str] = lambda: "") -> SshRoute:
+def route_to(
+    pod: Pod, identity: Identity, patience_s: float, why_gone: Callable[[], str] = lambda: ""
+) -> SshRoute:
     """Return the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
     options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
 
@@ -68,7 +70,9 @@ def route_to(pod: Pod, identity: Identity, patience_s: float, why_gone: Callable
         return [ssh, *options, *rest]
 
     def by_hand(path: str) -> str:
-        return shlex.join(["scp", "-F", str(identity.ssh_config), "-r", f"{pod.address}:{path}", "."])
+        return shlex.join(
+            ["scp", "-F", str(identity.ssh_config), "-r", f"{pod.address}:{path}", "."]
+        )
 
     python = pod.python or "python3"
     return SshRoute(
@@ -143,15 +147,24 @@ def fetch_file(
         part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
         if is_full(error):
             raise disk_full(local.parent, tries.size or None, free_bytes(local.parent)) from error
-        raise RemoteError(f"cannot write {local}: {error.strerror or error}", host=route.host) from error
+        raise RemoteError(
+            f"cannot write {local}: {error.strerror or error}", host=route.host
+        ) from error
 
 
-def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None) -> str:
+def send_file(
+    route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None
+) -> str:
     """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again."""
-    tries = _Tries(route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there")
+    tries = _Tries(
+        route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there"
+    )
 
     def once() -> str | None:
-        with Pipe(_far_end(route, "receive", remote, part)) as pipe, local.open("rb", buffering=0) as file:
+        with (
+            Pipe(_far_end(route, "receive", remote, part)) as pipe,
+            local.open("rb", buffering=0) as file,
+        ):
             header = _read_message(pipe, route)
             tries.size = _size(local)
             digest, have = hashlib.sha256(), int(header["have"])
@@ -166,7 +179,8 @@ def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progre
                 piece = file.read(min(_PIECE, tries.size - tries.done))
                 if not piece:
                     raise RemoteError(
-                        f"{local} became shorter while it was sent; submit the run again", host=route.host
+                        f"{local} became shorter while it was sent; submit the run again",
+                        host=route.host,
                     )
                 digest.update(piece)
                 _send(pipe, piece, route)
@@ -202,8 +216,12 @@ class _Tries:
         self.spoilt += 1
         logger.warning("%s arrived as another file; once more", self.what)
         if self.spoilt > _AGAIN:
-            message = f"{self.what} arrived {self.spoilt} times with another SHA-256 than it has there"
-            raise RemoteError(f"{message}; look for a failing disk or memory on either side", host=self.route.host)
+            message = (
+                f"{self.what} arrived {self.spoilt} times with another SHA-256 than it has there"
+            )
+            raise RemoteError(
+                f"{message}; look for a failing disk or memory on either side", host=self.route.host
+            )
         self.done = 0
 
     def until_whole(self, once: Callable[[], str | None]) -> str:

@@ -69,7 +69,10 @@ def bridge(root: Path) -> int:
     agent.settimeout(None)
     agent.set_inheritable(True)
     loader: Any = getattr(find_spec(_RELAY), "loader", None)  # of a folder or of a zip
-    return os.execv(sys.executable, [sys.executable, "-ISc", loader.get_source(_RELAY), str(agent.fileno()), str(root)])
+    return os.execv(
+        sys.executable,
+        [sys.executable, "-ISc", loader.get_source(_RELAY), str(agent.fileno()), str(root)],
+    )
 
 
 def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) -> Place:
@@ -103,7 +106,11 @@ def launch_rank(pods_root: Path, run: str, place: Place, *, quiet: bool = False)
     if client is None:
         sys.stderr.write(f"no agent below {pods_root} has rank {place['rank']} of run {run}\n")
         return 1
-    env = {"CUDA_VISIBLE_DEVICES": value} if (value := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None else {}
+    env = (
+        {"CUDA_VISIBLE_DEVICES": value}
+        if (value := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None
+        else {}
+    )
     try:
         started = client.ask("start_rank", run=run, env=env, **place)
         return _follow(client, run, place["rank"], [] if quiet else _echoes(started))
@@ -133,7 +140,10 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
 
 def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
     folder, sizes = Path(started["folder"]), started["sizes"]
-    return [_Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd) for fd, name in ((1, "stdout"), (2, "stderr"))]
+    return [
+        _Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd)
+        for fd, name in ((1, "stdout"), (2, "stderr"))
+    ]
 
 
 def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> int:

@@ -39,7 +39,9 @@ class PodRun:
         if not places:
             raise ValueError(f"no rank of run {request.run} belongs to {root.name}")
         self.ranks = {
-            place.rank: Rank(place=place, folder=self.folder / f"rank-{place.rank}", kind=request.kind)
+            place.rank: Rank(
+                place=place, folder=self.folder / f"rank-{place.rank}", kind=request.kind
+            )
             for place in places
         }
         self.stopping = self._asked = False
@@ -74,7 +76,14 @@ class PodRun:
         """Take note of the process of a rank; one that comes after `stop` is ended at once."""
         rank.begin(pid, how)
         request = self.request
-        bind(pid, rank.place.local_rank, len(self.ranks), request.threads, request.binding, request.env)
+        bind(
+            pid,
+            rank.place.local_rank,
+            len(self.ranks),
+            request.threads,
+            request.binding,
+            request.env,
+        )
         rank.group = self._oom.see(pid)
         self._settled = False
         if self.stopping and rank.process is not None:
@@ -148,7 +157,9 @@ class PodRun:
     def family(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of all living processes of this run on this pod."""
         members: set[int] = set()
-        starts = [rank.process.start_time for rank in self.ranks.values() if rank.process is not None]
+        starts = [
+            rank.process.start_time for rank in self.ranks.values() if rank.process is not None
+        ]
         for rank in self.ranks.values():
             members |= rank.members(table)
         ours = {RUN_MARK: self.request.run, POD_MARK: str(self.root)}
@@ -163,10 +174,14 @@ class PodRun:
         }
         return members | {pid for pid in descendants(table, marked) if not table[pid].zombie}
 
-    def poll(self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int) -> dict[str, object]:
+    def poll(
+        self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int
+    ) -> dict[str, object]:
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
-        streams: dict[str, Readable] = {f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()}
+        streams: dict[str, Readable] = {
+            f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()
+        }
         lost = 0
         for n, rank in self.ranks.items():
             streams |= {f"rank-{n}/{name}.log": each for name, each in rank.streams.items()}
@@ -177,7 +192,9 @@ class PodRun:
             "left": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
             "removed": self._removed(),
-            "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name)) if lost else "",
+            "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))
+            if lost
+            else "",
         }
 
     def _removed(self) -> str:
@@ -208,7 +225,10 @@ class PodRun:
         """Return what the ranks wrote since `ask_stacks`; "" for one that did not."""
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
-            with contextlib.suppress(OSError), (self.ranks[number].folder / "stacks.txt").open("rb") as file:
+            with (
+                contextlib.suppress(OSError),
+                (self.ranks[number].folder / "stacks.txt").open("rb") as file,
+            ):
                 file.seek(size)
                 texts[str(number)] = file.read(_STACKS_BYTES).decode("utf-8", "replace")
         return texts
@@ -233,7 +253,9 @@ def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequenc
     return [ordered[n * size : (n + 1) * size] for n in range(ranks)]
 
 
-def bind(pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]) -> None:
+def bind(
+    pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]
+) -> None:
     """Bind a rank that has just started to its share; `binding` is that of the request."""
     try:
         cores = os.sched_getaffinity(0)

@@ -55,7 +55,9 @@ class Helpers:
         folder.mkdir(mode=0o700, parents=True)
         (folder / "inquiry.json").write_text(json.dumps(inquiry), encoding="utf-8")
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        token = self._warm.fork(env=env, cwd=str(folder), folder=folder, entry=entries.INQUIRY, threads=1)
+        token = self._warm.fork(
+            env=env, cwd=str(folder), folder=folder, entry=entries.INQUIRY, threads=1
+        )
         self.asked[token] = name
         return {"state": "busy"}
 
@@ -103,13 +105,23 @@ class RankLauncher:
         request = run.request
         for stream in rank.streams.values():
             self.pump.add(stream)
-        launch = _Launch(run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides))
-        if request.kind != "finetune" or not request.entry or not self.warm.serves({**request.env, **overrides}):
+        launch = _Launch(
+            run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides)
+        )
+        if (
+            request.kind != "finetune"
+            or not request.entry
+            or not self.warm.serves({**request.env, **overrides})
+        ):
             self._launch_cold(launch)
             return
         rank.phase, cwd = "forking", request.cwd or str(run.folder)
         token = self.warm.fork(
-            env=launch.env, cwd=cwd, folder=rank.folder, entry=request.entry, threads=request.threads
+            env=launch.env,
+            cwd=cwd,
+            folder=rank.folder,
+            entry=request.entry,
+            threads=request.threads,
         )
         self._asked[token] = launch
 
@@ -146,6 +158,8 @@ class RankLauncher:
             pid = start_cold(run.request.argv, env, run.request.cwd or str(run.folder), rank.folder)
         except OSError as error:
             _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, run.request.run, error)
-            rank.end(_CANNOT_EXECUTE, cannot_start=f"{run.root.name} cannot start a process: {error}")
+            rank.end(
+                _CANNOT_EXECUTE, cannot_start=f"{run.root.name} cannot start a process: {error}"
+            )
         else:
             run.begun(rank, pid, "cold")

@@ -50,7 +50,9 @@ class OutputOrder:
             if before in ("", stream):
                 return
             try:
-                file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                file = os.open(
+                    self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+                )
             except OSError:
                 return
             try:
@@ -168,7 +170,11 @@ class OutputStream:
         with self._lock:
             self._flush()
             self._asked = max(self._asked, min(offset, self.size))
-            data = self._read(offset, min(count, self._written - offset)) if offset < self._written else b""
+            data = (
+                self._read(offset, min(count, self._written - offset))
+                if offset < self._written
+                else b""
+            )
             at = max(offset + len(data), self._written) - self._written
             return data + bytes(self._kept[at : at + count - len(data)])
 
@@ -190,7 +196,9 @@ class OutputStream:
         if not self._kept:
             data = data[self._write(data) :]
         room = _KEPT_BYTES - len(self._kept)
-        if room < len(data) and self._asked > self._written:  # the keeper has these; a hole in the file stands for them
+        if (
+            room < len(data) and self._asked > self._written
+        ):  # the keeper has these; a hole in the file stands for them
             gone = min(self._asked - self._written, len(self._kept))
             del self._kept[:gone]
             self._written += gone
@@ -260,7 +268,9 @@ class OutputPump:
 Readable = OutputStream | OutputOrder
 
 
-def read_chunks(streams: Mapping[str, Readable], offsets: Message, max_bytes: int) -> dict[str, Chunk]:
+def read_chunks(
+    streams: Mapping[str, Readable], offsets: Message, max_bytes: int
+) -> dict[str, Chunk]:
     """Read what is new, by offset and with a cap: no amount of output slows the agent or fills its memory."""
     starts = {name: whole_in(offsets, name, 0) for name in streams}
     fresh = {name: start for name, start in starts.items() if streams[name].size > start}

@@ -23,7 +23,13 @@ from workbench.base.process import (
 )
 from workbench.worker.agent.machine import family_memory, memory
 from workbench.worker.agent.ranks.output import OutputOrder, OutputStream
-from workbench.worker.agent.ranks.records import Failure, failure_from, only_lost_its_peer, read_record, write_record
+from workbench.worker.agent.ranks.records import (
+    Failure,
+    failure_from,
+    only_lost_its_peer,
+    read_record,
+    write_record,
+)
 
 
 @dataclass(slots=True)
@@ -57,7 +63,9 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.order = OutputOrder(self.folder)
-        self.streams = {name: OutputStream(self.folder, name, self.order) for name in ("stdout", "stderr")}
+        self.streams = {
+            name: OutputStream(self.folder, name, self.order) for name in ("stdout", "stderr")
+        }
 
     @property
     def live(self) -> bool:
@@ -102,7 +110,10 @@ class Rank:
         """Take what its folder says for its end, if it was ever started: it has gone with its agent."""
         if (self.folder / "stdout.log").exists():
             self.phase, self.swept = "exited", True
-            self.error, self.done = read_record(self.folder / "error.json"), (self.folder / "done.json").exists()
+            self.error, self.done = (
+                read_record(self.folder / "error.json"),
+                (self.folder / "done.json").exists(),
+            )
             self.stopped = not self.done and self.error is None
 
     def _fail(self, failure: Failure) -> None:
@@ -127,7 +138,11 @@ class Rank:
         roots = {process.pid for process in self._known if table.get(process.pid) == process}
         # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
         if (leader := table.get(own.pid)) is None or leader == own:
-            roots |= {p.pid for p in table.values() if p.session == own.pid and p.start_time >= own.start_time > 0}
+            roots |= {
+                p.pid
+                for p in table.values()
+                if p.session == own.pid and p.start_time >= own.start_time > 0
+            }
         members = {pid for pid in descendants(table, roots) if not table[pid].zombie}
         self._known = {table[pid] for pid in members} | {own}
         return members
@@ -181,7 +196,13 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         return pid
     try:
         signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP):
+        for signum in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGCHLD,
+            signal.SIGPIPE,
+            signal.SIGHUP,
+        ):
             signal.signal(signum, signal.SIG_DFL)
         os.setsid()
         open_output(folder)

@@ -23,7 +23,9 @@ _TAIL_LINES = 20
 # torch puts "[rank1]: " before every line of an uncaught exception.
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
 # A half drawn bar may stand before it on its line; the ones inside an exception group stand behind a margin.
-_HEAD = re.compile(r"^(?!\s+\|).*?((?:  \+ Exception Group )?Traceback \(most recent call last\):)$")
+_HEAD = re.compile(
+    r"^(?!\s+\|).*?((?:  \+ Exception Group )?Traceback \(most recent call last\):)$"
+)
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -49,10 +51,13 @@ _OF_A_SOCKET = re.compile(
     r"connection (refused|reset|closed|aborted)|(closed|reset) by peer|broken pipe|socket timeout|timed out waiting",
     re.IGNORECASE,
 )
-_LIBRARY = re.compile(r"\bgloo\b|\bnccl\b|tcpstore|c10d|socketimpl|btl_tcp|processgroup(gloo|nccl)", re.IGNORECASE)
+_LIBRARY = re.compile(
+    r"\bgloo\b|\bnccl\b|tcpstore|c10d|socketimpl|btl_tcp|processgroup(gloo|nccl)", re.IGNORECASE
+)
 # or where it is all there is: of a lost rank torch's store says "Broken pipe", while a hub's client names the hub.
 _ALONE = re.compile(
-    r"(\[errno \d+\] )?(broken pipe|connection (reset|closed) by peer|socket timeout)\.?", re.IGNORECASE
+    r"(\[errno \d+\] )?(broken pipe|connection (reset|closed) by peer|socket timeout)\.?",
+    re.IGNORECASE,
 )
 
 
@@ -75,7 +80,9 @@ def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
     if last is not None:
         return last
     lines = [line for line in stderr.splitlines() if line.strip()]
-    message = f"exit code {exit_code}" + (f": {_clean(lines[-1])[:_MESSAGE_CHARS]}" if lines else "")
+    message = f"exit code {exit_code}" + (
+        f": {_clean(lines[-1])[:_MESSAGE_CHARS]}" if lines else ""
+    )
     return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
 
 
@@ -95,14 +102,21 @@ def last_traceback(text: str) -> Failure | None:
     while (earlier := _chained_to(lines, heads, first)) is not None:
         first = earlier
     bare = [line.removeprefix("  | ") for line in lines]  # the margin of an exception group
-    at = next((i for i in range(last + 1, len(bare)) if bare[i] and not bare[i].startswith((" ", "\t"))), None)
+    at = next(
+        (i for i in range(last + 1, len(bare)) if bare[i] and not bare[i].startswith((" ", "\t"))),
+        None,
+    )
     if at is None or not (match := _EXCEPTION.match(bare[at])):
         return None
     end = _end_of_message(lines, at)
     message = (match[2] or "").strip() or " ".join(lines[at + 1 : end]).strip()
     lines[first] = _HEAD.sub(r"\1", lines[first])
     block = "\n".join(lines[first:end])
-    return Failure(kind=match[1].rpartition(".")[2], message=message[:_MESSAGE_CHARS], traceback=block[-_RECORD_BYTES:])
+    return Failure(
+        kind=match[1].rpartition(".")[2],
+        message=message[:_MESSAGE_CHARS],
+        traceback=block[-_RECORD_BYTES:],
+    )
 
 
 def signal_name(signum: int) -> str:
@@ -146,7 +160,9 @@ def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) 
         message += f"; {oom_hint}"
     if signum == signal.SIGBUS:
         message += f"; often shared memory that is too small: /dev/shm has {_free_mib('/dev/shm')} MiB free"
-    return Failure(kind="signal", message=message, traceback=last.traceback if last else _last_lines(stderr))
+    return Failure(
+        kind="signal", message=message, traceback=last.traceback if last else _last_lines(stderr)
+    )
 
 
 def _free_mib(path: str) -> int:
@@ -163,7 +179,9 @@ def _clean(line: str) -> str:
 
 
 def _last_lines(text: str) -> str:
-    return "\n".join(_clean(line) for line in text.split("\n")[-_TAIL_LINES - 1 :]).strip()[-_RECORD_BYTES:]
+    return "\n".join(_clean(line) for line in text.split("\n")[-_TAIL_LINES - 1 :]).strip()[
+        -_RECORD_BYTES:
+    ]
 
 
 def _is_harmless(lines: list[str], head: int) -> bool:
@@ -180,7 +198,9 @@ def _chained_to(lines: list[str], heads: list[int], head: int) -> int | None:
 
 def _end_of_message(lines: list[str], at: int) -> int:
     end = at + 1
-    while end < len(lines) and end - at < _TAIL_LINES and lines[end] and not _HEAD.match(lines[end]):
+    while (
+        end < len(lines) and end - at < _TAIL_LINES and lines[end] and not _HEAD.match(lines[end])
+    ):
         end += 1
     return end
 
@@ -190,7 +210,9 @@ def _syntax_error(lines: list[str]) -> Failure | None:
     for at in range(len(lines) - 1, -1, -1):
         if _SYNTAX.match(lines[at]):
             kind, _, message = lines[at].partition(": ")
-            return Failure(kind=kind, message=message, traceback="\n".join(lines[max(0, at - 4) : at + 1]))
+            return Failure(
+                kind=kind, message=message, traceback="\n".join(lines[max(0, at - 4) : at + 1])
+            )
     return None
 
 

@@ -108,7 +108,14 @@ def check_run_id(value: object) -> str:
 
 
 def torchrun_variables(
-    *, run: str, rank: int, world_size: int, node: int, nodes: int, restart: int = 0, max_restarts: int = 0
+    *,
+    run: str,
+    rank: int,
+    world_size: int,
+    node: int,
+    nodes: int,
+    restart: int = 0,
+    max_restarts: int = 0,
 ) -> dict[str, str]:
     """Return what torchrun sets besides the place of a rank; Lightning and others look for these variables.
 
@@ -130,10 +137,16 @@ def torchrun_variables(
 
 
 def rank_environment(
-    request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
+    request: RunRequest,
+    place: RankPlace,
+    root: Path,
+    base: Mapping[str, str],
+    overrides: Mapping[str, str],
 ) -> dict[str, str]:
     folder = root / "runs" / request.run
-    pods = list(dict.fromkeys(each.pod for each in sorted(request.ranks, key=lambda each: each.rank)))
+    pods = list(
+        dict.fromkeys(each.pod for each in sorted(request.ranks, key=lambda each: each.rank))
+    )
     elastic = torchrun_variables(
         run=request.run,
         rank=place.rank,
@@ -167,7 +180,9 @@ def rank_environment(
 
 def _place(item: Message) -> RankPlace:
     pod = str(item.get("pod", ""))
-    return RankPlace(rank=whole_in(item, "rank"), local_rank=whole_in(item, "local_rank", 0), pod=pod)
+    return RankPlace(
+        rank=whole_in(item, "rank"), local_rank=whole_in(item, "local_rank", 0), pod=pod
+    )
 
 
 def _list(raw: Message, key: str) -> list[object]:

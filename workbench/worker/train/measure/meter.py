@@ -181,13 +181,19 @@ class StepMeter:
         """Return the seconds of a step of mean length; what disturbs a few whole periods does not count."""
         whole = len(self._warm) // self._period * self._period or len(self._warm)
         periods = [self._warm[at : at + self._period] for at in range(0, whole, self._period)]
-        token_s = [sum(step.took_s for step in steps) / sum(step.tokens for step in steps) for steps in periods]
+        token_s = [
+            sum(step.took_s for step in steps) / sum(step.tokens for step in steps)
+            for steps in periods
+        ]
         return median(token_s) * fmean(step.tokens for step in self._warm) if token_s else None
 
     def _micro_batch_s(self) -> float:
         if not self._warm:
             return 0.0
-        tokens, micro_batches = sum(step.tokens for step in self._warm), sum(step.micro_batches for step in self._warm)
+        tokens, micro_batches = (
+            sum(step.tokens for step in self._warm),
+            sum(step.micro_batches for step in self._warm),
+        )
         return median(step.computing_s for step in self._warm) * tokens / micro_batches
 
     def _sent(self) -> Sent | None:

@@ -51,12 +51,18 @@ def steps_to_trace(asked: int, *, after: int, last: int, profiled: int) -> range
 class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Profile one forward pass, and time the backward pass and the update that follow it."""
 
-    def __init__(self, model: Any, step: int, *, micro_batch: int, report: Path, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, step: int, *, micro_batch: int, report: Path, options: Mapping[str, Any]
+    ) -> None:
         self.model = model
         self.step = step
         self.micro_batch = micro_batch
         self.report = report
-        self.options = {name: options[name] for name in ("module_depth", "top_modules", "detailed") if name in options}
+        self.options = {
+            name: options[name]
+            for name in ("module_depth", "top_modules", "detailed")
+            if name in options
+        }
         self.seconds: dict[str, float] = {}
         self._forward_s = 0.0
         self._began = 0.0
@@ -69,7 +75,9 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         with self._timed_method(engine, "step") if engine is not None else nullcontext():
             yield
         _synchronize()
-        self.seconds["bwd"] = time.perf_counter() - began - self._forward_s - self.seconds.get("step", 0.0)
+        self.seconds["bwd"] = (
+            time.perf_counter() - began - self._forward_s - self.seconds.get("step", 0.0)
+        )
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -99,7 +107,9 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         if self._profiler is None:
             return
         # Its tables go to sys.stdout, which it points at the file meanwhile.
-        self._profiler.print_model_profile(profile_step=self.step, output_file=str(self.report), **self.options)
+        self._profiler.print_model_profile(
+            profile_step=self.step, output_file=str(self.report), **self.options
+        )
         self._profiler.end_profile()
         self._profiler = None
 
@@ -183,11 +193,15 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
             }
             for row in rows
         ]
-        write_json(self.out / TRACE_OPERATORS, {"steps": [self.steps.start, last], "operators": operators})
+        write_json(
+            self.out / TRACE_OPERATORS, {"steps": [self.steps.start, last], "operators": operators}
+        )
 
 
 def _own_us(row: Any) -> float:
-    return float(getattr(row, "self_device_time_total", 0.0) or 0.0) + float(row.self_cpu_time_total)
+    return float(getattr(row, "self_device_time_total", 0.0) or 0.0) + float(
+        row.self_cpu_time_total
+    )
 
 
 @contextmanager
@@ -201,7 +215,9 @@ def _linear_counted_once() -> Iterator[None]:
     counted = functional.linear
 
     def once(*args: Any, **kwargs: Any) -> Any:
-        tallies = [each[-1] for each in (profiler.module_flop_count, profiler.module_mac_count) if each]
+        tallies = [
+            each[-1] for each in (profiler.module_flop_count, profiler.module_mac_count) if each
+        ]
         before = [len(tally) for tally in tallies]
         output = counted(*args, **kwargs)
         for tally, length in zip(tallies, before, strict=True):
@@ -212,7 +228,9 @@ def _linear_counted_once() -> Iterator[None]:
     try:
         yield
     finally:
-        functional.linear = counted  # the profiler finds the one that it put there, and takes it off
+        functional.linear = (
+            counted  # the profiler finds the one that it put there, and takes it off
+        )
 
 
 def _count_whole_parameters(module: Any) -> None:

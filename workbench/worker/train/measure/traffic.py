@@ -41,7 +41,9 @@ def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
     return sent
 
 
-def unseen(backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys/class")) -> str:
+def unseen(
+    backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys/class")
+) -> str:
     """Return why the bytes that a process group sends cannot be counted; empty where they can."""
     if not _counts():
         return "this system does not tell it"
@@ -92,7 +94,11 @@ class Traffic:
         # One that is new counts from its opening on; of one that was closed, the last bytes are not known.
         complete = now is not None and now.keys() >= self._since.keys()
         before, self._since = self._since, None
-        self.sent_bytes += sum(count - before.get(ends, 0) for ends, count in now.items()) if complete and now else 0
+        self.sent_bytes += (
+            sum(count - before.get(ends, 0) for ends, count in now.items())
+            if complete and now
+            else 0
+        )
         if not complete:
             self.sent_bytes = None
 
@@ -122,14 +128,22 @@ def _links() -> Iterator[socket.socket]:
             if not str(entry.readlink()).startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(entry.name))) as link:
-                of_ip = link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM
+                of_ip = (
+                    link.family in (socket.AF_INET, socket.AF_INET6)
+                    and link.type == socket.SOCK_STREAM
+                )
                 if of_ip and _info(link)[0] == _ESTABLISHED and store not in _ends(link)[1::2]:
                     yield link
 
 
 def _ends(link: socket.socket) -> tuple[str, str, str, str]:
     here, there = link.getsockname(), link.getpeername()
-    return here[0].removeprefix("::ffff:"), str(here[1]), there[0].removeprefix("::ffff:"), str(there[1])
+    return (
+        here[0].removeprefix("::ffff:"),
+        str(here[1]),
+        there[0].removeprefix("::ffff:"),
+        str(there[1]),
+    )
 
 
 def _info(link: socket.socket) -> bytes:
@@ -142,4 +156,8 @@ def _bytes_sent(link: socket.socket) -> int | None:
     if len(info) >= _BYTES_SENT + 16:
         sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
         return int(sent - again)
-    return int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0]) if len(info) >= _BYTES_ACKED + 8 else None
+    return (
+        int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0])
+        if len(info) >= _BYTES_ACKED + 8
+        else None
+    )
