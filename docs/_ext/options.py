@@ -214,7 +214,9 @@ def _arguments(docstring: str) -> dict[str, str]:
 
 def _with_choices(record: type, name: str, text: str) -> str:
     """Name the allowed values: in place of the name of their enum, or after the text where only the type has them."""
-    namespace = vars(importlib.import_module(record.__module__))
+    # A field may be declared in a class above: its type is named in that class's module.
+    modules = [importlib.import_module(owner.__module__) for owner in reversed(record.__mro__)]
+    namespace = {name: value for module in modules for name, value in vars(module).items()}
     if (match := _CHOICES.search(text)) and (values := _values(namespace.get(match[1]))):
         return text.replace(match[0], f"One of {values}")
     try:

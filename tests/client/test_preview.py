@@ -8,7 +8,8 @@ import pytest
 from workbench import Cluster, FineTune
 from workbench.client.compose.composition import Composition
 from workbench.client.compose.preview import preview_of
-from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.choices import Technique
+from workbench.jobs.launcher import Launcher
 from workbench.planner.setting import request_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import remember

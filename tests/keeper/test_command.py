@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.choices import Launcher
+from workbench.jobs.launcher import Launcher
 from workbench.keeper.launch import (
     LaunchCommand,
     LaunchPlan,

@@ -24,9 +24,10 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
-from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.choices import Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.launcher import Launcher
 from workbench.jobs.model import model_kind
 from workbench.jobs.refusals import check_at_submit
 from workbench.jobs.script import Script

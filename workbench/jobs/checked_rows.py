@@ -14,8 +14,8 @@ from workbench.base.json_values import Json
 from workbench.base.wire import from_line, to_line
 from workbench.jobs.data.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.jobs.data.rows import Example, Refusal
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
+from workbench.jobs.options import FineTuneOptions
 from workbench.jobs.prompts import source_text
 from workbench.jobs.refusals import row_refusal
 
@@ -25,7 +25,7 @@ _ANSWER_S = 120.0
 
 
 @contextmanager
-def checked_rows(job: FineTune) -> Iterator[Refusal]:
+def checked_rows(job: FineTuneOptions) -> Iterator[Refusal]:
     """Yield why the model cannot learn from a row; of rows of a chat template the first thousand, then ever fewer."""
     by_form, child = row_refusal(job), _Child(job)
     chance, shapes, count = Random(job.seed), set[Shape](), 0
@@ -52,7 +52,7 @@ def checked_rows(job: FineTune) -> Iterator[Refusal]:
         child.close()
 
 
-def _is_rendered(job: FineTune, row: Example) -> bool:
+def _is_rendered(job: FineTuneOptions, row: Example) -> bool:
     if job.prompt not in (None, "chat"):
         return False
     has_template = bool(job.chat_template) or has_chat_template(job.model)
@@ -65,7 +65,7 @@ def _is_rendered(job: FineTune, row: Example) -> bool:
 class _Child:
     """The process that renders, started with the first turns."""
 
-    def __init__(self, job: FineTune) -> None:
+    def __init__(self, job: FineTuneOptions) -> None:
         self._model = {"model": job.model, "chat_template": job.chat_template}
         self._process: subprocess.Popen[bytes] | None = None
         self._is_silent = False

@@ -140,15 +140,6 @@ class Schedule(StrEnum):
     WARMUP_STABLE_DECAY = "warmup_stable_decay"
 
 
-class Launcher(StrEnum):
-    SSH = "ssh"
-    """The agents, over SSH: the default and the fastest."""
-    PDSH = "pdsh"
-    """DeepSpeed's own command line through pdsh."""
-    OPENMPI = "openmpi"
-    """DeepSpeed's own command line through mpirun."""
-
-
 class Optimizer(StrEnum):
     ADAMW = "adamw"
     SGD = "sgd"

@@ -12,7 +12,7 @@ from workbench.jobs.choices import EvalStrategy
 from workbench.jobs.model import Family, family_by_name
 
 if TYPE_CHECKING:
-    from workbench.jobs.finetune import FineTune
+    from workbench.jobs.options import FineTuneOptions
 
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 LOSS = "eval_loss"
@@ -24,31 +24,31 @@ Metric = str | Callable[..., object]
 """One of `METRICS`, `path.py:function`, or a function."""
 
 
-def evaluates(job: FineTune) -> bool:
+def evaluates(job: FineTuneOptions) -> bool:
     return job.eval_strategy != EvalStrategy.NO
 
 
-def answered_rows(job: FineTune) -> int:
+def answered_rows(job: FineTuneOptions) -> int:
     """Return how many evaluation rows the model answers at every evaluation; 0 where no metric judges answers."""
     if not _judges(job):
         return 0
     return job.predict_rows if job.metric_rows is None else job.metric_rows
 
 
-def best_metric(job: FineTune) -> str:
+def best_metric(job: FineTuneOptions) -> str:
     """Return the figure by which models are compared, as evaluations call it.
 
     Example:
-        >>> from workbench.jobs.finetune import FineTune
+        >>> from workbench.jobs.options import FineTuneOptions
         >>> how = {"eval_steps": 5, "metrics": ["rouge"], "load_best_model_at_end": True}
-        >>> best_metric(FineTune(**how)), best_metric(FineTune(**how, metric_for_best_model="eval_rougeL"))
+        >>> best_metric(FineTuneOptions(**how)), best_metric(FineTuneOptions(**how, metric_for_best_model="eval_rougeL"))
         ('eval_loss', 'rougeL')
     """
     name = (job.metric_for_best_model or LOSS).removeprefix("eval_")
     return LOSS if name == "loss" else name
 
 
-def greater_is_better(job: FineTune) -> bool:
+def greater_is_better(job: FineTuneOptions) -> bool:
     """Whether a model is better where that figure is greater: as Hugging Face has it, unless it is a loss."""
     if job.greater_is_better is not None:
         return job.greater_is_better
@@ -104,14 +104,14 @@ def _check_takes_two(metric: Callable[..., object]) -> None:
         ) from error
 
 
-def check_evaluation(job: FineTune) -> None:
+def check_evaluation(job: FineTuneOptions) -> None:
     """Refuse evaluations that contradict one another, or lack what they need."""
     _check_when(job)
     _check_what(job)
     _check_best(job)
 
 
-def _check_when(job: FineTune) -> None:
+def _check_when(job: FineTuneOptions) -> None:
     match job.eval_strategy:
         case EvalStrategy.STEPS if job.eval_steps is None:
             raise ConfigError(
@@ -136,11 +136,11 @@ def _check_when(job: FineTune) -> None:
             )
 
 
-def _judges(job: FineTune) -> bool:
+def _judges(job: FineTuneOptions) -> bool:
     return any(metric in _OF_ANSWERS or metric not in METRICS for metric in job.metrics)
 
 
-def _check_what(job: FineTune) -> None:
+def _check_what(job: FineTuneOptions) -> None:
     judges = _judges(job)
     if judges and not answered_rows(job):
         raise ConfigError(
@@ -152,7 +152,7 @@ def _check_what(job: FineTune) -> None:
         )
 
 
-def _check_best(job: FineTune) -> None:
+def _check_best(job: FineTuneOptions) -> None:
     compared = job.load_best_model_at_end or job.early_stopping_patience is not None
     for name in ("metric_for_best_model", "greater_is_better"):
         if getattr(job, name) is not None and not compared:
@@ -175,7 +175,7 @@ def _check_best(job: FineTune) -> None:
         raise one_of("metric_for_best_model", best_metric(job), measured)
 
 
-def _measured(job: FineTune) -> list[str]:
+def _measured(job: FineTuneOptions) -> list[str]:
     causal = family_by_name(job.model) is not Family.ENCODER_DECODER
     names = [LOSS, *(["perplexity"] if causal else [])]
     return list(

@@ -9,7 +9,6 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import (
     Attention,
-    Launcher,
     LossOn,
     Optimizer,
     Peft,
@@ -20,6 +19,7 @@ from workbench.jobs.choices import (
 )
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.evaluation import check_evaluation
+from workbench.jobs.launcher import Launcher
 from workbench.jobs.model import (
     TINY_LLAMA,
     Family,
@@ -31,7 +31,7 @@ from workbench.jobs.model import (
 from workbench.jobs.training import check_training
 
 if TYPE_CHECKING:
-    from workbench.jobs.finetune import FineTune
+    from workbench.jobs.options import FineTuneOptions
 
 # What some of transformers' schedules cannot do without, one of each.
 _SCHEDULE_NEEDS = {
@@ -41,7 +41,7 @@ _SCHEDULE_NEEDS = {
 }
 
 
-def check_together(job: FineTune) -> None:
+def check_together(job: FineTuneOptions) -> None:
     """Refuse options that contradict one another, before anything starts."""
     check_address(job.model)
     _check_technique(job)
@@ -77,7 +77,7 @@ def check_together(job: FineTune) -> None:
     _check_prompt(job, False if job.model == TINY_LLAMA else None)
 
 
-def check_family(job: FineTune, family: Family | None) -> None:
+def check_family(job: FineTuneOptions, family: Family | None) -> None:
     """Refuse options that a model of this family has no use for."""
     if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
         raise ConfigError(
@@ -116,7 +116,7 @@ def unlearned_turns(row: Example) -> str:
     return "has a turn of weight 0, and loss_on is 'all', which learns every turn; use loss_on='answer'"
 
 
-def row_refusal(job: FineTune) -> Refusal:
+def row_refusal(job: FineTuneOptions) -> Refusal:
     """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
     family, has_template = (
         model_family(job.model),
@@ -145,7 +145,7 @@ def row_refusal(job: FineTune) -> Refusal:
     return refusal
 
 
-def check_at_submit(job: FineTune, *, gpus: int) -> None:
+def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
@@ -186,7 +186,7 @@ def check_ranks(technique: str, ranks: int) -> None:
         )
 
 
-def _check_prompt(job: FineTune, has_template: bool | None) -> None:
+def _check_prompt(job: FineTuneOptions, has_template: bool | None) -> None:
     if job.chat_template is not None and job.prompt not in (None, "chat"):
         raise ConfigError(
             f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them"
@@ -203,7 +203,7 @@ def _check_prompt(job: FineTune, has_template: bool | None) -> None:
         )
 
 
-def _check_technique(job: FineTune) -> None:
+def _check_technique(job: FineTuneOptions) -> None:
     technique = Technique(job.technique)
     if technique is Technique.SINGLE and job.launcher != Launcher.SSH:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _check_technique(job: FineTune) -> None:
         )
 
 
-def _check_device_map(job: FineTune) -> None:
+def _check_device_map(job: FineTuneOptions) -> None:
     if job.max_memory and not job.device_map:
         raise ConfigError(
             "max_memory says what device_map puts on each GPU: give device_map='auto' too"
@@ -247,7 +247,7 @@ def _check_device_map(job: FineTune) -> None:
         raise ConfigError("torch_compile with device_map is not offered: drop one of them")
 
 
-def _check_peft(job: FineTune) -> None:
+def _check_peft(job: FineTuneOptions) -> None:
     technique = Technique(job.technique)
     if job.lora and job.peft == Peft.NONE:
         raise ConfigError(
@@ -264,7 +264,7 @@ def _check_peft(job: FineTune) -> None:
         )
 
 
-def _check_schedule(job: FineTune) -> None:
+def _check_schedule(job: FineTuneOptions) -> None:
     if job.warmup_steps is not None and job.warmup_ratio is not None:
         raise ConfigError(
             f"warmup_steps is {job.warmup_steps} and warmup_ratio is {job.warmup_ratio}: both say how long the warm-up "
@@ -284,7 +284,7 @@ def _check_schedule(job: FineTune) -> None:
         )
 
 
-def _check_optimizer(job: FineTune) -> None:
+def _check_optimizer(job: FineTuneOptions) -> None:
     optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
     fields = type(job).model_fields
     adams = [

@@ -21,7 +21,7 @@ from workbench.base.record import (
     Record,
     Unit,
 )
-from workbench.jobs.choices import Launcher
+from workbench.jobs.launcher import Launcher
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 # Within the rank's own process: what `ps` shows are the references.

@@ -29,7 +29,7 @@ from workbench.base.process import (
     with_mark,
 )
 from workbench.base.shown import Shown
-from workbench.jobs.choices import Launcher
+from workbench.jobs.launcher import Launcher
 from workbench.pods.pod import Pod
 
 _SHELL = ["sh", "-c"]

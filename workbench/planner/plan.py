@@ -8,9 +8,10 @@ from typing import Annotated
 
 from workbench.base.errors import ConfigError, suggests
 from workbench.base.record import Allowed, Positive, Record, Size
-from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.choices import Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.launcher import Launcher
 from workbench.planner.forecast import Scaling, Speeds, scaling_of
 from workbench.planner.memory import host_of, need_of
 from workbench.planner.setting import Setting, request_of, setting_of

@@ -10,10 +10,11 @@ from typing import Any
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
 from workbench.client.compose.fields import FIELDS, INNER, FormField, in_labels
-from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.choices import Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.launcher import Launcher
 from workbench.jobs.model import model_kind
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.cml.api import WorkersApi

@@ -13,7 +13,8 @@ from workbench.base.record import Option, Record
 from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.evaluation import METRICS
-from workbench.jobs.finetune import PROMPTS, TRACKERS, FineTune
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.options import PROMPTS, TRACKERS
 from workbench.pods.backends import KINDS, backend_class
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod_spec import PodSpec

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
 from workbench.client.compose.composition import Composition, find_problems
-from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.choices import Technique
 from workbench.jobs.data.sources.dataset import Mini, dataset_from
 from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.launcher import Launcher
 from workbench.keeper.launch import LaunchPlan, build_command, place_ranks
 from workbench.planner.plan import fit_of, predict
 from workbench.planner.table import Fit

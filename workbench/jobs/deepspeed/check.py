@@ -13,8 +13,8 @@ from workbench.jobs.choices import Communication, Optimizer, Precision, Schedule
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.deepspeed.not_done import check_done
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, model_family
+from workbench.jobs.options import FineTuneOptions
 
 SCHEDULES = {
     "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
@@ -49,7 +49,7 @@ _SECRET_KEY = re.compile(
 
 def check(
     config: Mapping[str, object],
-    job: FineTune,
+    job: FineTuneOptions,
     *,
     source: str,
     gpus: int,
@@ -194,7 +194,7 @@ def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
             )
 
 
-def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -> None:
+def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     half = value_at(config, "fp16.enabled")
     if half is True and model_family(job.model) is Family.ENCODER_DECODER:
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
@@ -219,7 +219,7 @@ def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -
         )
 
 
-def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -> None:
+def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     if "optimizer" not in config:
         return
     block = part(config, "optimizer")
@@ -247,7 +247,7 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
         )
 
 
-def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -> None:
+def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     kind = SCHEDULES.get(str(value_at(config, "scheduler.type")))
     if kind is not None and kind != job.lr_scheduler_type:
         raise ConfigError(
@@ -257,7 +257,7 @@ def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -
 
 
 def _check_equal(
-    config: Mapping[str, object], job: FineTune, source: str, world_size: int | None
+    config: Mapping[str, object], job: FineTuneOptions, source: str, world_size: int | None
 ) -> None:
     """Refuse keys that say something else than the job's options."""
     wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}

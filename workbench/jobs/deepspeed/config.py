@@ -10,11 +10,13 @@ from workbench.jobs.deepspeed.check import check, offloads
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
-from workbench.jobs.finetune import FineTune
+from workbench.jobs.options import FineTuneOptions
 from workbench.jobs.refusals import check_at_submit, check_ranks
 
 
-def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[str, object] | None:
+def resolve(
+    job: FineTuneOptions, *, gpus: int, world_size: int | None = None
+) -> dict[str, object] | None:
     """Make the configuration that the ranks of a job train with.
 
     Args:
@@ -29,7 +31,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
         ConfigError: The file is missing or not JSON, or a key is unknown, was removed, or contradicts the job.
 
     Example:
-        >>> resolve(FineTune(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
+        >>> resolve(FineTuneOptions(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
         1
     """
     job = choose(job, gpus=gpus, world_size=world_size)
@@ -46,7 +48,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
     return _fill(config, job, gpus=gpus)
 
 
-def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, object]:
+def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[str, object]:
     config.update({**AUTO_BATCHES, **config})
     config.setdefault("gradient_clipping", "auto")
     # DeepSpeed prints a line every 10 steps by default; the trainer tells every step by itself.
@@ -73,7 +75,7 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
     return config
 
 
-def _fill_optimizer(config: dict[str, Any], job: FineTune, *, gpus: int) -> None:
+def _fill_optimizer(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> None:
     if job.optimizer != Optimizer.ADAMW:
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False

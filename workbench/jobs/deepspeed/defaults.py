@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
@@ -13,9 +13,10 @@ from workbench.jobs.adapters import Lora
 from workbench.jobs.choices import Communication, Optimizer, Peft, Precision, Technique
 from workbench.jobs.deepspeed.check import FIELDS, SCHEDULES, check_form, offloads, value_at
 from workbench.jobs.deepspeed.files import load
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import ADAPTERS, TINY_LLAMA, TINY_T5, Family, family_by_name, model_family
+from workbench.jobs.options import FineTuneOptions
 
+_Options = TypeVar("_Options", bound=FineTuneOptions)
 _STAGES = {1: Technique.ZERO1, 2: Technique.ZERO2, 3: Technique.ZERO3}
 _OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 # peft's names, by ours.
@@ -28,20 +29,20 @@ _LORA = {
 
 
 def choose(
-    job: FineTune,
+    job: _Options,
     *,
     gpus: int,
     world_size: int | None = None,
     looks: bool = True,
     apart: bool = False,
-) -> FineTune:
+) -> _Options:
     """Return the job with every option decided that its user left open; one that was decided stays as it is.
 
     `looks` opens the files that the job names, which must not be done for somebody else's job; `apart` means pods on
     hosts of their own, with a network between them.
 
     Example:
-        >>> choose(FineTune(model="google/flan-t5-small"), gpus=1).learning_rate
+        >>> choose(FineTuneOptions(model="google/flan-t5-small"), gpus=1).learning_rate
         0.0003
     """
     job = on_base(job) if looks else job
@@ -59,7 +60,7 @@ def choose(
     return job
 
 
-def on_base(job: FineTune) -> FineTune:
+def on_base(job: _Options) -> _Options:
     """Return a job whose model is a folder of adapters as one of their base, with the options they were made with."""
     named = job.lora.get("resume_from")
     folder = user_path(str(named or job.model)).absolute()
@@ -96,7 +97,7 @@ def _adapters(folder: Path) -> Json:
         ) from error
 
 
-def _seed_of(job: FineTune, base: str, config: Json) -> int:
+def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
     seed = text(config.get("revision")).removeprefix("seed-")
     if base not in (TINY_T5, TINY_LLAMA) or not seed.isdigit() or int(seed) == job.seed:
         return job.seed
@@ -107,7 +108,7 @@ def _seed_of(job: FineTune, base: str, config: Json) -> int:
     return int(seed)
 
 
-def _learning_rate(job: FineTune, family: Callable[[str], Family | None]) -> float:
+def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:
     if job.model in (TINY_T5, TINY_LLAMA):
         return 1e-3  # from random weights
     if family(job.model) is Family.ENCODER_DECODER:
@@ -116,7 +117,7 @@ def _learning_rate(job: FineTune, family: Callable[[str], Family | None]) -> flo
     return 2e-5 if job.peft == Peft.NONE else 2e-4
 
 
-def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:
+def _as_json_says(job: _Options, world_size: int | None) -> _Options:
     config, source = load(job)
     check_form(config, source)
     values = dict(_values(config, job, world_size))
@@ -132,7 +133,7 @@ def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:
 
 
 def _values(
-    config: Mapping[str, Any], job: FineTune, world_size: int | None
+    config: Mapping[str, Any], job: FineTuneOptions, world_size: int | None
 ) -> Iterator[tuple[str, object]]:
     """Return what a user's JSON says, by the job's names."""
     betas = value_at(config, "optimizer.params.betas")

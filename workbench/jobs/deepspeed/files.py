@@ -13,10 +13,10 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import parse_json
-from workbench.jobs.finetune import FineTune
+from workbench.jobs.options import FineTuneOptions
 
 
-def load(job: FineTune | str | Path) -> tuple[dict[str, Any], str]:
+def load(job: FineTuneOptions | str | Path) -> tuple[dict[str, Any], str]:
     """Read a DeepSpeed JSON; return it, and what to call it in messages.
 
     Args:
@@ -27,7 +27,7 @@ def load(job: FineTune | str | Path) -> tuple[dict[str, Any], str]:
     """
     if isinstance(job, str | Path):
         return _load_file(job)
-    if not isinstance(job, FineTune):
+    if not isinstance(job, FineTuneOptions):
         raise ConfigError(
             f"a DeepSpeed configuration is read of a FineTune job or of a path, and was asked of a {type(job).__name__}"
         )

@@ -13,8 +13,8 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
-from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.launcher import Launcher
 from workbench.jobs.script import Script
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command

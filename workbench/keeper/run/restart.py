@@ -11,8 +11,8 @@ from functools import partial
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError
-from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.launcher import Launcher
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink, PodGone

@@ -14,8 +14,8 @@ from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.base.words import short_list
-from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.launcher import Launcher
 from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import send_checkpoint
 from workbench.keeper.launch import LaunchPlan

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_text
-from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink

@@ -19,12 +19,13 @@ from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
 from workbench.base.package import file_digest
 from workbench.jobs.checked_rows import checked_rows
-from workbench.jobs.choices import ROW_ORDER, Launcher
+from workbench.jobs.choices import ROW_ORDER
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.not_done import own_keys
 from workbench.jobs.finetune import FineTune, Job, moved_metric
+from workbench.jobs.launcher import Launcher
 from workbench.jobs.model import model_family, model_kind
 from workbench.jobs.script import Script
 from workbench.rundir.checkpoints import CHECKPOINT

@@ -1,0 +1,14 @@
+"""What starts the ranks of a run, for any kind of job."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Launcher(StrEnum):
+    SSH = "ssh"
+    """The agents, over SSH: the default and the fastest."""
+    PDSH = "pdsh"
+    """DeepSpeed's own command line through pdsh."""
+    OPENMPI = "openmpi"
+    """DeepSpeed's own command line through mpirun."""
