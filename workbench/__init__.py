@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.base.shown import draw_with
 from workbench.base.versions import VERSION
 
 if TYPE_CHECKING:
@@ -135,3 +136,11 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _load_drawings() -> None:
+    """Import the drawings of all records, which need matplotlib, Jinja2 and ipywidgets."""
+    import workbench.display.views  # noqa: F401
+
+
+draw_with(_load_drawings)

@@ -1,13 +1,13 @@
-"""The views that records ask to be drawn, which `display/` fills at the first look; without it, their plain repr."""
+"""The views that records ask to be drawn. Without a drawing, a record shows its plain repr.
+
+`workbench/__init__.py`, which stands above all rooms, hands over the function that loads the drawings.
+"""
 
 from __future__ import annotations
 
-import html
-import importlib
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, singledispatch
+from functools import singledispatch
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -34,6 +34,18 @@ def _no_view(record: object, *_: object, **__: object) -> Any:
     raise NotImplementedError(f"no view of {type(record).__name__} is at hand")
 
 
+def _plain_html(record: object) -> str:
+    import html
+
+    return f"<pre>{html.escape(repr(record))}</pre>"
+
+
+def _plain_traceback(error: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(error)
+
+
 def _draw_nothing(*_: object) -> None:
     pass
 
@@ -41,7 +53,7 @@ def _draw_nothing(*_: object) -> None:
 as_text = _view(repr)
 """Return a record as text, for a terminal."""
 
-as_html = _view(lambda it: f"<pre>{html.escape(repr(it))}</pre>")
+as_html = _view(_plain_html)
 """Return a record as HTML to stand in a notebook."""
 
 as_page = _view(lambda it: f"<!doctype html>{as_html(it)}")
@@ -60,7 +72,7 @@ as_bundle: _SingleDispatchCallable[dict[str, object]] = _view(
 as_live: _SingleDispatchCallable[None] = _view(_no_view)
 """Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
 
-as_error = _view(lambda it: traceback.format_exception(it))
+as_error = _view(_plain_traceback)
 """Return the lines by which a notebook shows an error that ended a cell."""
 
 follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = _view(
@@ -93,11 +105,25 @@ class ShownLive(Shown):
         as_live(self)
 
 
-@cache
+class _Drawings:
+    """The function that imports the drawings, and whether it has been called."""
+
+    load: Callable[[], object] | None = None
+    loaded: bool | None = None
+
+
+def draw_with(load: Callable[[], object]) -> None:
+    """Name the function that fills the views. It is called at the first look, and may raise ImportError."""
+    _Drawings.load, _Drawings.loaded = load, None
+
+
 def load_views() -> bool:
-    """Fill the views; False where display/ cannot be imported."""
-    try:
-        importlib.import_module("workbench.display.views")
-    except ImportError:
-        return False
-    return True
+    """Fill the views once. Return False where the drawings cannot be imported."""
+    if _Drawings.loaded is None and _Drawings.load is not None:
+        try:
+            _Drawings.load()
+        except ImportError:
+            _Drawings.loaded = False
+        else:
+            _Drawings.loaded = True
+    return bool(_Drawings.loaded)
