@@ -117,10 +117,10 @@ collect: setup
 	@collected=$$($(PYTEST) --collect-only -qq -m 'not images') || { echo "$$collected"; exit 1; }
 
 bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minutes of two quiet cores; ONLY="answers reading")
-	@$(BIN)/python tests/bench.py $(ONLY)
+	@$(BIN)/python -m tools.bench $(ONLY)
 
 chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1)
-	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tools.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 pictures: setup ## Take the pictures of README and docs anew, of real runs in chromium (minutes)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/browser/pictures.py

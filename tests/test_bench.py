@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from bench import figures_of
-from benchpair import Laps, Measured, Pair, measure
+
+from tools.bench.__main__ import figures_of
+from tools.bench.pair import Laps, Measured, Pair, measure
 
 
 def test_rows_take_turns_and_share_a_plain_way() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import nbformat
 import pytest
-from jupyterserver import Server, start_server
 from poll import until
 
+from tests.fakes.jupyterserver import Server, start_server
 from workbench.base.errors import RunError
 from workbench.base.wire import ask
 

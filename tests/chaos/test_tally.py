@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.numbered import Numbered
-from tests.chaos.plan import plan
-from tests.chaos.tally import Outcome, Tally
+from tools.chaos.numbered import Numbered
+from tools.chaos.plan import plan
+from tools.chaos.tally import Outcome, Tally
 from workbench import Run
 from workbench.rundir.paths import RunPaths
 

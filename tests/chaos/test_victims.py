@@ -8,7 +8,7 @@ import pytest
 from poll import until
 from takeover import counting, printed
 
-from tests.chaos.victims import agent, bridges, ranks, words_of
+from tools.chaos.victims import agent, bridges, ranks, words_of
 from workbench import Cluster, LocalPods, PodSpec
 
 pytestmark = pytest.mark.slow

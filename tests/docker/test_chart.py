@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.pods.kubeplace import MANIFESTS, role
+from tests.fakes.kubeplace import MANIFESTS, role
 
 CHART = MANIFESTS.parent / "chart"
 VERSIONS = ("1.28", "1.37")

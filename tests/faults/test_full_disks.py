@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from poll import until
-from smalldisk import small_disk
 from smalljobs import small_job
 
+from tests.fakes.smalldisk import small_disk
 from workbench import Run
 from workbench.base.process import with_mark
 from workbench.rundir.checkpoints import newest_good

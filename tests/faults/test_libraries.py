@@ -12,7 +12,7 @@ import pytest
 from poll import until
 from smalljobs import small_job
 
-from tests.pods.sshhosts import HostsPlace
+from tests.fakes.sshhosts import HostsPlace
 from workbench import Cluster, PodSpec
 from workbench.base.errors import PodError
 from workbench.base.versions import installed_versions

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from namespaces import Namespace, joined
 from poll import until
 
-from tests.pods.sshhosts import HostsPlace, SSHHost
+from tests.fakes.namespaces import Namespace, joined
+from tests.fakes.proxy import bad_network
+from tests.fakes.sshhosts import HostsPlace, SSHHost
 from workbench import Cluster, PodSpec, Run, SSHPods
 from workbench.base.process import with_mark
 from workbench.pods.guest.machine import free_port
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.state import RunState
-
-from .proxy import bad_network
 
 if TYPE_CHECKING:
     from .conftest import World

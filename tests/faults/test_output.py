@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from smalldisk import small_disk
 
+from tests.fakes.smalldisk import small_disk
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import RunError
 from workbench.base.files import read_json

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from smalldisk import small_disk
 from takeover import counting, exact, kill_keeper, printed
 
+from tests.fakes.smalldisk import small_disk
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import load_json

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from takeover import kill_keeper
 
-from tests.chaos.victims import below, worker
+from tools.chaos.victims import below, worker
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.process import Process
 

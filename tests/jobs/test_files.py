@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from forkedruns import Plan, run_all
-from hubstandin import hub
 
+from tests.fakes.hub import hub
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.pods.sshhosts import SSHHost
+from tests.fakes.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by

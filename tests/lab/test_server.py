@@ -15,11 +15,11 @@ import httpx2 as httpx
 import pytest
 from jupyter_core.paths import jupyter_path
 from jupyterlab_server.config import get_federated_extensions
-from jupyterserver import Server, start_server
 from poll import until
 from writtenrun import WrittenRun, write_run
 
 import workbench.lab
+from tests.fakes.jupyterserver import Server, start_server
 from workbench.base.process import is_alive
 from workbench.results.tensorboard.board import (
     BOARD_PATH,

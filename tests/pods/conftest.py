@@ -10,9 +10,9 @@ from typing import Protocol, Self
 
 import pytest
 
-from tests.pods.cmlplace import CMLPlace
-from tests.pods.kubeplace import KubernetesPlace
-from tests.pods.sshhosts import HostsPlace
+from tests.fakes.cmlplace import CMLPlace
+from tests.fakes.kubeplace import KubernetesPlace
+from tests.fakes.sshhosts import HostsPlace
 from workbench.base.process import Process, find, with_mark
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Pod, PodBackend

@@ -11,10 +11,10 @@ import pytest
 from poll import until
 from takeover import counting, exact, kill_keeper, printed
 
-from tests.pods.cmlplace import CMLPlace
+from tests.fakes.cmlplace import CMLPlace
+from tests.fakes.kubeplace import KubernetesPlace
+from tests.fakes.sshhosts import HostsPlace
 from tests.pods.conftest import PLACES, Place, on_pods
-from tests.pods.kubeplace import KubernetesPlace
-from tests.pods.sshhosts import HostsPlace
 from workbench import Cluster, FineTune, PodSpec, Run
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.rundir.paths import ClusterPaths

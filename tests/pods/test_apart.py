@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pods.sshhosts import HostsPlace
+from tests.fakes.sshhosts import HostsPlace
 from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
 from workbench.pods.pod import LaunchContext

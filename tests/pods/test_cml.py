@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from tests.pods.cmlplace import CMLPlace
+from tests.fakes.cmlplace import CMLPlace
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left

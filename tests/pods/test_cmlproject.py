@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from tests.pods.cmlserver import KEY, PROJECT, CMLServer
+from tests.fakes.cmlserver import KEY, PROJECT, CMLServer
 from workbench.base.errors import BackendError, ConfigError, PodTimeout
 from workbench.client.run import Run
 from workbench.pods.cml.project import CMLProject

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from tests.faults.proxy import bad_network
-from tests.pods.sshhosts import HostsPlace, SSHHost
+from tests.fakes.proxy import bad_network
+from tests.fakes.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import workbench
-from tests.pods.kubeplace import MANIFESTS, KubernetesPlace
+from tests.fakes.kubeplace import MANIFESTS, KubernetesPlace
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_html, as_text
 from workbench.client.checkup import more_pods

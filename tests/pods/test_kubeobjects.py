@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.pods.kubeplace import MANIFESTS
+from tests.fakes.kubeplace import MANIFESTS
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Owner, base_name

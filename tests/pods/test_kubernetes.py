@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from poll import until
 
+from tests.fakes.kubeplace import KubernetesPlace, role
 from tests.pods.conftest import Launched, on_pods
-from tests.pods.kubeplace import KubernetesPlace, role
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.process import find
 from workbench.client.cluster import Cluster
@@ -54,7 +54,7 @@ def context(tmp_path: Path, identity: Identity) -> LaunchContext:
 
 
 def fault(place: KubernetesPlace, verb: str, resource: str, status: int, **more: Any) -> None:
-    from tests.pods.kubeserver import Fault
+    from tests.fakes.kubeserver import Fault
 
     place.server.faults.append(Fault(verb, resource, status, **more))
 

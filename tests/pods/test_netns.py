@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from namespaces import NET, Namespace, ip, joined
 from poll import until
 
-from tests.pods.sshhosts import SSHHost
+from tests.fakes.namespaces import NET, Namespace, ip, joined
+from tests.fakes.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file

@@ -15,8 +15,8 @@ from threading import Barrier
 from typing import Any, TypeVar
 
 import pytest
-from smalldisk import small_disk
 
+from tests.fakes.smalldisk import small_disk
 from tests.pods.conftest import Launched
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.keeper.link.files import PodFiles, Stock

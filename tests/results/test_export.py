@@ -16,13 +16,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from hubstandin import TOKEN, Hub, hub
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
-from smalldisk import small_disk
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from writtenrun import write_run
 
+from tests.fakes.hub import TOKEN, Hub, hub
+from tests.fakes.smalldisk import small_disk
 from workbench import FineTune, Run
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import write_json

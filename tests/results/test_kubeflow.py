@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.pods.kubeplace import MANIFESTS
+from tests.fakes.kubeplace import MANIFESTS
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run

@@ -14,8 +14,8 @@ pytest.importorskip("deepspeed")
 
 import torch  # deepspeed first: without it nothing runs
 from forkedruns import Plan, Ran
-from smalldisk import small_disk
 
+from tests.fakes.smalldisk import small_disk
 from workbench.base.errors import RunError
 from workbench.rundir.checkpoints import problem_of, write_manifest
 from workbench.worker.checkpoint.tensor_tree import TENSORS, read_tree, write_tree

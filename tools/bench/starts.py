@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from benchpair import Laps, Pair
-
+from tools.bench.pair import Laps, Pair
 from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment

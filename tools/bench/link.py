@@ -16,11 +16,10 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 
-from benchpair import Pair
-from namespaces import Namespace, joined
-from pods.sshhosts import SSHHost
-from poll import until
-
+from tests.fakes.namespaces import Namespace, joined
+from tests.fakes.sshhosts import SSHHost
+from tests.poll import until
+from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, PodSpec, SSHPods
 from workbench.planner.plan import plan
 from workbench.pods.ssh.identity import Identity

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from poll import until
-
+from tests.poll import until
 from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.sshd import find_sshd
 from workbench.pods.hosts.pods import SSHPods

@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchpair import Pair, Turn
-from benchstarts import loss_times, recipe_in
-
+from tools.bench.pair import Pair, Turn
+from tools.bench.starts import loss_times, recipe_in
 from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
 from workbench.jobs.data.rows import row_from
 
-HERE = Path(__file__).resolve().parent
-ROWS = HERE.parents[1] / "shared" / "data" / "wikisql"
-PADDED = str(HERE / "scripts" / "padded.py")
-READING = str(HERE / "scripts" / "reading.py")
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROWS = REPOSITORY.parent / "shared" / "data" / "wikisql"
+PADDED = str(REPOSITORY / "tests" / "scripts" / "padded.py")
+READING = str(REPOSITORY / "tests" / "scripts" / "reading.py")
 AT_ONCE = 32
 """Rows of a step."""
 

@@ -1,4 +1,4 @@
-"""A session of Cloudera ML, as far as its documented interface goes: `tests/fakes.py` put where `cml` would be."""
+"""A session of Cloudera ML, as far as its documented interface goes: `cmlworkers.py` put where `cml` would be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from tests.fakes import WorkersV1, install_cml
+from tests.fakes.cmlworkers import WorkersV1, install_cml
 from workbench.pods.cml.pods import CMLPods
 from workbench.pods.pod import LaunchContext, PodBackend
 

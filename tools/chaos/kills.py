@@ -8,12 +8,12 @@ import threading
 import time
 from pathlib import PurePath
 
-from tests.chaos.numbered import END_S, Numbered, submit
-from tests.chaos.plan import Trial
-from tests.chaos.site import Site, left_of_run
-from tests.chaos.tally import Outcome
-from tests.chaos.victims import find_victims
 from tests.poll import until
+from tools.chaos.numbered import END_S, Numbered, submit
+from tools.chaos.plan import Trial
+from tools.chaos.site import Site, left_of_run
+from tools.chaos.tally import Outcome
+from tools.chaos.victims import find_victims
 from workbench import Cluster, Run
 from workbench.base.errors import WorkbenchError
 from workbench.base.process import RANK_MARK, Process, marks

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from poll import until
+from tests.poll import until
 
 HOMES = (
     "HOME",

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from benchforecast import forecasts
-from benchlink import link
-from benchpair import Laps, Measured, Pair, Turn, measure
-from benchstarts import first_steps, launchers, many_pods, output
-from benchwork import answers, reading, training
-
+from tools.bench.forecast import forecasts
+from tools.bench.link import link
+from tools.bench.pair import Laps, Measured, Pair, Turn, measure
+from tools.bench.starts import first_steps, launchers, many_pods, output
+from tools.bench.work import answers, reading, training
 from workbench import Cluster, LocalPods
 from workbench.base.table import Grid
 

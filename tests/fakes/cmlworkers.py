@@ -172,7 +172,7 @@ def install_cml(folder: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     names = ("launch_workers", "list_workers", "await_workers", "stop_workers")
-    head = ["from pathlib import Path", "", "from tests.fakes import WorkersV1", ""]
+    head = ["from pathlib import Path", "", "from tests.fakes.cmlworkers import WorkersV1", ""]
     lines = [
         *head,
         "FAKE = WorkersV1(Path(__file__).parent)",

@@ -7,13 +7,13 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.chaos.kills import judge, outcome_of
-from tests.chaos.numbered import Numbered, submit
-from tests.chaos.plan import Trial
-from tests.chaos.site import Site, left_of_run
-from tests.chaos.tally import Outcome
+from tests.fakes.smalldisk import small_disk
 from tests.poll import until
-from tests.smalldisk import small_disk
+from tools.chaos.kills import judge, outcome_of
+from tools.chaos.numbered import Numbered, submit
+from tools.chaos.plan import Trial
+from tools.chaos.site import Site, left_of_run
+from tools.chaos.tally import Outcome
 from workbench import Cluster
 from workbench.client.result import RunResult
 

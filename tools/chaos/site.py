@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.chaos.victims import below, of_run, words_of
+from tools.chaos.victims import below, of_run, words_of
 from workbench import Cluster, LocalPods, PodSpec
 
 LEASE_S = 8.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 
-from tests.chaos.kills import hit, judge, outcome_of
-from tests.chaos.numbered import END_S, submit
-from tests.chaos.plan import Trial
-from tests.chaos.site import LEASE_S, Site, left_of_run
-from tests.chaos.tally import Outcome
 from tests.poll import until
+from tools.chaos.kills import hit, judge, outcome_of
+from tools.chaos.numbered import END_S, submit
+from tools.chaos.plan import Trial
+from tools.chaos.site import LEASE_S, Site, left_of_run
+from tools.chaos.tally import Outcome
 from workbench import Cluster
 from workbench.base.errors import WorkbenchError
 from workbench.rundir.state import RunState

@@ -6,13 +6,13 @@ import random
 import time
 import traceback
 
-from tests.chaos.keepers import take_over
-from tests.chaos.kills import hit, outcome_of
-from tests.chaos.numbered import END_S
-from tests.chaos.plan import Trial
-from tests.chaos.site import Site, left_of_run
-from tests.chaos.tally import Outcome
 from tests.poll import until
+from tools.chaos.keepers import take_over
+from tools.chaos.kills import hit, outcome_of
+from tools.chaos.numbered import END_S
+from tools.chaos.plan import Trial
+from tools.chaos.site import Site, left_of_run
+from tools.chaos.tally import Outcome
 from workbench import FineTune, Run
 from workbench.base.errors import WorkbenchError
 from workbench.rundir.state import RunState

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchpair import Pair
-
+from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.planner.plan import plan
 

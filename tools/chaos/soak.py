@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.chaos.kills import hit, judge
-from tests.chaos.numbered import submit
-from tests.chaos.plan import Trial
-from tests.chaos.site import Site, left_of_run
-from tests.chaos.tally import Outcome
-from tests.chaos.victims import growth_of, keeper
+from tools.chaos.kills import hit, judge
+from tools.chaos.numbered import submit
+from tools.chaos.plan import Trial
+from tools.chaos.site import Site, left_of_run
+from tools.chaos.tally import Outcome
+from tools.chaos.victims import growth_of, keeper
 
 _EACH = 10
 

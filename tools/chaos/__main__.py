@@ -13,15 +13,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.checkpoints import checkpoint
-from tests.chaos.disks import can_mount, full_disk
-from tests.chaos.keepers import keeper_death
-from tests.chaos.kills import cut, kill, outcome_of
-from tests.chaos.plan import FULL_MINUTES, Trial, plan
-from tests.chaos.site import Site
-from tests.chaos.soak import Soak
-from tests.chaos.tally import Outcome, Tally
-from tests.chaos.victims import below, words_of
+from tools.chaos.checkpoints import checkpoint
+from tools.chaos.disks import can_mount, full_disk
+from tools.chaos.keepers import keeper_death
+from tools.chaos.kills import cut, kill, outcome_of
+from tools.chaos.plan import FULL_MINUTES, Trial, plan
+from tools.chaos.site import Site
+from tools.chaos.soak import Soak
+from tools.chaos.tally import Outcome, Tally
+from tools.chaos.victims import below, words_of
 
 _CLOSING_S = 25.0
 _LANES = 2

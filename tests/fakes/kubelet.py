@@ -27,7 +27,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.pods.kubeserver import KUBELET
+from tests.fakes.kubeserver import KUBELET
 from workbench.base.process import end_all, with_mark
 from workbench.pods.guest.process import session_environment
 

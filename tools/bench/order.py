@@ -1,4 +1,6 @@
-"""What an order of rows costs in evaluation loss and saves in CPU time, at the default batch: `benchorder.py FOLDER`.
+"""What an order of rows costs in evaluation loss and saves in CPU time, at the default batch.
+
+`python -m tools.bench.order FOLDER`.
 
 Each order trains tiny-t5 on the same rows of wikisql-mini with the same initial weights: 8 rows a step, one rank, one
 thread. The loss is that of 300 held-out rows after half of the steps and after all. CPU seconds are of the training
@@ -23,7 +25,7 @@ from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import parse_event
 
-HERE = Path(__file__).resolve().parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = {"train": 8000, "eval": 300}
 ORDERS = {
     "random": {"train_sampling_strategy": "random"},
@@ -49,7 +51,7 @@ def main() -> None:
         lines = [row.to_json() + "\n" for row in mini_rows(seed, count)]
         (given.folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    sys.path.insert(0, str(HERE / "worker"))
+    sys.path.insert(0, str(REPOSITORY / "tests" / "worker"))
     from forkrun import import_once
 
     import_once()
@@ -84,7 +86,7 @@ def where() -> str:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
     )
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
+        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
     ).stdout
     return f"{named or platform.machine()}, {os.cpu_count()} cores, commit {commit.strip()}"
 

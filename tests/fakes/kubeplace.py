@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from tests.pods.sshhosts import apart
+from tests.fakes.sshhosts import apart
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext
 
 if TYPE_CHECKING:
-    from tests.pods.kubelet import Kubelet
-    from tests.pods.kubeserver import ApiServer
+    from tests.fakes.kubelet import Kubelet
+    from tests.fakes.kubeserver import ApiServer
 
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"
@@ -89,8 +89,8 @@ class KubernetesPlace:
     async def _start(self) -> None:
         import kmock
 
-        from tests.pods.kubelet import Kubelet
-        from tests.pods.kubeserver import ApiServer
+        from tests.fakes.kubelet import Kubelet
+        from tests.fakes.kubeserver import ApiServer
 
         self.server = ApiServer()
         self.server.allowed = role()
@@ -112,7 +112,7 @@ class KubernetesPlace:
         await asyncio.sleep(0.05)  # the kubelet's watch stands before the first pod is made
 
     async def _stop(self) -> None:
-        from tests.pods.kubelet import left_below
+        from tests.fakes.kubelet import left_below
 
         self._node.cancel()
         await asyncio.gather(self._node, return_exceptions=True)
