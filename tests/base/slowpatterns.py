@@ -100,7 +100,7 @@ LOCAL: dict[str, Callable[[], list[str]]] = {
 }
 # Of a name or a label of ours in a short text of ours.
 OURS = (
-    "client/compose/fields.py",
+    "display/compose/fields.py",
     "keeper/run/runner.py",
     "jobs/data/sources/files.py",
     "base/record/record.py",

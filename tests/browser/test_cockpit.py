@@ -13,7 +13,7 @@ from poll import until
 
 from tests.browser.conftest import notebook
 from workbench.base.process import is_alive
-from workbench.client.compose.fields import FIELDS
+from workbench.display.compose.fields import FIELDS
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
 

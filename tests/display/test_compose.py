@@ -11,11 +11,11 @@ import pytest
 from poll import until
 
 from workbench.base.errors import ConfigError
-from workbench.client.compose.composition import Composition, find_problems
-from workbench.client.compose.fields import FIELDS
-from workbench.client.compose.preview import preview_of
 from workbench.client.run import Run
+from workbench.display.compose.composition import Composition, find_problems
+from workbench.display.compose.fields import FIELDS
 from workbench.display.compose.form import Form, compose
+from workbench.display.compose.preview import preview_of
 from workbench.jobs.adapters import Lora
 from workbench.jobs.finetune import FineTune
 from workbench.planner.setting import request_of

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.shown import as_html, as_live, as_text
 from workbench.base.table import facts
 from workbench.client.cluster import Cluster
-from workbench.client.compose.composition import Composition
-from workbench.client.compose.fields import FIELDS, SECTIONS
-from workbench.client.compose.preview import Preview, count_memory, preview_of
+from workbench.display.compose.composition import Composition
+from workbench.display.compose.fields import FIELDS, SECTIONS
+from workbench.display.compose.preview import Preview, count_memory, preview_of
 from workbench.display.kit.doc import (
     Block,
     Code,

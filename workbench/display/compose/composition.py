@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
-from workbench.client.compose.fields import FIELDS, INNER, FormField, in_labels
+from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
 from workbench.jobs.choices import Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.client.compose.composition import Composition, find_problems
-from workbench.client.compose.fields import FIELDS
+from workbench.display.compose.composition import Composition, find_problems
+from workbench.display.compose.fields import FIELDS
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec
 

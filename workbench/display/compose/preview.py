@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
-from workbench.client.compose.composition import Composition, find_problems
+from workbench.display.compose.composition import Composition, find_problems
 from workbench.jobs.choices import Technique
 from workbench.jobs.data.sources.dataset import Mini, dataset_from
 from workbench.jobs.deepspeed.config import resolve

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, FineTune
-from workbench.client.compose.composition import Composition
-from workbench.client.compose.preview import preview_of
+from workbench.display.compose.composition import Composition
+from workbench.display.compose.preview import preview_of
 from workbench.jobs.choices import Technique
 from workbench.jobs.launcher import Launcher
 from workbench.planner.setting import request_of
