@@ -39,3 +39,9 @@ PLACES = {
     "kubernetes": "workbench.pods.kubernetes.pods:KubernetesPods",
 }
 """Where pods come from, by the word that says so."""
+
+JOBS = {
+    "finetune": "workbench.jobs.finetune:FineTune",
+    "script": "workbench.jobs.script:Script",
+}
+"""Classes of the built-in kinds of jobs; `jobs/registry.py` adds those of other packages."""

@@ -1,0 +1,64 @@
+"""The kinds of jobs by name. Another package adds one by an entry point of the group `workbench.jobs`.
+
+In the `pyproject.toml` of that package, for the class `Recipe` of the module `mine.recipe` with kind `recipe`:
+
+    [project.entry-points."workbench.jobs"]
+    recipe = "mine.recipe:Recipe"
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+
+from workbench.base import entries
+from workbench.base.errors import ConfigError, one_of
+from workbench.jobs.job import Job
+
+GROUP = "workbench.jobs"
+"""Group of the entry points of other packages."""
+DEFAULT = "finetune"
+"""Kind of a job whose JSON names none."""
+
+
+def kinds() -> Mapping[str, str]:
+    """Return `module:Class` by kind, those of other packages included. A built-in kind cannot be replaced."""
+    return {**{each.name: each.value for each in entry_points(group=GROUP)}, **entries.JOBS}
+
+
+def job_class(kind: object) -> type[Job]:
+    """Import the class of a kind.
+
+    Raises:
+        ConfigError: There is no such kind; the message names all kinds. Or its package cannot be imported.
+    """
+    place = next((place for name, place in entries.JOBS.items() if name == kind), None)
+    if place is None:
+        others = kinds()  # reads the metadata of every installed package
+        place = next((place for name, place in others.items() if name == kind), None)
+        if place is None:
+            raise one_of("job kind", kind, others)
+    return _loaded(str(kind), place)
+
+
+def job_from_dict(data: Mapping[str, object]) -> Job:
+    """Read the JSON form of a job of any kind."""
+    return job_class(data.get("kind", DEFAULT)).from_dict(data)
+
+
+@cache
+def _loaded(kind: str, place: str) -> type[Job]:
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"job kind {kind!r} cannot be loaded from {place}: {error}. Install or repair its package"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Job) and found.kind == kind):
+        raise ConfigError(
+            f"job kind {kind!r} is registered as {place}, which is no Job of that kind; correct the entry point"
+        )
+    return found
