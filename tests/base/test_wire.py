@@ -1,15 +1,24 @@
-"""One JSON object a line, over Unix sockets at any path."""
+"""One request to the socket of a keeper, at any path, and what becomes of its answer."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from workbench.base.errors import RunError
-from workbench.base.wire import ask, from_line, listen, read_request, to_line
+from workbench.base.lines import LARGEST, Pipes, from_line, to_line
+from workbench.base.rpc import incoming
+from workbench.base.wire import Refused, Unanswered, ask, listen
+
+
+def request_at(server: socket.socket) -> tuple[socket.socket, dict[str, object]]:
+    connection, _ = server.accept()
+    request = next(incoming(Pipes(connection.fileno(), connection.fileno()), 30.0))
+    return connection, dict(request.fields)
 
 
 @pytest.mark.parametrize("depth", [1, 30])
@@ -20,8 +29,7 @@ def test_a_socket_works_however_deep_its_folder_is(tmp_path: Path, depth: int) -
     with listen(path) as server:
         pid = os.fork()
         if pid == 0:
-            connection, _ = server.accept()
-            request = read_request(connection)
+            connection, request = request_at(server)
             connection.sendall(to_line({"ok": request["n"] == 1, "error": "not one"}))
             os._exit(0)
         assert ask(path, {"n": 1})["ok"] is True
@@ -59,7 +67,7 @@ def test_a_false_keeper_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
                     os._exit(0)
                 time.sleep(0.2)
         began = time.monotonic()
-        with pytest.raises(RunError, match="does not answer"):
+        with pytest.raises(Unanswered, match="does not answer"):
             ask(path, {"op": "stacks"}, timeout_s=1.0)
         assert 0.9 < time.monotonic() - began < 10
         os.waitpid(pid, 0)
@@ -76,10 +84,38 @@ def test_an_answer_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         with listen(path) as server:
             pid = os.fork()
             if pid == 0:
-                connection, _ = server.accept()
-                read_request(connection)
+                connection, _request = request_at(server)
                 connection.sendall(answer)
                 os._exit(0)
-            with pytest.raises(RunError, match="not a JSON object"):
+            with pytest.raises(Unanswered, match="not a JSON object"):
                 ask(path, {})
             os.waitpid(pid, 0)
+
+
+def test_the_refusal_of_an_older_keeper_is_shown_in_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "keeper.sock"
+    with listen(path) as server:
+        pid = os.fork()
+        if pid == 0:  # an older keeper: its answers have no number
+            for answer in (
+                {"ok": False, "error": "the keeper does not know the request 'held'"},
+                {"ok": True, "argv": ["x"]},
+            ):
+                connection, _request = request_at(server)
+                connection.sendall(to_line(answer))
+                connection.close()
+            os._exit(0)
+        with pytest.raises(Refused, match="the keeper does not know the request 'held'"):
+            ask(path, {"op": "held"})
+        assert ask(path, {"op": "dry"})["argv"] == ["x"]
+        os.waitpid(pid, 0)
+
+
+def test_a_request_that_is_too_large_is_refused_by_name_before_it_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "keeper.sock"
+    with (
+        listen(path),
+        pytest.raises(RunError, match="the request 'submit' has 16384 KiB") as caught,
+    ):
+        ask(path, {"op": "submit", "job": "x" * LARGEST})
+    assert not isinstance(caught.value, Unanswered), "nothing was sent"

@@ -1,21 +1,19 @@
-"""JSON objects, each on a line of its own: how processes of ours speak to each other, many over a Unix socket."""
+"""Unix sockets at any path, and how a notebook asks the keeper behind one."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workbench.base import rpc
 from workbench.base.errors import RunError
-from workbench.base.json_values import parse_json
+from workbench.base.lines import Pipes, TooLong
 
 _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 108, macOS 104)
-_LARGEST = 16 << 20  # bytes of a message
 
 
 class Refused(RunError):
@@ -24,18 +22,6 @@ class Refused(RunError):
 
 class Unanswered(RunError):
     """Report a request that was sent whole and not answered: the keeper may have carried it out, or may do so later."""
-
-
-def to_line(message: Mapping[str, object]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
-    """Read a JSON object from a line; ValueError where it is something else."""
-    match parse_json(line):
-        case dict() as message:
-            return message
-    raise ValueError(f"not a JSON object: {line[:80]!r}")
 
 
 @contextmanager
@@ -81,25 +67,6 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
-def read_request(connection: socket.socket) -> dict[str, object]:
-    """Read one JSON object that ends with a newline; the connection's time limit is for all of it."""
-    data = bytearray()
-    limit_s = connection.gettimeout()
-    end_s = None if limit_s is None else time.monotonic() + limit_s
-    while not data.endswith(b"\n"):
-        if end_s is not None:
-            connection.settimeout(max(0.001, end_s - time.monotonic()))
-        block = connection.recv(65536)
-        if not block or len(data) > _LARGEST:
-            raise RunError("a message between notebook and keeper was cut off or too long")
-        data += block
-    connection.settimeout(limit_s)
-    try:
-        return from_line(data)
-    except ValueError as error:
-        raise RunError("a message between notebook and keeper is not a JSON object") from error
-
-
 def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
     """Send one request to the socket at `path` and return the answer.
 
@@ -111,14 +78,15 @@ def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> d
     sent = False
     try:
         with connect(path, timeout_s) as connection:
-            connection.sendall(to_line(request))
+            line = connection.fileno()
+            client = rpc.Client(Pipes(line, line, write_s=timeout_s))
+            call = client.send(request)
             sent = True
-            answer = read_request(connection)
+            return client.result(call, timeout_s)
+    except rpc.Refused as refusal:
+        raise Refused(str(refusal)) from refusal
+    except TooLong as error:
+        raise RunError(str(error)) from error
     except OSError as error:
         kind = Unanswered if sent else RunError
         raise kind(f"the keeper of {path.parent} does not answer ({error})") from error
-    except RunError as error:
-        raise Unanswered(str(error)) if sent else error from error
-    if not answer.get("ok"):
-        raise Refused(str(answer.get("error", "the keeper refused")))
-    return answer

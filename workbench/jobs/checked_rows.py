@@ -11,7 +11,7 @@ from random import Random
 from workbench.base import entries
 from workbench.base.child import HELPER, child_environment, main_of, start
 from workbench.base.json_values import Json
-from workbench.base.wire import from_line, to_line
+from workbench.base.lines import from_line, to_line
 from workbench.jobs.data.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.model import has_chat_template

@@ -15,13 +15,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from workbench.base import rpc
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.lines import Pipes
 from workbench.base.redact import Redactor
-from workbench.base.wire import connect, listen, read_request, to_line
+from workbench.base.wire import connect, listen
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.1  # after an accept that failed
 _WARN_S = 30.0  # between two lines of the log about it
+_PEER_S = 30.0  # for a peer to send its request, and to take the answer
 _PROBE_S = 10.0  # a busy machine may take its time to answer a connection
 _DEAF_PROBES = 2  # one unanswered probe alone may be a machine that was asleep
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
@@ -128,8 +131,10 @@ class RequestServer:
         """Connect to the own socket; return whether several connections in a row got no answer."""
         try:
             with connect(self._path, _PROBE_S) as probe:
-                probe.shutdown(socket.SHUT_WR)
-                answered = bool(probe.recv(1))  # an empty request is answered with an error
+                client = rpc.Client(Pipes(probe.fileno(), probe.fileno(), write_s=_PROBE_S))
+                with suppress(rpc.Refused):  # a refusal is an answer
+                    client.call({"op": "probe"}, _PROBE_S)
+            answered = True
         except OSError as error:
             if (
                 error.errno in _NO_DESCRIPTOR
@@ -194,14 +199,15 @@ class RequestServer:
 
 
 def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:
-    with connection:
-        connection.settimeout(30)
-        try:
-            answer: dict[str, object] = {"ok": True, **do(request_from(read_request(connection)))}
-        except WorkbenchError as error:
-            answer = {"ok": False, "error": redact(str(error))}
-        except Exception as error:  # connection boundary
-            logger.exception("a request")
-            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-        with suppress(OSError):
-            connection.sendall(to_line(answer))
+    """Answer the one request of a connection; a peer that sends none in time is dropped."""
+    with connection, suppress(OSError):
+        line = connection.fileno()
+        for request in rpc.incoming(Pipes(line, line, write_s=_PEER_S), _PEER_S):
+            try:
+                request.answer(do(request_from(request.fields)))
+            except WorkbenchError as error:
+                request.refuse(redact(str(error)))
+            except Exception as error:  # connection boundary
+                logger.exception("a request")
+                request.refuse(f"{type(error).__name__}: {error}")
+            return

@@ -24,9 +24,9 @@ from workbench.base.errors import (
 )
 from workbench.base.files.locks import no_locks_there
 from workbench.base.files.private import make_cluster_folder
+from workbench.base.lines import to_line
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
-from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import write_cluster_state

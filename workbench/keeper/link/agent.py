@@ -18,8 +18,8 @@ from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
+from workbench.base.lines import from_line, to_line
 from workbench.base.redact import mask_secrets
-from workbench.base.wire import from_line, to_line
 from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.lines import from_line, to_line
 from workbench.base.process import (
     Process,
     become_subreaper,
@@ -34,7 +35,6 @@ from workbench.base.process import (
     process_start_time,
 )
 from workbench.base.versions import installed_versions
-from workbench.base.wire import from_line, to_line
 from workbench.pods.guest.pod_main import LATE_S, Stop, has_sessions, reap, start_sshd, stop
 from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod

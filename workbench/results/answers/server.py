@@ -22,7 +22,7 @@ from workbench.base.child import child_environment, main_of, start
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.files import load_json
 from workbench.base.json_values import part
-from workbench.base.wire import from_line, to_line
+from workbench.base.lines import from_line, to_line
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 

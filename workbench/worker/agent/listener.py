@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes, is_full
-from workbench.base.wire import from_line, to_line
+from workbench.base.lines import from_line, to_line
 from workbench.worker.agent.supervisor import Agent, Later, Reply
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.base import entries
 from workbench.base.errors import DiskFull
-from workbench.base.wire import from_line
+from workbench.base.lines import from_line
 from workbench.jobs.choices import Peft
 from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune, job_from_dict

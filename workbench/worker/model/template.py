@@ -15,7 +15,7 @@ from transformers.utils.hub import cached_file
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
-from workbench.base.wire import from_line, to_line
+from workbench.base.lines import from_line, to_line
 from workbench.jobs.data.messages import Message, Shape, shape_of
 
 Tools = Sequence[Json]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base import wire
-from workbench.base.wire import from_line, to_line
+from workbench.base.lines import from_line, to_line
 
 _RELAY = "workbench.worker.agent.clients.relay"
 _POLL_S = 0.1

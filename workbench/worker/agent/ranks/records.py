@@ -13,7 +13,7 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
 from workbench.base.files import write_bytes, write_json
-from workbench.base.wire import from_line
+from workbench.base.lines import from_line
 
 _RESERVE, _RESERVE_BYTES = ".reserve", 16 << 10
 _RECORD_BYTES = 64 * 1024

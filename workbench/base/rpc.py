@@ -1,0 +1,200 @@
+"""Requests and answers between two processes, in lines of JSON over any two byte streams.
+
+A request is `{"id": 7, "op": "ping", …}`, its answer `{"id": 7, "ok": true, …}` or
+`{"id": 7, "ok": false, "error": "…"}`. Answers come in any order, after their `{"id": 7, "piece": …}`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from workbench.base import lines
+from workbench.base.lines import LARGEST, Lines, Stream, TooLong
+
+_OnPiece = Callable[[Any], None]
+
+
+class Refused(Exception):
+    """The peer answered and refused. `answer` has all fields of the answer."""
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        super().__init__(str(answer.get("error", "the request was refused")))
+        self.answer = answer
+
+
+class Late(TimeoutError):
+    """No answer came before the deadline. It may come later: `Client.result` can be called again."""
+
+
+class Call:
+    """A request that a client sent: its answer and pieces, once they have come."""
+
+    def __init__(self, number: int, op: object) -> None:
+        self.number, self.op = number, op
+        self.pieces: deque[Any] = deque()
+        self.answer: dict[str, Any] | None = None
+
+
+class Client:
+    """Ask over a stream, from any number of threads: one of those that wait reads for all of them."""
+
+    def __init__(self, stream: Stream, *, largest_answer: int = LARGEST) -> None:
+        self._stream, self._lines = stream, Lines(largest_answer)
+        self._writing, self._changed = threading.Lock(), threading.Condition()
+        self._calls: dict[int, Call] = {}
+        self._last, self._reading = 0, False
+        self._lost = ""  # why no more can be sent or read
+
+    def call(
+        self, request: Mapping[str, object], timeout_s: float, on_piece: _OnPiece | None = None
+    ) -> dict[str, Any]:
+        """Send a request and return its answer. Errors are those of `send` and `result`."""
+        call = self.send(request)
+        try:
+            return self.result(call, timeout_s, on_piece)
+        finally:
+            self.forget(call)
+
+    def send(self, request: Mapping[str, object]) -> Call:
+        """Send a request. TooLong: it is too large, and nothing was sent. OSError: the line is lost."""
+        with self._writing:
+            self._last += 1
+            call = Call(self._last, request.get("op"))
+            line = lines.to_line({**request, "id": call.number})
+            lines.check_length(len(line), f"the request {call.op!r}")
+            if self._lost:
+                raise ConnectionError(self._lost)
+            self._calls[call.number] = call
+            try:
+                self._stream.write(line)
+            except BaseException as error:  # no line may follow half of one
+                self._lost = str(error) or type(error).__name__
+                self.forget(call)
+                raise
+        return call
+
+    def result(
+        self, call: Call, timeout_s: float, on_piece: _OnPiece | None = None
+    ) -> dict[str, Any]:
+        """Wait for the answer to a call, and hand on its pieces as they come.
+
+        Raises:
+            Refused: The peer refused.
+            Late: The time is over. The call remains, and `result` can be called again.
+            ConnectionError: The peer ended, or sent what is no answer.
+        """
+        end_s = lines.deadline(timeout_s)
+        while True:
+            lost, answer = self._lost, call.answer  # in this order: an answer precedes the loss
+            while call.pieces:
+                piece = call.pieces.popleft()
+                if on_piece is not None:
+                    on_piece(piece)
+            if answer is not None:
+                self.forget(call)
+                if not answer.get("ok"):
+                    raise Refused(answer)
+                return answer
+            if lost:
+                raise ConnectionError(lost)
+            if lines.remaining(end_s) == 0 or not self._wait(call, end_s):
+                raise Late(f"no answer to {call.op!r} in {timeout_s:g} s")
+
+    def forget(self, call: Call) -> None:
+        """Drop the answer to a call when it comes. Idempotent."""
+        self._calls.pop(call.number, None)
+
+    def _wait(self, call: Call, end_s: float | None) -> bool:
+        """Wait for news of a call; read the stream if no other thread reads. False: it is late."""
+        with self._changed:
+            if call.answer is not None or call.pieces or self._lost:
+                return True
+            if self._reading:
+                return self._changed.wait(lines.remaining(end_s))
+            self._reading = True
+        try:
+            self._receive(self._stream.read(lines.remaining(end_s)))
+        except TimeoutError:
+            return False
+        except (OSError, ValueError) as error:
+            self._lost = str(error) or type(error).__name__
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+        return True
+
+    def _receive(self, data: bytes) -> None:
+        if not data:
+            where = " in the middle of a message" if self._lines.is_cut else ""
+            raise ConnectionError(f"the peer closed the line{where}")
+        self._lines.feed(data)
+        while (line := self._lines.take()) is not None:
+            message = lines.from_line(line)
+            number = message.get("id")
+            if number is None and len(self._calls) == 1:  # an older peer, or an unreadable request
+                (number,) = self._calls
+            call = self._calls.get(number) if isinstance(number, int) else None
+            if call is not None and "piece" in message:
+                call.pieces.append(message["piece"])
+            elif call is not None:
+                call.answer = message
+
+
+class Request:
+    """A request as the server has it. One `answer` or `refuse` ends it, now or later."""
+
+    def __init__(self, fields: Mapping[str, Any], write: Callable[[bytes], object]) -> None:
+        self.fields, self._write = fields, write
+
+    def answer(self, fields: Mapping[str, object]) -> None:
+        self._say({"ok": True, **fields})
+
+    def refuse(self, error: str, **fields: object) -> None:
+        self._say({"ok": False, "error": error, **fields})
+
+    def piece(self, value: object) -> None:
+        """Send a part of the answer ahead of it."""
+        self._say({"piece": value})
+
+    def _say(self, message: Mapping[str, object]) -> None:
+        self._write(lines.to_line({**message, "id": self.fields.get("id")}))
+
+
+class Requests:
+    """The requests in the bytes of one peer. A line that is no request is refused at once."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.received, self._write = Lines(), write
+        self.is_broken = False  # a line was too long: no request can be found behind it
+
+    def take(self) -> Request | None:
+        """Return the next request that is complete, or None."""
+        while not self.is_broken:
+            try:
+                line = self.received.take()
+                return None if line is None else Request(lines.from_line(line), self._write)
+            except ValueError as error:
+                self.is_broken = isinstance(error, TooLong)
+                Request({}, self._write).refuse(str(error))
+        return None
+
+
+def incoming(stream: Stream, timeout_s: float | None = None) -> Iterator[Request]:
+    """Yield the requests of a peer until it ends. TimeoutError: none was whole in so many seconds."""
+    requests, end_s = Requests(stream.write), lines.deadline(timeout_s)
+    while not requests.is_broken:
+        request = requests.take()
+        if request is not None:
+            yield request
+            end_s = lines.deadline(timeout_s)
+        elif lines.remaining(end_s) == 0:
+            raise TimeoutError("no whole request came in time")
+        else:
+            data = stream.read(lines.remaining(end_s))
+            if not data:
+                return
+            requests.received.feed(data)
