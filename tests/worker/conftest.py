@@ -35,7 +35,7 @@ class PodAgent:
     def serve(self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = 30) -> int:
         """Bring it up (again) and say hello as the keeper."""
         self.pid = self.serve_only(*flags, env=env, timeout_s=timeout_s)
-        self.keeper = Client(self.root)
+        self.keeper = Client(self.root, PATIENCE_S)
         self.ask("hello", keeper=True, address="127.0.0.1")
         return self.pid
 

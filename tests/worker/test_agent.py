@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from workbench.base.process import look_up
-from workbench.worker.agent.clients.client import AgentRefused, connect
+from workbench.base.rpc import Refused
+from workbench.worker.agent.clients.client import connect
 from workbench.worker.agent.machine import memory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -213,7 +214,7 @@ def test_secrets_reach_the_rank_and_nothing_else(agent):
         except OSError:
             continue
     agent.until_exited("r")
-    with pytest.raises(AgentRefused) as refused:
+    with pytest.raises(Refused) as refused:
         agent.ask(
             "prepare", run="x", request={**agent.request("x", ""), "env": {"A": 1, "B": canary}}
         )
@@ -224,11 +225,11 @@ def test_secrets_reach_the_rank_and_nothing_else(agent):
 
 def test_a_run_with_live_ranks_cannot_be_prepared_again_but_an_ended_one_can(agent):
     agent.start("r", "import time; time.sleep(60)")
-    with pytest.raises(AgentRefused, match="stop it first"):
+    with pytest.raises(Refused, match="stop it first"):
         agent.ask("prepare", run="r", request=agent.request("r", "pass"))
     agent.ask("stop", run="r", grace_s=1)
     agent.until_exited("r")
-    with pytest.raises(AgentRefused, match="was stopped"):
+    with pytest.raises(Refused, match="was stopped"):
         agent.ask("start", run="r")
     agent.start("r", "print('second')")
     assert agent.until_exited("r")["ranks"][0]["done"]
@@ -266,7 +267,7 @@ def test_start_again_starts_nothing_twice(agent):
     ],
 )
 def test_a_wrong_request_is_refused_in_words(agent, op, message, words):
-    with pytest.raises(AgentRefused, match=words):
+    with pytest.raises(Refused, match=words):
         agent.ask(op, **message)
     assert agent.ask("ping")["pid"] == agent.pid
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from workbench.base.process import Process, look_up, process_table
-from workbench.worker.agent.clients.client import AgentRefused, Client
+from workbench.base.rpc import Refused
+from workbench.worker.agent.clients.client import Client
 from workbench.worker.agent.main import end_leftovers
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -92,7 +93,7 @@ def test_stop_before_start_starts_nothing(agent):
     agent.ask("stop", run="r", grace_s=1)
     (rank,) = agent.poll("r")["ranks"]
     assert (rank["phase"], rank["stopped"], rank["exit_code"]) == ("exited", True, None)
-    with pytest.raises(AgentRefused, match="stopped"):
+    with pytest.raises(Refused, match="stopped"):
         agent.ask("start", run="r")
 
 
@@ -196,7 +197,7 @@ def test_when_the_agent_is_killed_its_ranks_die_and_the_next_one_cleans_up(agent
     assert not look_up(child.pid).zombie and (agent.root / "agent.sock").exists()
     assert agent.serve() != killed
     wait_gone(child, timeout_s=0)
-    with pytest.raises(AgentRefused, match="not prepared"):
+    with pytest.raises(Refused, match="not prepared"):
         agent.poll("r")
 
 

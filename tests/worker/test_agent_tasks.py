@@ -8,22 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from poll import until
 
-from workbench.worker.agent.clients.client import AgentRefused
+from workbench.base.rpc import Refused
 from workbench.worker.agent.tasks import Tasks
-
-
-def outcome(agent, op: str, **fields: object) -> dict:
-    task = agent.ask(op, **fields)["task"]
-    answers = []
-
-    def ended() -> bool:
-        answers.append(agent.ask("task", task=task)["answer"])
-        return answers[-1] is not None
-
-    until(ended, 20)
-    return answers[-1]
 
 
 def test_a_folder_is_made_and_listed(agent, tmp_path: Path) -> None:
@@ -31,7 +18,7 @@ def test_a_folder_is_made_and_listed(agent, tmp_path: Path) -> None:
         archive.writestr("train.py", "print()\n")
         archive.writestr("data/rows.txt", "a\n")
     sent = str(tmp_path / "script.zip")
-    assert outcome(agent, "stage", run="r", files={"job.json": "{}"}, archive=sent) == {}
+    assert agent.ask("stage", run="r", files={"job.json": "{}"}, archive=sent)["ok"]
     folder = agent.root / "runs" / "r"
     assert (folder / "job.json").read_text() == "{}"
     assert (folder / "job.json").stat().st_mode & 0o777 == 0o600
@@ -40,27 +27,24 @@ def test_a_folder_is_made_and_listed(agent, tmp_path: Path) -> None:
     (folder / "script" / "train.py").write_text("print(1)\n")
     (folder / "script" / "new.txt").write_text("n" * 100)
     (folder / "out" / "model").write_text("m")
-    left = outcome(agent, "left", run="r", archive=sent, below=1 << 20)
+    left = agent.ask("left", run="r", archive=sent, below=1 << 20)
     assert [name for name, _, _ in left["script"]] == ["new.txt", "train.py"]
     assert [name for name, _, _ in left["out"]] == ["model"]
 
 
 def test_a_list_longer_than_a_pipe_holds_comes_whole(agent) -> None:
-    outcome(agent, "stage", run="r", files={})
+    agent.ask("stage", run="r", files={})
     for number in range(1500):
         (agent.root / "runs" / "r" / "out" / f"{number:04}-{'x' * 60}").touch()
-    assert len(outcome(agent, "left", run="r", archive="-", below=1)["out"]) == 1500
+    assert len(agent.ask("left", run="r", archive="-", below=1)["out"]) == 1500
 
 
 def test_what_goes_wrong_is_said(agent, tmp_path: Path) -> None:
     (tmp_path / "broken.zip").write_text("no zip")
-    assert (
-        "not a zip"
-        in outcome(agent, "stage", run="r", files={}, archive=str(tmp_path / "broken.zip"))["error"]
-    )
-    with pytest.raises(AgentRefused, match="there is no task 1"):
-        agent.ask("task", task=1)
-    with pytest.raises(AgentRefused, match="run id"):
+    with pytest.raises(Refused, match="not a zip") as caught:
+        agent.ask("stage", run="r", files={}, archive=str(tmp_path / "broken.zip"))
+    assert caught.value.answer["full"] is False
+    with pytest.raises(Refused, match="run id"):
         agent.ask("stage", run="../r", files={})
 
 

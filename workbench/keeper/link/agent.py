@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from workbench.base import entries
+from workbench.base import entries, rpc
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
-from workbench.base.lines import from_line, to_line
+from workbench.base.lines import TooLong
 from workbench.base.redact import mask_secrets
 from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 _SERVED_S = 60.0  # it may have to end what a dead agent left
 _ANSWER_S = 8.0  # a live agent answers in milliseconds, a busy one in three seconds; then it hangs, or the network
 _PAUSE_S, _PAUSE_AT_MOST_S = 0.5, 5.0
-_TASK_S = 0.01  # between the first looks at one
+_SIGN_S = 2.0  # after which an agent that works for us is asked whether it lives
+_LARGEST = 64 << 20  # bytes of an answer: as much output as one poll asks for, each byte escaped
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _SHORT = 72  # bytes of a folder in which Python and torch can still make the sockets that DataLoader workers use
 _LOOKS = 3  # at a clock; the quickest answer is the truest
 _T = TypeVar("_T")
-
-
 _STOP_GRACE_S = 3.0
+_BROKEN = (WorkbenchError, OSError, EOFError, ValueError)  # of a line that cannot be used further
 
 
 class PodGone(RemoteError):
@@ -76,9 +76,9 @@ class AgentLink(PodFiles):
         )  # not /tmp, where another user may have made what torch expects
         self._lock = threading.RLock()
         self._lasts = threading.local()
-        self._next_id = 0
         self._ssh: SSHConnection | None = None
         self._stream: RemoteStream | None = None
+        self._line: rpc.Client | None = None
 
     def open(self) -> None:
         """Connect, send the package if it is not there, start the agent if none serves, and greet it."""
@@ -94,10 +94,14 @@ class AgentLink(PodFiles):
                     "serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm, "--connect"
                 )
             )
-            if not self._stream.readline(_SERVED_S).startswith(b'{"ok": true'):
+            self._line = rpc.Client(self._stream, largest_answer=_LARGEST)
+            try:
+                self._line.call({"op": "ping"}, _SERVED_S)
+            except (rpc.Refused, *_BROKEN) as error:
                 code = self._stream.wait(_ANSWER_S)
-                why = f"the agent of {self.pod.name} did not start: {self._stream.stderr[-2000:]}"
-                raise self._error(why, "agent serve", exit_code=code)
+                words = self._stream.stderr[-2000:] or str(error)
+                why = f"the agent of {self.pod.name} did not start: {words}"
+                raise self._error(why, "agent serve", exit_code=code) from error
             self._greet()
 
     def _greet(self) -> None:
@@ -128,51 +132,52 @@ class AgentLink(PodFiles):
             self.open()
 
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
-        with self._lock:
-            if self._stream is None:
-                raise self._error(f"no line to {self.pod.name}", op)
-            self._next_id += 1
-            request = {"id": self._next_id, "op": op, **fields}
-            try:
-                self._stream.write(to_line(request))
-                answer = self._answer(self._next_id, time.monotonic() + timeout_s)
-            except (WorkbenchError, OSError, EOFError, ValueError) as error:
-                # A late answer must not be taken for the next one's.
-                self.close()
-                why = f"lost the line to {self.pod.name} ({self.pod.address}): {error or type(error).__name__}"
-                raise self._error(why, op) from error
-        if not answer.get("ok"):
-            raise self._error(f"{self.pod.name}: {answer.get('error')}", op)
-        return answer
+        """Ask the agent. An answer that is late closes the line: then agent or network hangs."""
+        line = self._standing(op)
+        try:
+            return line.call({"op": op, **fields}, timeout_s)
+        except (rpc.Refused, TooLong) as refusal:
+            raise self._error(f"{self.pod.name}: {refusal}", op) from refusal
+        except _BROKEN as error:
+            raise self._lost(line, op, error) from error
 
-    def _answer(self, wanted: int, deadline: float) -> dict[str, Any]:
-        assert self._stream is not None
-        while True:
-            line = self._stream.readline(max(0.01, deadline - time.monotonic()))
-            if not line:
-                raise EOFError("the agent closed it")
-            answer = from_line(line)
-            if answer.get("id") == wanted:
-                return answer
+    def _standing(self, op: str) -> rpc.Client:
+        with self._lock:
+            if self._line is None:
+                raise self._error(f"no line to {self.pod.name}", op)
+            return self._line
+
+    def _lost(self, line: rpc.Client, op: str, error: Exception) -> RemoteError:
+        with self._lock:
+            if self._line is line:  # and not a newer one, which another thread has opened
+                self.close()
+        where = f"{self.pod.name} ({self.pod.address})"
+        return self._error(f"lost the line to {where}: {error or type(error).__name__}", op)
 
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Ask the agent for what takes its time, and return what came of it; others may speak to it meanwhile."""
+        """Ask the agent for what takes its time, and wait for the answer; others may ask meanwhile."""
         self._keep_package(self._connection())  # the agent imports out of it what does the work
-        task, until, pause_s = (
-            self.call(op, **fields)["task"],
-            time.monotonic() + timeout_s,
-            _TASK_S,
-        )
-        while (answer := self.call("task", task=task)["answer"]) is None:
-            if time.monotonic() > until:
-                raise self._error(f"{self.pod.name}: no end in {timeout_s:.0f} s", op)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S)
-        if answer.get("full"):
-            raise disk_full(self.pod.root, None, self._free_bytes(), where=self.pod.name)
-        if "error" in answer:
-            raise self._error(f"{self.pod.name}: {answer['error']}", op)
-        return dict(answer)
+        line, until = self._standing(op), time.monotonic() + timeout_s
+        try:
+            call = line.send({"op": op, **fields})
+            while True:
+                try:
+                    return line.result(call, _SIGN_S)
+                except rpc.Late:
+                    if time.monotonic() > until:
+                        line.forget(call)
+                        why = f"{self.pod.name}: no end in {timeout_s:.0f} s"
+                        raise self._error(why, op) from None
+                line.call({"op": "ping"}, _ANSWER_S)  # raises where the agent does not answer
+        except rpc.Refused as refusal:
+            if refusal.answer.get("full"):
+                free = self._free_bytes()
+                raise disk_full(self.pod.root, None, free, where=self.pod.name) from refusal
+            raise self._error(f"{self.pod.name}: {refusal}", op) from refusal
+        except TooLong as error:
+            raise self._error(f"{self.pod.name}: {error}", op) from error
+        except (OSError, EOFError, ValueError) as error:
+            raise self._lost(line, op, error) from error
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         if again:
@@ -206,7 +211,7 @@ class AgentLink(PodFiles):
                 if part is not None:
                     with suppress(OSError, EOFError):  # the line under it may have broken just now
                         part.close()
-            self._stream = self._ssh = None
+            self._stream = self._ssh = self._line = None
 
     def lasting(
         self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False

@@ -31,7 +31,6 @@ class RemoteStream:
         self.host = host
         self.command = command
         self.channel = channel
-        self._received = bytearray()
         self._stderr = bytearray()
 
     def write(self, data: bytes) -> None:
@@ -40,18 +39,18 @@ class RemoteStream:
         except OSError as error:
             raise self.error(f"cannot be written to: {error}") from error
 
-    def readline(self, timeout_s: float | None = None) -> bytes:
-        """Return the next line of its stdout with its line end; the rest, or nothing, after the last."""
+    def read(self, timeout_s: float | None) -> bytes:
+        """Return some bytes of its stdout, none at the end. TimeoutError: it wrote none in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        start = 0
-        while (end := self._received.find(b"\n", start)) < 0:
-            start = len(self._received)
-            if not self._receive(deadline):
-                end = len(self._received) - 1
-                break
-        line = bytes(self._received[: end + 1])
-        del self._received[: end + 1]
-        return line
+        while True:
+            self._drain_stderr()
+            if self.channel.recv_ready() or self.channel.eof_received or self.channel.closed:
+                data: bytes = self.channel.recv(_READ_BYTES)
+                return data
+            left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
+            if left_s < 0:
+                raise TimeoutError(f"{self.command!r} on {self.host} wrote nothing in time")
+            _await(self.channel, left_s)
 
     @property
     def stderr(self) -> str:
@@ -71,18 +70,6 @@ class RemoteStream:
     def close(self) -> None:
         """Close the channel. The remote command sees the end of its stdin and is not killed. Idempotent."""
         self.channel.close()
-
-    def _receive(self, deadline: float | None) -> bool:
-        while True:
-            self._drain_stderr()
-            if self.channel.recv_ready() or self.channel.eof_received or self.channel.closed:
-                data = self.channel.recv(_READ_BYTES)
-                self._received += data
-                return bool(data)
-            left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
-            if left_s < 0:
-                raise self.error("sent no line in time")
-            _await(self.channel, left_s)
 
     def _drain_stderr(self) -> None:
         """Take what is there, or a full window would block stdout too (faults.md, 10)."""

@@ -18,9 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(argv)
     root = Path(asked.root)
     if asked.command == "serve":
-        return _serve(root, asked.lease_s, asked.warm) or (
-            bridge(root.resolve()) if asked.connect else 0
-        )
+        code = _serve(root, asked.lease_s, asked.warm, quiet=asked.connect)
+        return bridge(root.resolve()) if asked.connect and code == 0 else code
     if asked.command == "connect":
         return bridge(root)
     if asked.command == "packages":
@@ -28,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _launch_rank(root, asked)
 
 
-def _serve(root: Path, lease_s: float, warm: bool) -> int:
+def _serve(root: Path, lease_s: float, warm: bool, *, quiet: bool) -> int:
+    """Bring the agent up and print its pid, unless quiet: a bridge carries nothing but its answers."""
     from workbench.worker.agent.main import serve
 
     try:
@@ -36,8 +36,9 @@ def _serve(root: Path, lease_s: float, warm: bool) -> int:
     except (RuntimeError, OSError) as error:
         answer = {"ok": False, "error": str(error)}
         sys.stderr.write(f"{error}\n")
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    if not quiet:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
     return 0 if answer["ok"] else 1
 
 

@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, one poll, JSON lines over a Unix socket."""
+"""The agent's loop: one thread, one poll, requests of `base/rpc` over a Unix socket."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes, is_full
-from workbench.base.lines import from_line, to_line
-from workbench.worker.agent.supervisor import Agent, Later, Reply
+from workbench.base.rpc import Request, Requests
+from workbench.worker.agent.supervisor import Agent, Later
 
 _log = logging.getLogger(__name__)
 
-_LINE_BYTES = 8 << 20
 _UNSENT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 _AFTER_MISTAKE_S = 0.2
@@ -30,9 +29,12 @@ class _ClientConnection:
     socket: socket.socket
     keeper: bool = False
     closing: bool = False
-    read: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
-    pending: list[tuple[object, Later]] = field(default_factory=list)
+    pending: list[tuple[Request, Later]] = field(default_factory=list)
+    requests: Requests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests = Requests(self.unsent.extend)
 
     @property
     def events(self) -> int:
@@ -108,56 +110,57 @@ class Server:
             return
         except OSError:
             data = b""
-        connection.read += data
-        connection.closing = not data or len(connection.read) > _LINE_BYTES
-        self._answer_lines(connection)
+        connection.requests.received.feed(data)
+        connection.closing = not data
+        self._answer_requests(connection)
 
-    def _answer_lines(self, connection: _ClientConnection) -> None:
-        # Who asks without reading the answers waits for his own reading.
-        while len(connection.unsent) < _UNSENT_BYTES and (end := connection.read.find(b"\n")) >= 0:
-            line = bytes(connection.read[:end])
-            del connection.read[: end + 1]
-            if line.strip():
-                self._answer(connection, line)
+    def _answer_requests(self, connection: _ClientConnection) -> None:
+        # A peer that asks without reading the answers waits for its own reading.
+        while len(connection.unsent) < _UNSENT_BYTES:
+            request = connection.requests.take()
+            if request is None:
+                connection.closing = connection.closing or connection.requests.is_broken
+                return
+            self._answer(connection, request)
 
-    def _answer(self, connection: _ClientConnection, line: bytes) -> None:
-        number: object = None
+    def _answer(self, connection: _ClientConnection, request: Request) -> None:
+        message = request.fields
+        if message.get("op") == "hello" and message.get("keeper") is True:
+            connection.keeper = True
+        if connection.keeper:
+            self.agent.renew()
         try:
-            message = from_line(line)
-            number = message.get("id")
-            connection.keeper = connection.keeper or (
-                message.get("op") == "hello" and message.get("keeper") is True
-            )
-            if connection.keeper:
-                self.agent.renew()
             reply = self.agent.operations[message["op"]](message)
         except _MISTAKES as error:
-            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
+            request.refuse(_words(error, self.agent.root))
         except Exception as error:  # request boundary: the agent outlives its own mistakes
             _log.exception("request failed")
-            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
+            request.refuse(_words(error, self.agent.root))
         else:
-            match reply:
-                case Later():
-                    connection.pending.append((number, reply))
-                case _:
-                    self._reply(connection, number, {"ok": True, **reply})
-
-    def _reply(self, connection: _ClientConnection, number: object, reply: Reply) -> None:
-        connection.unsent += to_line({"id": number, **reply})
+            if isinstance(reply, Later):
+                connection.pending.append((request, reply))
+            else:
+                request.answer(reply)
 
     def _answer_pending(self, connection: _ClientConnection) -> None:
-        for number, later in list(connection.pending):
+        for request, later in list(connection.pending):
             reply = later.ready()
-            if reply is not None:
-                connection.pending.remove((number, later))
-                self._reply(connection, number, {"ok": True, **reply})
+            if reply is None:
+                continue
+            connection.pending.remove((request, later))
+            if "error" in reply:
+                request.refuse(str(reply["error"]), full=reply.get("full") is True)
+            else:
+                request.answer(reply)
 
     def _advance(self, connection: _ClientConnection) -> None:
         self._answer_pending(connection)
-        alive = self._send(connection)
-        self._answer_lines(connection)
-        if not alive or (connection.closing and not connection.unsent and not connection.pending):
+        if not self._send(connection):
+            # The peer has gone. What works for it is awaited, and its answer dropped.
+            connection.closing = True
+            connection.unsent.clear()
+        self._answer_requests(connection)
+        if connection.closing and not connection.unsent and not connection.pending:
             connection.socket.close()
             self.connections.remove(connection)
 

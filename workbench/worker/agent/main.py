@@ -27,8 +27,9 @@ from workbench.base.process import (
     process_start_time,
     process_table,
 )
+from workbench.base.rpc import Refused
 from workbench.base.wire import listen
-from workbench.worker.agent.clients.client import AgentRefused, Client
+from workbench.worker.agent.clients.client import Client
 from workbench.worker.agent.listener import Server
 from workbench.worker.agent.supervisor import Agent
 from workbench.worker.agent.warm_link import FORK_SERVER
@@ -82,7 +83,7 @@ def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
     try:
         with Client(root, timeout_s) as client:
             return int(client.ask("ping")["pid"])
-    except (OSError, AgentRefused):
+    except (OSError, Refused):
         return None
 
 

@@ -49,7 +49,7 @@ class Later:
     """A reply that needs time: asked again until it is there."""
 
     ready: Callable[[], Reply | None]
-    """Gives the reply, or None when it is not yet time."""
+    """Returns the reply, or None when it is not yet time. A reply with an `error` is a refusal."""
 
 
 class Agent:
@@ -75,7 +75,6 @@ class Agent:
             "stamp": stamp,
             "stage": self._stage,
             "left": self._left,
-            "task": lambda message: {"answer": self._tasks.take(whole_in(message, "task"))},
             "prepare": self._prepare,
             "prepared": self._prepared,
             "rejoin": self._rejoin,
@@ -174,12 +173,12 @@ class Agent:
             "runs": list(self._runs),
         }
 
-    def _stage(self, message: Message) -> Reply:
+    def _stage(self, message: Message) -> Later:
         """Begin to make a run's folder, with these small files and what a script's archive that is here holds."""
         archive = str(message.get("archive") or "")
         return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
 
-    def _left(self, message: Message) -> Reply:
+    def _left(self, message: Message) -> Later:
         folder, archive, below = (
             self._folder(message),
             Path(str(message.get("archive"))),
@@ -187,8 +186,9 @@ class Agent:
         )
         return self._begin("files_left", folder / "out", folder / "script", archive, below)
 
-    def _begin(self, name: str, *args: object) -> Reply:
-        return {"task": self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))}
+    def _begin(self, name: str, *args: object) -> Later:
+        task = self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))
+        return Later(lambda: self._tasks.take(task))
 
     def _folder(self, message: Message) -> Path:
         return self.root / "runs" / check_run_id(message.get("run"))

@@ -13,17 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from workbench.base import wire
-from workbench.base.lines import from_line, to_line
+from workbench.base import rpc, wire
+from workbench.base.lines import Pipes
+from workbench.base.rpc import Refused
 
 _RELAY = "workbench.worker.agent.clients.relay"
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 16
 Place = dict[str, int | str | None]
-
-
-class AgentRefused(Exception):
-    """What the agent answered instead of doing what it was asked."""
 
 
 def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
@@ -32,24 +29,18 @@ def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
 
 
 class Client:
+    """A program's line to the agent. Raises `Refused` for what the agent does not do, else OSError."""
+
     def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
+        self._timeout_s = timeout_s
         self._socket = connect(root, timeout_s)
-        self._file = self._socket.makefile("rb")
-        self._number = 0
+        line = self._socket.fileno()
+        self._client = rpc.Client(Pipes(line, line, write_s=timeout_s))
 
     def ask(self, op: str, **message: object) -> dict[str, Any]:
-        self._number += 1
-        self._socket.sendall(to_line({"id": self._number, "op": op, **message}))
-        line = self._file.readline()
-        if not line:
-            raise ConnectionResetError("the agent closed the connection")
-        reply = from_line(line)
-        if not reply.pop("ok"):
-            raise AgentRefused(str(reply.get("error")))
-        return reply
+        return self._client.call({"op": op, **message}, self._timeout_s)
 
     def close(self) -> None:
-        self._file.close()
         self._socket.close()
 
     def __enter__(self) -> Client:
@@ -116,7 +107,7 @@ def launch_rank(pods_root: Path, run: str, place: Place, *, quiet: bool = False)
         return _follow(client, run, place["rank"], [] if quiet else _echoes(started))
     except _NobodyReads:
         return 128 + signal.SIGPIPE
-    except (OSError, AgentRefused) as error:
+    except (OSError, Refused) as error:
         sys.stderr.write(f"rank {place['rank']} of run {run}: {error}\n")
         return 1
     finally:
@@ -132,7 +123,7 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
         try:
             if client.ask("prepared", run=run, rank=place["rank"]).get("mine"):
                 return client
-        except (OSError, AgentRefused):
+        except (OSError, Refused):
             pass
         client.close()
     return None
