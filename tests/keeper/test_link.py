@@ -1,11 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from workbench.base.errors import RemoteError
+from workbench.base.lines import Pipes
+from workbench.base.rpc import Client, Request, incoming
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -43,3 +50,96 @@ def test_a_pod_s_clock_is_read_off_the_quickest_answer_and_not_off_the_first(
     link._greet()
     assert link.clock_offset_s == pytest.approx(AHEAD_S, abs=1e-6)
     assert (link.agent_pid, link.interface) == (7, "eth0")
+
+
+class NearLink(AgentLink):
+    """A line to a peer that a test plays, over a pair of sockets in place of SSH."""
+
+    def __init__(self, folder: Path, ours: socket.socket) -> None:
+        pod = Pod(name="pod-0", root="/tmp/pod-0")
+        super().__init__(pod, Identity(folder), lease_s=9.0, package=("w.zip", b""))
+        self._line = Client(Pipes(ours.fileno(), ours.fileno()))
+
+    def _connection(self) -> Any:
+        return None
+
+    def _keep_package(self, ssh: Any) -> None:
+        pass
+
+
+@contextmanager
+def near(folder: Path, do: Callable[[Request], object]) -> Iterator[NearLink]:
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        for request in incoming(Pipes(theirs.fileno(), theirs.fileno())):
+            do(request)
+
+    thread = threading.Thread(target=serve)
+    with theirs:
+        with ours:
+            thread.start()
+            yield NearLink(folder, ours)
+        thread.join(30)
+
+
+def test_an_agent_that_works_is_asked_whether_it_lives_and_answers_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.keeper.link.agent._SIGN_S", 0.05)
+    pings: list[Request] = []
+    begun: list[Request] = []
+
+    def do(request: Request) -> None:
+        if request.fields["op"] == "stage":
+            begun.append(request)
+            return
+        request.answer({"n": request.fields.get("n")})
+        pings.append(request)
+        if len(pings) == 5:
+            begun[0].answer({"made": True})
+
+    with near(tmp_path, do) as link:
+        assert link.work("stage", 30.0, run="r")["made"] is True
+        assert len(pings) == 5
+        assert link.call("poll", n=3)["n"] == 3
+
+
+def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.keeper.link.agent._SIGN_S", 0.05)
+
+    def do(request: Request) -> None:
+        if request.fields["op"] == "left":
+            request.refuse("it was killed", full=False)
+        elif request.fields["op"] == "ping":
+            request.answer({})
+
+    with near(tmp_path, do) as link:
+        with pytest.raises(RemoteError, match="pod-0: it was killed"):
+            link.work("left", 30.0)
+        with pytest.raises(RemoteError, match="pod-0: no end in 0 s"):
+            link.work("stage", 0.2)
+        assert link.call("ping")["ok"]
+
+
+def test_an_agent_that_is_silent_while_it_works_loses_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.keeper.link.agent._SIGN_S", 0.05)
+    monkeypatch.setattr("workbench.keeper.link.agent._ANSWER_S", 0.1)
+    with near(tmp_path, lambda request: None) as link:
+        with pytest.raises(RemoteError, match=r"lost the line to pod-0 .*no answer to 'ping'"):
+            link.work("stage", 600.0)
+        with pytest.raises(RemoteError, match="no line to pod-0"):
+            link.call("ping")
+
+
+def test_the_loss_of_an_old_line_leaves_a_new_one_alone(tmp_path: Path) -> None:
+    other = Client(Pipes(*os.pipe()))
+    with near(tmp_path, lambda request: request.answer({})) as link:
+        old, link._line = link._line, other
+        with pytest.raises(RemoteError, match="lost the line"):
+            raise link._lost(old, "ping", ConnectionError("it broke"))
+        assert link._line is other
