@@ -300,6 +300,19 @@ def test_imports_that_fail_are_told_and_ranks_start_cold(make_agent, tmp_path):
     assert agent.output["rank-0/stdout.log"] == b"cold\n"
 
 
+def test_imports_that_initialize_cuda_have_ranks_start_cold(make_agent, tmp_path):
+    (tmp_path / "toy_job.py").write_text(TOY)
+    # A stand-in for torch on a GPU, which this machine lacks.
+    cuda = "types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)"
+    (tmp_path / "torch.py").write_text(f"import types\ncuda = {cuda}\n")
+    agent = make_agent()
+    agent.serve("--warm", env=paths(tmp_path, WORKBENCH_WARM_MODULES="torch,toy_job"))
+    start(agent, "stamp")
+    (rank,) = agent.until_exited("r")["ranks"]
+    assert rank["how"] == "cold" and rank["done"] and agent.poll("r")["warm"] == "failed"
+    assert "an import initialized CUDA" in (agent.root / "agent.log").read_text()
+
+
 def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and_the_next_start_cold(
     warm,
 ):

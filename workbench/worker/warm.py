@@ -104,6 +104,13 @@ def _import(modules: Sequence[str], late: Sequence[str]) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        sys.stderr.write(
+            "warm server: an import initialized CUDA, which no fork can use then: ranks start cold\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)
     if threading.active_count() > 1:
         sys.stderr.write(
             f"warm server: imports left threads, which ranks will lack: {threading.enumerate()}\n"
