@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -42,6 +43,12 @@ def test_a_text_that_travels_on_a_command_line_is_ascii(module: object) -> None:
 
 def test_the_text_for_hosts_is_ascii() -> None:
     assert far_end_script().isascii()
+
+
+def test_the_text_for_hosts_is_python_that_needs_nothing_of_ours() -> None:
+    imported = [node for node in ast.walk(ast.parse(far_end_script())) if hasattr(node, "module")]
+    assert imported
+    assert [node.module for node in imported if "workbench" in str(node.module)] == []
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import shlex
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import PurePosixPath
 from time import monotonic
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base import process, versions
@@ -234,13 +236,21 @@ def _ask(
 def far_end_script() -> str:
     """Return `far_end.py` with what it imports of this package, and without the folder it is run in on its path."""
     head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
-    lines = [
-        line
-        for module in (folders, process, versions, far_end)
-        for line in inspect.getsourcelines(module)[0]
-    ]
-    own = ("from __future__ ", "from workbench.")
-    return head + "".join(line for line in lines if not line.startswith(own))
+    modules = (folders, process, versions, far_end)
+    return head + "".join(map(_without_own_imports, modules))
+
+
+def _without_own_imports(module: ModuleType) -> str:
+    """Return a module's text without its imports from this package, which all stand in one script."""
+    source = inspect.getsource(module)
+    lines = source.splitlines(keepends=True)
+    for statement in ast.parse(source).body:
+        origin = statement.module or "" if isinstance(statement, ast.ImportFrom) else ""
+        if origin.partition(".")[0] in ("__future__", "workbench"):
+            # An import may have several lines; the number of lines stays for tracebacks.
+            for number in range(statement.lineno - 1, statement.end_lineno or 0):
+                lines[number] = "\n"
+    return "".join(lines)
 
 
 def _at_once(jumps: Sequence[object]) -> int:
