@@ -22,7 +22,7 @@ from poll import until
 from tests.pods.conftest import children, on_pods
 from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
-from workbench.base.process import Process, find, live_descendants, with_mark
+from workbench.base.process import Process, find, live_descendants, of_pods, with_mark
 from workbench.pods.guest.machine import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -387,7 +387,7 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
 
 
 def fork_servers(folder: Path) -> list[Process]:
-    return with_mark("WORKBENCH_POD", [str(folder / "pods" / "fork-server")])
+    return of_pods([str(folder / "pods" / "fork-server")])
 
 
 def test_pods_that_are_to_be_warm_have_one_fork_server_which_goes_with_them(

@@ -6,15 +6,12 @@ What a warm server does is tried in `test_warm.py`, for both kinds.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import resource
 import signal
 import socket as sockets
-import stat
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,15 +20,12 @@ from poll import until
 
 from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from workbench.base.allocator import preloaded
-from workbench.base.process import find, look_up, marks, with_mark
+from workbench.base.process import Process, look_up, of_pods, pod_of, process_table
 from workbench.pods.guest.machine import MemoryLimit
-from workbench.pods.local import forkserver
-from workbench.pods.local.forkserver import ForkServer
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext
 from workbench.pods.pod_spec import PodSpec
 from workbench.worker.agent.warm_link import FORK_SERVER
-from workbench.worker.forkserver import _LINGER_S
 
 MORE = """
 import resource, time
@@ -77,6 +71,12 @@ def is_forked(agent) -> bool:
     return b"workbench.worker.forkserver" in argv(server_of(agent))
 
 
+def adopted_by(server: Process) -> list[Process]:
+    """Return the orphans of ranks below a warm server: no rank is in the session of another."""
+    table = process_table().values()
+    return [p for p in table if p.parent == server.pid and p.session != p.pid and not p.zombie]
+
+
 @contextlib.contextmanager
 def open_files(count: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -101,14 +101,15 @@ def test_it_takes_after_the_agent(make_agent, socket, env, tmp_path):
     assert (taken["files"], taken["umask"]) == (777, 0o027)
     assert Path(taken["package"]).parents[1] == Path(env["PYTHONPATH"].split(os.pathsep)[0])
     server = server_of(agent)
-    assert marks(server.pid) == {"WORKBENCH_POD": str(agent.root)}
-    assert Path(f"/proc/{server.pid}/cwd").readlink() == agent.root == Path(taken["first"])
+    assert pod_of(server.pid) == str(agent.root)
+    assert Path(f"/proc/{server.pid}/cwd").readlink() == agent.root
+    assert taken["first"] == env["PYTHONPATH"].split(os.pathsep)[0]
     assert Path(f"/proc/{server.pid}/fd/1").readlink() == agent.root / "agent.log"
     assert server.session == server.pid and server.parent != agent.pid
     assert ("libjemalloc" in Path(f"/proc/{server.pid}/maps").read_text()) == bool(preloaded())
     start(agent, "facts", run="facts")
     agent.until_exited("facts")
-    (own,) = with_mark("WORKBENCH_POD", [str(tmp_path / "fork-server")])
+    (own,) = of_pods([str(tmp_path / "pods" / "fork-server")])
     assert own.pid == server.parent
 
 
@@ -126,56 +127,29 @@ def test_agents_share_one_and_outlive_it(make_agent, tmp_path, env):
     assert "no fork server" in log(agents[2]) and not is_forked(agents[2])
 
 
-def test_clusters_share_one_import_and_outlive_who_did_it(make_agent, tmp_path, env, monkeypatch):
-    for name in ("LANG", "LC_ALL", "LC_CTYPE"):  # each Python then sets the last one for itself
-        monkeypatch.delenv(name, raising=False)
-
-    def agent_of(name: str, socket: str):
-        agent = make_agent(name)
-        agent.serve("--warm", env={**env, FORK_SERVER: socket})
-        assert is_forked(agent), log(agent)
-        return agent
-
-    folders = [tmp_path / name for name in "abc"]
-    for folder in folders:
-        folder.mkdir()
-    with fork_server(folders[0], env) as one, fork_server(folders[1], env) as other:
-        servers = [
-            look_up(server_of(agent_of(*words)).parent)
-            for words in (("pod-0", one), ("pod-1", other))
-        ]
-        assert servers[0] != servers[1]
-        (importer,) = {server.parent for server in servers}
-        os.kill(importer, signal.SIGKILL)
-        until(lambda: find(importer) is None, 10)  # its socket lives until its memory is given back
-        with fork_server(folders[2], env) as third:
-            next_one = look_up(server_of(agent_of("pod-2", third)).parent).parent
-            assert next_one != importer
-            agent_of("pod-3", one)
-    until(lambda: look_up(next_one) is None, 60.0)  # it has nobody to serve any more
+def test_it_ends_with_a_keeper_that_is_killed(tmp_path, env):
+    """A keeper that is killed closes nothing by itself: the kernel closes the server's stdin."""
+    (tmp_path / "pods").mkdir()
+    with_keeper = f"""
+import os, time
+from pathlib import Path
+from workbench.pods.local.forkserver import ForkServer
+ForkServer(Path({str(tmp_path / "pods")!r}), os.environ, os.environ["PYTHONPATH"])
+print("up", flush=True); time.sleep(60)
+"""
+    argv = [sys.executable, "-c", with_keeper]
+    keeper = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, **env})
+    try:
+        assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+        assert of_pods([str(tmp_path / "pods" / "fork-server")])
+    finally:
+        keeper.kill()
+        keeper.wait()
+        keeper.stdout.close()
+    until(lambda: not of_pods([str(tmp_path / "pods" / "fork-server")]), 60.0)
 
 
-def test_the_import_lasts_as_long_as_a_cluster_that_uses_it(make_agent, tmp_path, env):
-    """The process that imported must not take the request of a keeper for the end of the keeper."""
-    agent = make_agent()
-    with fork_server(tmp_path, env) as socket:
-        agent.serve("--warm", env={**env, FORK_SERVER: socket})
-        assert is_forked(agent), log(agent)
-        importer = find(look_up(server_of(agent).parent).parent)
-        assert b"workbench.worker.forkserver" in argv(importer)
-        time.sleep(_LINGER_S + 3)
-        assert find(importer.pid) == importer
-    until(lambda: find(importer.pid) != importer, 6 * _LINGER_S)
-
-
-def own_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have this user's sockets in a folder of the test's own."""
-    (tmp_path / "run").mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    return tmp_path / "run" / "deepspeed-workbench"
-
-
-def in_vain_as_nobody(path: Path) -> None:
+def connect_as_nobody(path: Path) -> None:
     """Hold that another user can connect to a socket."""
     if (tries := os.fork()) == 0:
         try:
@@ -188,93 +162,56 @@ def in_vain_as_nobody(path: Path) -> None:
     assert os.waitpid(tries, 0)[1] == 0
 
 
-def test_the_process_that_imports_has_no_name_that_all_can_read(tmp_path, env, monkeypatch):
-    run = own_run_folder(tmp_path, monkeypatch)
-    server = ForkServer(tmp_path, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
-    try:
-        # No abstract socket, which all can name and take.
-        assert Path(server._line.getpeername()).name in [
-            each.name for each in run.glob("importer-*.sock")
-        ]
-        assert stat.S_IMODE(run.stat().st_mode) == 0o700
-        assert {stat.S_IMODE(each.stat().st_mode) for each in run.iterdir()} == {0o600}
-    finally:
-        server.end()
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_another_user_cannot_reach_it(tmp_path, env):
+    with fork_server(tmp_path, env) as socket:
+        Path(socket).parent.chmod(0o755)  # the socket's own rights suffice
+        with pytest.raises(AssertionError):
+            connect_as_nobody(Path(socket))
+        Path(socket).chmod(0o666)
+        connect_as_nobody(Path(socket))  # the attempt itself is sound
 
 
-@pytest.mark.parametrize(
-    "left", ["a socket without a process", "a process that takes nothing", "a lock that is held"]
-)
-def test_a_name_that_is_taken_costs_seconds_and_not_the_start(tmp_path, env, monkeypatch, left):
-    monkeypatch.setattr(forkserver, "_REACH_S", 1.0)
-    run = own_run_folder(tmp_path, monkeypatch)
-    run.mkdir(mode=0o700)
-    monkeypatch.setattr(forkserver, "_importer_name", lambda _: "importer.sock")
-    held = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
-    waiting = []
-    if left == "a lock that is held":
-        handle = os.open(run / "importer.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    else:
-        monkeypatch.chdir(run)  # a path as a whole may be too long for a socket
-        held.bind("importer.sock")
-    if left == "a process that takes nothing":
-        held.listen(0)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                waiting.append(sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET))
-                waiting[-1].setblocking(False)
-                waiting[-1].connect("importer.sock")
-    backend, began_s = LocalPods(), time.monotonic()
+def test_pods_import_for_themselves_where_it_cannot_be_started(tmp_path, caplog):
+    (tmp_path / "pods" / "fork-server.sock" / "in the way").mkdir(parents=True)
     context = LaunchContext(
         cluster_id="c", directory=tmp_path, public_key="", lease_s=5.0, timeout_s=5.0, warm=True
     )
-    (tmp_path / "pods").mkdir()
-    try:
-        backend._start_fork_server(PodSpec(), context)
-        assert (backend._fork_server is None) is (left != "a socket without a process")
-        assert time.monotonic() - began_s < 60
-        assert (tmp_path / "pods" / "fork-server.sock").exists() is (
-            backend._fork_server is not None
-        )
-    finally:
-        backend.stop()
-        for each in (held, *waiting):
-            each.close()
+    backend = LocalPods()
+    backend._start_fork_server(PodSpec(), context)
+    assert backend._fork_server is None
+    assert "each local pod imports torch for itself" in caplog.text
+    backend.stop()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
-def test_another_user_is_not_served(tmp_path, env, monkeypatch):
-    run = own_run_folder(tmp_path, monkeypatch)
-    server = ForkServer(tmp_path, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
-    try:
-        (path,) = run.glob("*.sock")
-        with pytest.raises(AssertionError):
-            in_vain_as_nobody(path)  # nobody else reaches it
-        run.chmod(0o755)  # and who did would get nothing
-        path.chmod(0o666)
-        log, for_log = os.pipe()
-        if (asks := os.fork()) == 0:
-            try:
-                os.chdir(run)
-                os.setuid(65534)
-                line = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
-                line.connect(path.name)
-                request = {"python": sys.executable, "name": server.name}
-                with contextlib.suppress(
-                    BrokenPipeError, ConnectionResetError
-                ):  # it may hang up before it is asked
-                    sockets.send_fds(line, [json.dumps(request).encode()], [for_log, for_log])
-                os.close(for_log)
-                os._exit(
-                    os.read(log, 1) != b""
-                )  # a server that served would hold this pipe, or write into it why not
-            finally:
-                os._exit(2)
-        os.close(for_log)
-        assert os.waitpid(asks, 0)[1] == 0
-    finally:
-        server.end()
+def test_an_agent_with_another_package_executes_its_own(make_agent, tmp_path, socket, env):
+    first, other = make_agent("pod-0"), make_agent("pod-1")
+    first.serve("--warm", env={**env, FORK_SERVER: socket})
+    assert is_forked(first), log(first)
+    (tmp_path / "more").mkdir()
+    path = f"{env['PYTHONPATH']}{os.pathsep}{tmp_path / 'more'}"
+    other.serve("--warm", env={**env, "PYTHONPATH": path, FORK_SERVER: socket})
+    assert not is_forked(other) and "the agent has another" in log(other)
+
+
+def test_what_a_warm_server_leaves_is_found_by_its_folder(make_agent, socket, env):
+    """A fork of a rank that left session and parent has no mark of its pod in its environment."""
+    agent, beside = make_agent("pod-0"), make_agent("pod-1")
+    for each in (agent, beside):
+        each.serve("--warm", env={**env, FORK_SERVER: socket})
+        assert is_forked(each), log(each)
+    start(agent, "hides")
+    agent.until_printed("r", "up")
+    server = server_of(agent)
+    until(lambda: adopted_by(server), 10)
+    (hidden,) = adopted_by(server)
+    os.kill(agent.pid, signal.SIGKILL)
+    server.send(signal.SIGKILL)
+    until(lambda: server not in of_pods([str(agent.root)]), 10)
+    assert hidden in of_pods([str(agent.root)])
+    agent.serve("--warm", env=env)  # it ends first what the dead one left
+    assert hidden not in of_pods([str(agent.root)])
+    assert server_of(beside) in of_pods([str(beside.root)])
 
 
 @pytest.mark.parametrize(
@@ -313,8 +250,8 @@ def test_an_agent_that_ends_during_the_imports_leaves_nothing(make_agent, tmp_pa
         go.touch()
         start(next_one, "stamp")
         next_one.until_exited("r")  # the fork server answers in turn
-        assert with_mark("WORKBENCH_POD", [str(agent.root)]) == []
-        assert [p.pid for p in with_mark("WORKBENCH_POD", [str(tmp_path / "fork-server")])]
+        assert of_pods([str(agent.root)]) == []
+        assert of_pods([str(tmp_path / "pods" / "fork-server")])
 
 
 def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):

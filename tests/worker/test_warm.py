@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench.base.process import Process, end_all, marks, process_table, with_mark
+from workbench.base.process import Process, end_all, of_pods, pod_of, process_table
 from workbench.pods.local.forkserver import ForkServer
 from workbench.worker.agent.warm_link import FORK_SERVER
 
@@ -83,21 +83,20 @@ def warm(make_agent, tmp_path, request):
 @contextlib.contextmanager
 def fork_server(folder: Path, env: dict[str, str]) -> Iterator[str]:
     """The socket of a fork server that has the tests' environment and imports, as the agents have."""
-    server = ForkServer(folder, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
+    (folder / "pods").mkdir(mode=0o700, exist_ok=True)  # beside the agents' folders
+    server = ForkServer(folder / "pods", {**os.environ, **env}, env["PYTHONPATH"])
     try:
         yield str(server.socket)
     finally:
         server.end()
-        end_all(lambda: with_mark("WORKBENCH_POD", [server.name]), grace_s=0.0)
+        end_all(lambda: of_pods([server.name]), grace_s=0.0)
 
 
 def server_of(agent) -> Process:
     """The warm server, wherever it comes from."""
     until_ready(agent)
     names = (b"workbench.worker.warm", b"workbench.worker.forkserver")
-    below = [
-        p for p in process_table().values() if marks(p.pid).get("WORKBENCH_POD") == str(agent.root)
-    ]
+    below = [p for p in process_table().values() if pod_of(p.pid) == str(agent.root)]
     # What it has forked is called as it is, and came later.
     return min(
         (p for p in below if {*argv(p).split(b"\0")[:5]} & {*names}),

@@ -17,6 +17,7 @@ from workbench.base.process import (
     find,
     live_descendants,
     marks,
+    of_pods,
     process_table,
     with_mark,
 )
@@ -128,16 +129,14 @@ def warm(pod: Pod) -> list[Process]:
     """Return the warm server of a pod: a marked child of the agent that is no part of a run."""
     parent = agent(pod)
     children = (
-        []
-        if parent is None
-        else [p for p in with_mark(POD_MARK, [pod.root]) if RUN_MARK not in marks(p.pid)]
+        [] if parent is None else [p for p in of_pods([pod.root]) if RUN_MARK not in marks(p.pid)]
     )
     return [p for p in children if p != parent and "connect" not in words_of(p.pid)]
 
 
 def fork_server(cluster: Path) -> list[Process]:
     """Return the process that imports torch once for all pods."""
-    return with_mark(POD_MARK, [str(cluster / "pods" / "fork-server")])
+    return of_pods([str(cluster / "pods" / "fork-server")])
 
 
 def of_run(run_id: str) -> list[Process]:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 POD_MARK = "WORKBENCH_POD"
 """The variable, in every process of a pod, that holds the pod's folder."""
+FORK_SERVER_NAME = "fork-server"
+"""The name beside the pods' folders that marks the local fork server in place of a pod's folder."""
 RUN_MARK = "WORKBENCH_RUN"
 """The variable, in every process of a run, that holds the run's id."""
 RANK_MARK = "WORKBENCH_RANK_DIR"
@@ -279,6 +281,30 @@ def with_mark(name: str, values: Collection[str]) -> list[Process]:
         if process.pid != os.getpid() and not process.zombie
     )
     return [process for process in others if marks(process.pid, [name]).get(name) in values]
+
+
+def pod_of(pid: int) -> str:
+    """Return the folder of the pod that a process belongs to; empty where it belongs to none.
+
+    A fork of the local fork server shows the mark with which that was executed. The working
+    directory of such a fork tells its pod. The fork server itself has its own mark.
+    """
+    mark = marks(pid, [POD_MARK]).get(POD_MARK, "")
+    if Path(mark).name != FORK_SERVER_NAME:
+        return mark
+    pods = Path(mark).parent
+    try:
+        folder = Path(f"/proc/{pid}/cwd").readlink().relative_to(pods.resolve())
+    except (OSError, ValueError):
+        return mark
+    return str(pods / folder.parts[0].removesuffix(" (deleted)")) if folder.parts else mark
+
+
+def of_pods(roots: Collection[str]) -> list[Process]:
+    """Return the live processes of the pods with these folders, but this one."""
+    table = process_table().values()
+    others = (process for process in table if process.pid != os.getpid() and not process.zombie)
+    return [process for process in others if pod_of(process.pid) in roots]
 
 
 def end_all(

@@ -15,7 +15,7 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import HOME, start
 from workbench.base.files import read_json
-from workbench.base.process import POD_MARK, Process, end_all, process_table, with_mark
+from workbench.base.process import Process, end_all, of_pods, process_table
 from workbench.pods.guest.guardian import NOTE, WorkerConfig
 from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
@@ -188,4 +188,4 @@ def unsettled_guardians(folder: Path) -> list[Process]:
 def sweep(roots: Sequence[str]) -> None:
     """Kill what a worker that was killed itself has left of its pod."""
     if roots:
-        end_all(lambda: with_mark(POD_MARK, roots), grace_s=0.0)
+        end_all(lambda: of_pods(roots), grace_s=0.0)

@@ -1,8 +1,8 @@
 """`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own, without root.
 
 CPU is shared with all else that runs here; `memory_gib` binds where this user may make a memory cgroup
-(`can_limit_memory`), and `image` means nothing. Pods that are alike, of all of a user's clusters, share one import of
-torch: not those under a limit, which counts what each imports, nor those with GPUs of their own.
+(`can_limit_memory`), and `image` means nothing. The pods of a cluster share one import of torch.
+Pods under a memory limit, which counts what each imports, and pods with GPUs import it themselves.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import ClassVar
 
 from pydantic import PrivateAttr
 
-from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.process import POD_MARK, end_all
+from workbench.base.process import FORK_SERVER_NAME, POD_MARK, end_all
 from workbench.base.versions import installed_versions
 from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
@@ -197,8 +196,8 @@ class LocalPods(Place):
             root.name: LocalWorker.adopted(root) for root in folder.glob("pod-*") if root.is_dir()
         }
         self._end()
-        sweep([str(folder.absolute() / "fork-server")])
-        (folder / "fork-server.sock").unlink(missing_ok=True)
+        sweep([str(folder.absolute() / FORK_SERVER_NAME)])
+        (folder / f"{FORK_SERVER_NAME}.sock").unlink(missing_ok=True)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """Do what `stop` says, of those workers alone, without telling a launch that is under way to give up."""
@@ -215,10 +214,10 @@ class LocalPods(Place):
             worker.process.wait()
             if worker.process.stdin is not None:
                 worker.process.stdin.close()
-        if fork_server is not None:  # last: it reaps the warm servers that it forked
+        if fork_server is not None:  # last: the sweep below ends the warm servers that it forked
             fork_server.end()
         servers = {
-            str(Path(root).with_name("fork-server")) for root in roots
+            str(Path(root).with_name(FORK_SERVER_NAME)) for root in roots
         }  # one that another keeper started too
         sweep([*roots, *servers])
         stores = {str(Path(root).with_name(_STORE)) for root in roots}
@@ -284,11 +283,8 @@ class LocalPods(Place):
             if context.warm and alike:
                 folder = context.directory.absolute() / "pods"
                 try:
-                    self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
-                except (
-                    OSError,
-                    WorkbenchError,
-                ) as error:  # sharing the imports only saves time and memory
+                    self._fork_server = ForkServer(folder, _sessions(()))
+                except OSError as error:  # sharing the imports only saves time and memory
                     logger.warning("each local pod imports torch for itself: %s", error)
 
     def _start_worker(self, config: WorkerConfig, group: str, memory_gib: float | None) -> None:

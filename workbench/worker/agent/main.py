@@ -15,7 +15,6 @@ from pathlib import Path
 from workbench.base.child import HOME
 from workbench.base.clock import share_clock
 from workbench.base.process import (
-    POD_MARK,
     Process,
     activity,
     ancestors,
@@ -23,7 +22,7 @@ from workbench.base.process import (
     descendants,
     end_all,
     look_up,
-    marks,
+    pod_of,
     process_start_time,
     process_table,
 )
@@ -67,7 +66,7 @@ def end_leftovers(root: Path) -> int:
 
     def left() -> set[Process]:
         table = process_table()
-        marked = {pid for pid in table if marks(pid).get(POD_MARK) == str(root)}
+        marked = {pid for pid in table if pod_of(pid) == str(root)}
         spared = ancestors(table, os.getpid())
         family = {
             table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie
