@@ -46,7 +46,7 @@ class Client:
         self._writing, self._changed = threading.Lock(), threading.Condition()
         self._calls: dict[int, Call] = {}
         self._last, self._reading = 0, False
-        self._lost = ""  # why no more can be sent or read
+        self.lost = ""  # why nothing more can be sent or read
 
     def call(
         self, request: Mapping[str, object], timeout_s: float, on_piece: _OnPiece | None = None
@@ -65,13 +65,13 @@ class Client:
             call = Call(self._last, request.get("op"))
             line = lines.to_line({**request, "id": call.number})
             lines.check_length(len(line), f"the request {call.op!r}")
-            if self._lost:
-                raise ConnectionError(self._lost)
+            if self.lost:
+                raise ConnectionError(self.lost)
             self._calls[call.number] = call
             try:
                 self._stream.write(line)
             except BaseException as error:  # no line may follow half of one
-                self._lost = str(error) or type(error).__name__
+                self.lost = str(error) or type(error).__name__
                 self.forget(call)
                 raise
         return call
@@ -88,7 +88,7 @@ class Client:
         """
         end_s = lines.deadline(timeout_s)
         while True:
-            lost, answer = self._lost, call.answer  # in this order: an answer precedes the loss
+            lost, answer = self.lost, call.answer  # in this order: an answer precedes the loss
             while call.pieces:
                 piece = call.pieces.popleft()
                 if on_piece is not None:
@@ -110,7 +110,7 @@ class Client:
     def _wait(self, call: Call, end_s: float | None) -> bool:
         """Wait for news of a call; read the stream if no other thread reads. False: it is late."""
         with self._changed:
-            if call.answer is not None or call.pieces or self._lost:
+            if call.answer is not None or call.pieces or self.lost:
                 return True
             if self._reading:
                 return self._changed.wait(lines.remaining(end_s))
@@ -120,7 +120,7 @@ class Client:
         except TimeoutError:
             return False
         except (OSError, ValueError) as error:
-            self._lost = str(error) or type(error).__name__
+            self.lost = str(error) or type(error).__name__
         finally:
             with self._changed:
                 self._reading = False

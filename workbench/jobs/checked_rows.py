@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
-from workbench.base import entries
+from workbench.base import entries, rpc
 from workbench.base.child import HELPER, child_environment, main_of, start
 from workbench.base.json_values import Json
-from workbench.base.lines import from_line, to_line
+from workbench.base.lines import Pipes, TooLong
 from workbench.jobs.data.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.model import has_chat_template
@@ -68,35 +67,30 @@ class _Child:
     def __init__(self, job: FineTuneOptions) -> None:
         self._model = {"model": job.model, "chat_template": job.chat_template}
         self._process: subprocess.Popen[bytes] | None = None
+        self._client: rpc.Client | None = None
         self._is_silent = False
 
     def refusal(self, turns: Sequence[Message], tools: Sequence[Json]) -> str:
         """Return why the template refuses turns; empty where it does not, or is not known."""
         if self._is_silent:
             return ""
-        if self._process is None:
-            pipe, none = subprocess.PIPE, subprocess.DEVNULL
-            words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
-            self._process = start(
-                "-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none
-            )
-        given, answers = self._process.stdin, self._process.stdout
-        assert given is not None and answers is not None
-        end = threading.Timer(_ANSWER_S, self._process.kill)
-        end.daemon = True
-        end.start()
+        if self._client is None:
+            self._client = self._started()
+        request = {"op": "check", **self._model, "turns": turns, "tools": tools}
         try:
-            given.write(to_line({**self._model, "turns": turns, "tools": tools}))
-            given.flush()
-            return str(from_line(answers.readline())["refusal"])
-        except (
-            OSError,
-            ValueError,
-        ):  # the pods, which have the model, refuse what it would have refused
+            return str(self._client.call(request, _ANSWER_S)["refusal"])
+        except (OSError, TooLong, rpc.Refused):
+            # The pods, which have the model, refuse what it would have refused.
             self._is_silent = True
             return ""
-        finally:
-            end.cancel()
+
+    def _started(self) -> rpc.Client:
+        pipe, none = subprocess.PIPE, subprocess.DEVNULL
+        words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
+        self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        streams = self._process.stdout.fileno(), self._process.stdin.fileno()
+        return rpc.Client(Pipes(*streams, write_s=_ANSWER_S))
 
     def close(self) -> None:
         if self._process is not None:

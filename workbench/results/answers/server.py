@@ -5,24 +5,22 @@ from __future__ import annotations
 import atexit
 import errno
 import os
-import select
 import stat
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any
 
-from workbench.base import entries
+from workbench.base import entries, rpc
 from workbench.base.child import child_environment, main_of, start
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.files import load_json
 from workbench.base.json_values import part
-from workbench.base.lines import from_line, to_line
+from workbench.base.lines import Pipes, TooLong
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 
@@ -33,6 +31,7 @@ _END_S = 2.0
 _DYING_S = 15.0  # Python goes on for a while after its last word
 _KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
 _TAIL_LINES = 15
+_LARGEST = 1 << 30  # bytes of an answer: texts of as many rows as were asked
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -51,10 +50,9 @@ class ModelServer:
         self._paths = paths
         self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
-        self._pending = b""
+        self._client: rpc.Client | None = None
         self.start()
 
     @property
@@ -67,19 +65,23 @@ class ModelServer:
 
     def start(self) -> None:
         """Start the child unless it runs. Returns at once."""
-        if self.pid is not None:
+        if self.pid is not None and self._client is not None and not self._client.lost:
             return
         self.close()
         check_model(self._paths)
         command = [*main_of(entries.ANSWERS), str(self._paths.model)]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
-        self._words, self._pending = tempfile.TemporaryFile(), b""  # noqa: SIM115 - closed in close()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         pipe = subprocess.PIPE
         # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
         env = {name: value for name, value in child_environment().items() if name not in _OF_RANKS}
         self._process = start(
             *command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        streams = self._process.stdout.fileno(), self._process.stdin.fileno()
+        line = Pipes(*streams, write_s=_ANSWER_S)
+        self._client = rpc.Client(line, largest_answer=_LARGEST)
 
     def answer(
         self,
@@ -92,22 +94,25 @@ class ModelServer:
         sent = ("source", "input", "opening", "messages", "tools")
         asked = [{name: getattr(question, name) for name in sent} for question in questions]
         which = "before" if before else "after"
-        request = {"which": which, "questions": asked, "pieces": on_text is not None}
-        reply = self._answered(request, _ANSWER_S, on_text)
-        if not reply["ok"]:
-            raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
+        pieces = on_text is not None
+        request = {"op": "answer", "which": which, "questions": asked, "pieces": pieces}
+        try:
+            reply = self._answered(request, _ANSWER_S, on_text)
+        except rpc.Refused as refusal:
+            raise RunError(
+                f"the model of {self._paths.root} did not answer: {refusal}"
+            ) from refusal
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
 
     def export(self, target: Path, **options: object) -> Mapping[str, object]:
         """Let the child write the model into a folder, wait for it, and return what it says of it."""
-        reply = self._answered({"export": str(target), **options}, _EXPORT_S)
-        if not reply["ok"]:
-            if reply["full"]:
-                raise DiskFull(errno.ENOSPC, reply["error"])
-            raise RunError(
-                f"the model of {self._paths.root} could not be exported: {reply['error']}"
-            )
-        return reply
+        try:
+            return self._answered({"op": "export", "export": str(target), **options}, _EXPORT_S)
+        except rpc.Refused as refusal:
+            if refusal.answer.get("full"):
+                raise DiskFull(errno.ENOSPC, str(refusal)) from refusal
+            why = f"the model of {self._paths.root} could not be exported: {refusal}"
+            raise RunError(why) from refusal
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -131,49 +136,32 @@ class ModelServer:
         timeout_s: float,
         on_text: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
         with self._lock:
             try:
-                return self._asked(request, deadline, on_text)
+                return self._asked(request, timeout_s, on_text)
             except _EndedIdle:
-                return self._asked(request, deadline, on_text)
+                return self._asked(request, timeout_s, on_text)
 
     def _asked(
-        self, request: Mapping[str, object], deadline: float, on_text: Callable[[str], None] | None
+        self,
+        request: Mapping[str, object],
+        timeout_s: float,
+        on_text: Callable[[str], None] | None,
     ) -> dict[str, Any]:
         self.start()
-        assert self._process is not None and self._process.stdin is not None
-        self._number += 1
+        assert self._client is not None
         try:
-            self._process.stdin.write(to_line({**request, "id": self._number}))
-            self._process.stdin.flush()
+            return self._client.call(request, timeout_s, on_text)
+        except TimeoutError as error:
+            self.close()
+            raise RunError(
+                f"the model of {self._paths.root} did not answer in time and was ended; "
+                "ask fewer rows at once"
+            ) from error
+        except TooLong as error:
+            raise RunError(f"{error}; ask fewer rows at once") from error
         except OSError as error:
             raise self._ended() from error
-        while True:
-            reply: dict[str, Any] = from_line(self._line(deadline))
-            if reply.get("id") == self._number and "piece" not in reply:
-                return reply
-            if reply.get("id") == self._number and on_text is not None:
-                on_text(reply["piece"])
-            # The answer to a question whose asker was interrupted.
-
-    def _line(self, deadline: float) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        readable = select.poll()
-        readable.register(pipe, select.POLLIN)
-        while b"\n" not in self._pending:
-            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self.close()
-                raise RunError(
-                    f"the model of {self._paths.root} did not answer in time and was ended; ask fewer rows at once"
-                )
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                raise self._ended()
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
 
     def _ended(self) -> RunError:
         assert self._process is not None and self._words is not None

@@ -1,4 +1,4 @@
-"""Answer rows with a run's model: a child of the notebook's kernel that loads it once and speaks JSON lines."""
+"""Answer rows with a run's model: a child of the notebook's kernel that loads it once and answers requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -18,9 +17,9 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from workbench.base import entries
+from workbench.base import entries, rpc
 from workbench.base.errors import DiskFull
-from workbench.base.lines import from_line
+from workbench.base.lines import Pipes
 from workbench.jobs.choices import Peft
 from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune, job_from_dict
@@ -181,30 +180,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    line = Pipes(0, os.dup(1))
     os.dup2(2, 1)  # what libraries print is no reply
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    requests: queue.SimpleQueue[rpc.Request] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(line, requests), daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
     assert isinstance(job, FineTune)  # a script leaves no model that is asked
     answerer = Answerer(options.model, job)
-
-    def write(reply: Mapping[str, object]) -> None:
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
     while True:
         try:
-            line = requests.get(timeout=options.idle_s)
+            request = requests.get(timeout=options.idle_s)
         except queue.Empty:
             return 0
-        write(_reply(answerer, line, write))
+        _reply(answerer, request)
 
 
-def _read(requests: queue.SimpleQueue[str]) -> None:
-    for line in sys.stdin:
-        requests.put(line)
+def _read(line: Pipes, requests: queue.SimpleQueue[rpc.Request]) -> None:
+    for request in rpc.incoming(line):
+        requests.put(request)
     os._exit(0)  # nobody can ask, or read a reply, any more; the model may be in the midst of one
 
 
@@ -216,30 +210,21 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _reply(
-    answerer: Answerer, line: str, write: Callable[[Mapping[str, object]], None]
-) -> dict[str, object]:
-    number = None
+def _reply(answerer: Answerer, request: rpc.Request) -> None:
     try:
-        request = from_line(line)
-        number = request["id"]
-        result = _result(answerer, request, lambda piece: write({"id": number, "piece": piece}))
-        return {"id": number, "ok": True, **result}
+        result = _result(answerer, request)
     except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
         traceback.print_exc()
         full = isinstance(error, DiskFull)
-        why = str(error) if full else f"{type(error).__name__}: {error}"
-        return {"id": number, "ok": False, "full": full, "error": why}
+        request.refuse(str(error) if full else f"{type(error).__name__}: {error}", full=full)
+    else:
+        request.answer(result)
 
 
-def _result(
-    answerer: Answerer, request: Mapping[str, Any], on_text: Callable[[str], None]
-) -> dict[str, object]:
-    if "export" in request:
-        options = {name: request[name] for name in ("dtype", "merged", "max_shard_size")}
-        return answerer.export(request["export"], **options)
-    return answerer.answer(
-        request["questions"],
-        request.get("which", "after"),
-        on_text if request.get("pieces") else None,
-    )
+def _result(answerer: Answerer, request: rpc.Request) -> dict[str, object]:
+    asked = request.fields
+    if asked["op"] == "export":
+        options = {name: asked[name] for name in ("dtype", "merged", "max_shard_size")}
+        return answerer.export(asked["export"], **options)
+    on_text = request.piece if asked.get("pieces") else None
+    return answerer.answer(asked["questions"], asked.get("which", "after"), on_text)

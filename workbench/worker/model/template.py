@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any, cast
 from transformers.utils.chat_template_utils import jinja2, render_jinja_template
 from transformers.utils.hub import cached_file
 
+from workbench.base import rpc
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
-from workbench.base.lines import from_line, to_line
+from workbench.base.lines import Pipes
 from workbench.jobs.data.messages import Message, Shape, shape_of
 
 Tools = Sequence[Json]
@@ -206,7 +206,6 @@ def _refusal(request: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Say of the turns in each line of stdin why they are refused."""
-    for line in sys.stdin:
-        sys.stdout.buffer.write(to_line({"refusal": _refusal(from_line(line))}))
-        sys.stdout.buffer.flush()
+    """Answer each request on stdin with the reason why its turns are refused, if they are."""
+    for request in rpc.incoming(Pipes(0, 1)):
+        request.answer({"refusal": _refusal(request.fields)})
