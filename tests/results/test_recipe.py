@@ -78,6 +78,7 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
     assert set(recipe.files) == {
         "train.py",
         "order.py",
+        "tiny_t5.py",
         "job.json",
         "deepspeed.json",
         "hostfile",

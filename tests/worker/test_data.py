@@ -169,7 +169,7 @@ def test_the_order_is_of_one_version_for_jobs_and_for_the_script_of_a_run_card()
     standalone = pytest.importorskip(
         "workbench.worker.standalone", reason="transformers or accelerate is missing"
     )
-    assert standalone.DecayTrainer.order == ROW_ORDER
+    assert standalone.Repetition.order == ROW_ORDER
     default = inspect.signature(GlobalBatchSampler).parameters["order"].default
     assert default == ROW_ORDER
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from typing import TYPE_CHECKING
@@ -16,12 +17,18 @@ if TYPE_CHECKING:
 
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 LOSS = "eval_loss"
+_MOST_NATS = 700  # e to it is near the largest number there is
 _FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
 _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
 _LESS_IS_BETTER = (LOSS, "perplexity")
 
 Metric = str | Callable[..., object]
 """One of `METRICS`, `path.py:function`, or a function."""
+
+
+def perplexity(loss: float) -> dict[str, float]:
+    """Return the perplexity under its name; nothing where it is too large for a number."""
+    return {"perplexity": math.exp(loss)} if loss < _MOST_NATS else {}
 
 
 def evaluates(job: FineTuneOptions) -> bool:

@@ -24,8 +24,9 @@ from workbench.base.json_values import items, part, parts, text, whole
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.jobs.choices import ROW_ORDER, Peft, Technique
-from workbench.jobs.model import Family
+from workbench.jobs.model import TINY_T5, Family
 from workbench.jobs.script import Script, references
+from workbench.planner.shapes import model_config
 from workbench.rundir.make.evaluation import carried_metrics
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
@@ -37,6 +38,8 @@ _MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
 _VERSION = re.compile(
     r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?"
 )
+_IMPORTED = ("order", "tiny_t5")
+"""Files of the project that the script of a card imports."""
 _PINNED = ("torch", "deepspeed", "transformers", "accelerate")
 
 
@@ -95,6 +98,8 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     losses = [result.first_eval_loss, result.eval_loss]
     carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
     carried["order"] = whole(resolved.get("order")) or 1
+    if options.get("model") == TINY_T5:
+        carried["shape"] = model_config(TINY_T5)
     files = {
         **_program(),
         "job.json": json.dumps(carried, indent=1).encode(),
@@ -243,11 +248,16 @@ _DIFFERS = (
 
 
 def _program() -> dict[str, bytes]:
+    """Return the script and the files that it imports, all of which lie in one folder there."""
     program = Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py")
-    train = program.read_bytes().replace(
-        b"from workbench.worker.order import", b"from order import"
-    )
-    return {"train.py": train, "order.py": program.with_name("order.py").read_bytes()}
+    script = program.read_bytes()
+    files: dict[str, bytes] = {}
+    for name in _IMPORTED:
+        script = script.replace(
+            f"from workbench.worker.{name} import".encode(), f"from {name} import".encode()
+        )
+        files[f"{name}.py"] = program.with_name(f"{name}.py").read_bytes()
+    return {"train.py": script, **files}
 
 
 def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
@@ -300,7 +310,7 @@ def _add_rows(
 def _add_tokenizer(
     files: dict[str, bytes], differs: list[str], paths: RunPaths, model: str
 ) -> None:
-    if model != "tiny-t5":
+    if model != TINY_T5:
         where = (
             "a folder of that machine: copy it to every host"
             if Path(model).is_absolute()

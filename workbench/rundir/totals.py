@@ -6,7 +6,6 @@ It is pure. `TotalsTail` reads the events from a file as they come.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from threading import Lock
 from typing import Any, Self
 
 from workbench.base.json_values import number, numbers_of, whole
+from workbench.jobs.evaluation import perplexity
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.workers import WorkerBook
@@ -23,7 +23,6 @@ from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
-_MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = (
     *(
         "global_batch_size",
@@ -271,8 +270,8 @@ class RunTotals:
         }
         loss = number(facts.get("eval_loss"))
         facts["metrics"] = numbers_of(facts.get("metrics")) or None
-        if self.start.get("family") == Family.CAUSAL and loss is not None and loss < _MOST_NATS:
-            facts["perplexity"] = math.exp(loss)
+        if self.start.get("family") == Family.CAUSAL and loss is not None:
+            facts |= perplexity(loss)
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
             facts |= {"device": ", ".join(names), "devices": len(self._devices)}

@@ -1,15 +1,16 @@
 """Repeat a fine-tuning run with torch, transformers and DeepSpeed alone: the script that a run card carries.
 
-Beside it lie `order.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`;
-`deepspeed` or `torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss, optimizer and
-schedule are those of the run; the trained model is left in `model/`.
+Beside it lie `order.py`, `tiny_t5.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model
+`tokenizer/`; `deepspeed` or `torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss,
+optimizer and schedule are those of the run, because the project's own trainer calls the same functions of this file;
+the trained model is left in `model/`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from accelerate.utils import DummyOptim
+from accelerate.utils import DummyOptim, send_to_device
 from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -27,11 +28,10 @@ from transformers import (
     PreTrainedModel,
     Seq2SeqTrainingArguments,
     Trainer,
-    set_seed,
 )
-from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
 from workbench.worker.order import IGNORED, GlobalBatchSampler, eval_batches, pad
+from workbench.worker.tiny_t5 import tiny_t5
 
 # Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
 # that starts from random weights are all sign and no size.
@@ -80,71 +80,88 @@ def token_loss(
     return total if num_items_in_batch is None else total / num_items_in_batch
 
 
-class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
-    """The Hugging Face Trainer, whose decay leaves biases and norms out also where DeepSpeed makes the optimizer."""
+def use_no_cache(model: Any) -> None:
+    """Turn the cache of every part of a model off; the Trainer does so for the outermost part alone."""
+    # T5's decoder has a configuration of its own.
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config.use_cache = False
 
-    order = 2
-    """Version of the order of rows."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # The Trainer says it to the model alone; T5's decoder has a configuration of its own.
-        for part in self.model.modules():
-            if isinstance(part, PreTrainedModel):
-                part.config.use_cache = False
-
-    def create_optimizer(self, *args: Any) -> Any:
-        """Make the optimizer, or what stands for the one of DeepSpeed's JSON."""
-        optimizer, decay = super().create_optimizer(*args), self.args.weight_decay
-        if isinstance(optimizer, DummyOptim) and decay:
-            decays, trained = (
-                set(self.get_decay_parameter_names(self.model)),
-                list(self.model.named_parameters()),
-            )
-            parts = [
-                [p for name, p in trained if p.requires_grad and (name in decays) == d]
-                for d in (True, False)
-            ]
-            shares = zip(parts, (decay, 0.0), strict=True)
-            optimizer.params = [
-                {"params": part, "weight_decay": share} for part, share in shares if part
-            ]
+def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
+    """Let weight decay spare biases and norms also where DeepSpeed makes the optimizer."""
+    decay = trainer.args.weight_decay
+    if not isinstance(optimizer, DummyOptim) or not decay:
         return optimizer
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        args, rows = self.args, self.train_dataset
-        batches = GlobalBatchSampler(
-            rows=len(rows),
-            micro_batch=args.per_device_train_batch_size,
-            seed=args.seed,
-            accumulation=args.gradient_accumulation_steps,
-            rank=args.process_index,
-            world_size=args.world_size,
-            lengths=self.row_lengths()
-            if args.train_sampling_strategy == "group_by_length"
-            else None,
-            order=self.order,
-        )
-        pinned = args.device.type == "cuda"
-        return DataLoader(
-            rows, batch_sampler=batches, collate_fn=self.data_collator, pin_memory=pinned
-        )
-
-    def row_lengths(self) -> torch.Tensor:
-        """Return the tokens that are read and those that are learned of each row, rows x 2."""
-        return torch.tensor(
-            [(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset]
-        )
-
-    def send_in_bf16(self) -> None:
-        """Have DDP round gradients to bf16 on their way; to be called before training."""
-        prepare = self.accelerator.prepare_model
-        self.accelerator.prepare_model = lambda model, **options: _sending_in_bf16(
-            prepare(model, **options)
-        )
+    decays = set(trainer.get_decay_parameter_names(trainer.model))
+    groups: dict[float, list[Any]] = {decay: [], 0.0: []}
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            groups[decay if name in decays else 0.0].append(parameter)
+    optimizer.params = [
+        {"params": parameters, "weight_decay": share}
+        for share, parameters in groups.items()
+        if parameters
+    ]
+    return optimizer
 
 
-def _sending_in_bf16(model: Any) -> Any:
+def train_batches(
+    trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int
+) -> DataLoader[Any]:
+    """Return this rank's micro-batches; together with the other ranks' they make the global batches."""
+    args, rows = trainer.args, trainer.train_dataset
+    batches = GlobalBatchSampler(
+        rows=len(rows),
+        micro_batch=args.per_device_train_batch_size,
+        seed=args.seed,
+        accumulation=args.gradient_accumulation_steps,
+        rank=args.process_index,
+        world_size=args.world_size,
+        lengths=lengths() if args.train_sampling_strategy == "group_by_length" else None,
+        order=order,
+    )
+    pinned = args.device.type == "cuda"
+    return DataLoader(
+        rows, batch_sampler=batches, collate_fn=trainer.data_collator, pin_memory=pinned
+    )
+
+
+def row_lengths(rows: Any) -> torch.Tensor:
+    """Return the tokens that are read and those that are learned of each row, rows x 2."""
+    return torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
+
+
+def evaluation_sums(
+    trainer: Any,
+    model: Any,
+    batches: Iterable[tuple[Sequence[Mapping[str, Sequence[int]]], bool]],
+    *,
+    align: Callable[[Any, Any], tuple[Any, Any]] = lambda logits, labels: (logits, labels),
+    counts_right: bool = False,
+) -> list[float]:
+    """Sum the loss of this rank's rows; return it, the tokens, and those that the model gets right.
+
+    `batches` are those of `eval_batches`. `align` pairs logits with the labels that they predict.
+    """
+    total, tokens, right = 0.0, 0, 0
+    with torch.no_grad():
+        for rows, counts in batches:
+            batch = send_to_device(trainer.data_collator(rows), trainer.args.device)
+            labels = batch.pop("labels")
+            logits, targets = align(model(**batch)["logits"], labels)
+            loss = token_loss({"logits": logits}, targets)
+            if not counts:  # a row of no use, so that every rank makes as many forward passes
+                continue
+            total += float(loss.item())
+            tokens += int((targets != IGNORED).sum().item())
+            if counts_right:
+                right += int((logits.argmax(-1) == targets).sum().item())
+    return [total, float(tokens), float(right)]
+
+
+def send_in_bf16(model: Any) -> Any:
+    """Have DDP round gradients to bf16 on their way."""
     if hasattr(model, "register_comm_hook"):  # not where there is one rank
         model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
     return model
@@ -156,13 +173,31 @@ def _sum_in_bf16(whole: torch.Tensor) -> Any:
     return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size()))
 
 
-class Repetition(DecayTrainer):
-    """The Hugging Face Trainer with the run's own order of rows and its evaluation loss."""
+class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """The Hugging Face Trainer with the run's own order of rows, loss, decay and evaluation loss."""
+
+    order = 2
+    """Version of the order of rows."""
 
     def __init__(self, *, args: Any, **options: Any) -> None:
         smoothed = partial(token_loss, smoothing=args.label_smoothing_factor)
         super().__init__(args=args, compute_loss_func=smoothed, **options)
+        use_no_cache(self.model)
         self.eval_losses: dict[int, float] = {}
+
+    def create_optimizer(self, *args: Any) -> Any:
+        return leave_norms_out_of_decay(self, super().create_optimizer(*args))
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        lengths = partial(row_lengths, self.train_dataset)
+        return train_batches(self, lengths, order=self.order)
+
+    def send_in_bf16(self) -> None:
+        """Have DDP round gradients to bf16 on their way; to be called before training."""
+        prepare = self.accelerator.prepare_model
+        self.accelerator.prepare_model = lambda model, **options: send_in_bf16(
+            prepare(model, **options)
+        )
 
     def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
         """Compute the mean loss of a token over all evaluation rows, once a step."""
@@ -174,22 +209,17 @@ class Repetition(DecayTrainer):
         return {"eval_loss": self.eval_losses[step]} if self.eval_dataset else {}
 
     def _eval_loss(self) -> float:
-        model, size = self.model_wrapped, self.args.per_device_eval_batch_size
-        rank, world_size = self.args.process_index, self.args.world_size
-        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        model, args = self.model_wrapped, self.args
+        batches = eval_batches(
+            self.eval_dataset,
+            size=args.per_device_eval_batch_size,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
         model.eval()
-        with torch.no_grad():
-            for rows, counts in eval_batches(
-                self.eval_dataset, size=size, rank=rank, world_size=world_size
-            ):
-                batch = self._prepare_inputs(self.data_collator(rows))
-                labels = batch.pop("labels")
-                loss = token_loss(model(**batch), labels)
-                if counts:
-                    sums += torch.stack([loss.double(), (labels != IGNORED).sum().double()]).to(
-                        sums.device
-                    )
+        own = evaluation_sums(self, model, batches)
         model.train()
+        sums = torch.tensor(own, dtype=torch.float64, device=args.device)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         return float(sums[0] / sums[1])
@@ -254,45 +284,19 @@ def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in configured.items() if value != "auto"}
 
 
-def load_model(name: str, seed: int, folder: Path, attention: str | None) -> tuple[Any, Any]:
+def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
     """Load model and tokenizer; the built-in `tiny-t5` gets its weights from the seed."""
+    job = recipe["job"]
+    name, attention = job["model"], job.get("attn_implementation")
     if name != "tiny-t5":
         tokenizer = AutoTokenizer.from_pretrained(name)
-        return AutoModelForSeq2SeqLM.from_pretrained(
+        model = AutoModelForSeq2SeqLM.from_pretrained(
             name, dtype=torch.float32, attn_implementation=attention
-        ), tokenizer
+        )
+        return model, tokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    config = T5Config(
-        vocab_size=-(-len(tokenizer) // 8) * 8,
-        d_model=128,
-        d_kv=16,
-        d_ff=256,
-        num_layers=2,
-        num_decoder_layers=2,
-        num_heads=8,
-        relative_attention_num_buckets=32,
-        feed_forward_proj="gated-gelu",
-        dropout_rate=0.0,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-    )
-    set_seed(seed)
-    model = T5ForConditionalGeneration(config)
+    model = tiny_t5(recipe["shape"], tokens=len(tokenizer), seed=job["seed"])
     model.set_attn_implementation(attention or model.config._attn_implementation)
-    with (
-        torch.no_grad()
-    ):  # some heads look at a neighbour from the start: which head, at which relative position
-        for stack, buckets in ((model.encoder, (1, 17, 0, 2)), (model.decoder, (1, 0))):
-            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-            for head, bucket in enumerate(buckets):
-                bias[bucket, head] += 5.0
-        for (
-            block
-        ) in model.decoder.block:  # and the decoder looks for what is like what it has written
-            cross = block.layer[1].EncDecAttention
-            cross.k.weight.copy_(cross.q.weight)
     return model, tokenizer
 
 
@@ -317,7 +321,7 @@ def main() -> None:
         job, deepspeed, gpus=gpus
     )  # before the model: ZeRO-3 loads it in parts
     arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
-    model, tokenizer = load_model(job["model"], job["seed"], folder, job.get("attn_implementation"))
+    model, tokenizer = load_model(recipe, folder)
     trainer = Repetition(
         model=model,
         args=arguments,

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from workbench.jobs.data.rows import Example
 from workbench.jobs.model import TINY_LLAMA, Family, model_family
@@ -20,6 +15,7 @@ from workbench.planner.shapes import model_config
 from workbench.worker.model.chat import special_words
 from workbench.worker.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.worker.rank.collectives import broadcast_bytes, rank
+from workbench.worker.tiny_t5 import tiny_t5
 
 _TOKENIZER_ROWS = (
     4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four
@@ -27,17 +23,15 @@ _TOKENIZER_ROWS = (
 
 
 def make(name: str, tokenizer: Any, seed: int) -> Any:
+    if name != TINY_LLAMA:
+        return tiny_t5(model_config(name), tokens=len(tokenizer), seed=seed)
     torch.manual_seed(seed)
     shape = {**model_config(name), "vocab_size": -(-len(tokenizer) // 8) * 8}
-    if name == TINY_LLAMA:
-        # About one over the root of the hidden size; Llama's own 0.02 is that for some thousands. With it, 150 steps of
-        # 12 rows that ask which aggregate and column a question wants left a loss of 2.9 (rate 5e-3), with this 2.3
-        # (rate 4e-3).
-        own = {"initializer_range": 0.08, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-        return LlamaForCausalLM(AutoConfig.for_model(**shape, **own))
-    model = T5ForConditionalGeneration(AutoConfig.for_model(**shape))
-    _head_start(model)
-    return model
+    # The range is about one over the root of the hidden size; Llama's own 0.02 is that for some
+    # thousands. With 0.02, 150 steps of 12 rows that ask which aggregate and column a question
+    # wants left a loss of 2.9 (rate 5e-3), with 0.08 a loss of 2.3 (rate 4e-3).
+    own = {"initializer_range": 0.08, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    return LlamaForCausalLM(AutoConfig.for_model(**shape, **own))
 
 
 def tokenizer_for_all(
@@ -76,23 +70,3 @@ def _said(example: Example) -> list[str]:
         *written,
         *map(json.dumps, example.tools),
     ]
-
-
-def _head_start(model: Any) -> None:
-    # A model that copies names must know what came before a word. Learning that from nothing takes most of a short
-    # run: with some heads looking at a neighbour from the start, 600 steps of 12 rows of wikisql-mini gave 69 % exact
-    # answers instead of 27 %. The rows are T5's buckets of relative positions: itself, one and two before, one after.
-    itself, before, before_that, after = 0, 1, 2, 17
-    with torch.no_grad():
-        for stack, heads in (
-            (model.encoder, (before, after, itself, before_that)),
-            (model.decoder, (before, itself)),
-        ):
-            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-            for head, bucket in enumerate(heads):
-                bias[bucket, head] += 5.0
-        # And it looks in the question for what is like what it has written: after 150 such steps the loss is 1.21
-        # instead of 1.66, after 450 it is 0.20 instead of 0.29.
-        for block in model.decoder.block:
-            attention = block.layer[1].EncDecAttention
-            attention.k.weight.copy_(attention.q.weight)

@@ -19,11 +19,7 @@ from workbench.worker.checkpoint import snapshot
 from workbench.worker.checkpoint.reshard import resharded
 from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
 from workbench.worker.rank import collectives as ranks
-from workbench.worker.rank.phases import phase
-from workbench.worker.standalone import DecayTrainer
 from workbench.worker.train.callbacks import emit_memory
-from workbench.worker.train.evaluation import note
-from workbench.worker.train.settings import Assignment
 
 _KEPT = 2
 
@@ -43,6 +39,13 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """What the run goes on from; None for a run from the beginning."""
         self._good: deque[int] = deque()
         self._told = False
+        self._trainer: Any = None
+        # Until the first step of a run that continues.
+        self._begins = self._begins_amid = False
+
+    def follow(self, trainer: Any) -> None:
+        """Take the trainer that continues from the checkpoint when its training begins."""
+        self._trainer = trainer
 
     @property
     def first_step(self) -> int:
@@ -52,13 +55,27 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
     def on_train_begin(
         self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        """Let the order of rows be that of the epoch in which the run goes on."""
+        """Restore what was sent. Let the order of rows be that of the epoch in which the run continues."""
         if self.tree is None:
             return
+        self.restore(self._trainer)
         steps_of_epoch = max(1, len(train_dataloader) // int(args.gradient_accumulation_steps))
         train_dataloader.batch_sampler.epoch = state.global_step // steps_of_epoch
+        self._begins, self._begins_amid = True, state.global_step % steps_of_epoch > 0
         if ranks.rank() == 0:
             emit("resumed", step=state.global_step)
+
+    def on_epoch_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Restore the random numbers of the border between two epochs, before rows are read."""
+        if self._begins and self.tree is not None:
+            snapshot.restore_random(self.tree, seed=args.seed)
+        self._begins = False
+
+    def on_step_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Restore the random numbers within an epoch: reading the rows that are skipped has taken some."""
+        if self._begins_amid and self.tree is not None:
+            snapshot.restore_random(self.tree, seed=args.seed)
+        self._begins_amid = False
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask the Trainer to save after this step, when one is due; a run that is stopped saves by `StopFile.obey`."""
@@ -141,60 +158,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
                     message = str(error)
             emit("checkpoint_failed", step=step, message=message)
             self._told = True
-
-
-class ResumableTrainer(DecayTrainer):
-    """The Trainer with its own checkpoints replaced by `Checkpoints`, which are alike under every technique."""
-
-    checkpoints: Checkpoints
-    """Its checkpoints; `keep_checkpoints` makes them before it trains."""
-
-    def keep_checkpoints(self, work: Assignment) -> None:
-        """Save, and go on from what was sent, as `Checkpoints` says."""
-        job = work.job
-        resumes, most = job.resume is not None, job.save_total_limit
-        self.checkpoints = Checkpoints(
-            work.folder, every=job.save_steps, resumes=resumes, most=most
-        )
-        self.add_callback(self.checkpoints)
-
-    def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
-        self.clock.pause()
-        phase("checkpoint")
-        try:
-            self.checkpoints.save(self)
-        except RunError as error:  # nobody asked for checkpoints when the run began: what cannot have one only ends
-            if self.checkpoints.every is not None:
-                raise
-            note(f"no checkpoint of step {self.state.global_step}: {error}")
-        phase("training")
-        self.clock.resume()
-
-    def _init_training_state(
-        self, max_steps: int, steps_of_epoch: int, *rest: Any
-    ) -> tuple[int, int]:
-        begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
-        if (tree := self.checkpoints.tree) is None:
-            return begin
-        self.state.global_step, self.state.epoch = tree["step"], tree["epoch"]
-        epochs, steps = divmod(self.state.global_step, steps_of_epoch)
-        return epochs, steps * self.args.gradient_accumulation_steps
-
-    def _prepare_for_training(self, *args: Any) -> Any:
-        prepared = super()._prepare_for_training(*args)
-        self.checkpoints.restore(self)
-        return prepared
-
-    def _run_epoch(self, **options: Any) -> None:
-        if self.checkpoints.tree is not None:
-            options["resume_from_checkpoint"] = (
-                "sent"  # what is skipped and loaded in the first epoch hangs on it
-            )
-        super()._run_epoch(**options)
-
-    def _load_rng_state(self, _checkpoint: Any) -> None:
-        if (tree := self.checkpoints.tree) is not None:
-            snapshot.restore_random(tree, seed=self.args.seed)
 
 
 def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError | None]:

@@ -10,24 +10,30 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice, pairwise
 from numbers import Real
 from types import ModuleType
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import parts, text
 from workbench.jobs.data.rows import Example, table_from
 from workbench.jobs.data.tables import SqlTable
-from workbench.jobs.evaluation import LOSS, answered_rows
+from workbench.jobs.evaluation import LOSS, answered_rows, perplexity
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.answers import Answer, judge, share
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
+from workbench.worker.data.rows import aligned
 from workbench.worker.model.encode import Encoder
+from workbench.worker.order import eval_batches
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank.phases import counted
+from workbench.worker.standalone import evaluation_sums
 
-_MOST_NATS = 700  # e to it is near the largest number there is
 _MOST_NAMES = 50
 Function = Callable[[list[str], list[str]], object]
 
@@ -36,6 +42,23 @@ def note(message: str) -> None:
     """Emit what a person should read of the run whatever becomes of it; one rank does."""
     if ranks.rank() == 0:
         emit("note", message=message)
+
+
+def emit_evaluation(step: int, figures: Mapping[str, float]) -> None:
+    """Emit the figures of an evaluation; one rank does."""
+    if ranks.rank() == 0:
+        emit(
+            "eval",
+            step=step,
+            eval_loss=figures[LOSS],
+            perplexity=figures.get("perplexity"),
+            metrics=other_figures(figures),
+        )
+
+
+def other_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures beside the loss and the perplexity."""
+    return {name: value for name, value in figures.items() if name not in (LOSS, "perplexity")}
 
 
 def questions(rows: Sequence[Example], most: int) -> list[Example]:
@@ -63,11 +86,35 @@ class Evaluator:
         ]
         self._complained: set[str] = set()
 
+    def measure(self, trainer: Any) -> dict[str, float]:
+        """Evaluate the model as it is now; every rank must call it, and all get the same figures."""
+        return self.figures(trainer, *self._loss(trainer))
+
+    def _loss(self, trainer: Any) -> tuple[float, float]:
+        """Return the mean loss of a token, and the share of tokens that the model gets right where that is counted."""
+        # DDP's own forward pass sends the model's buffers around.
+        wrapped, rows = trainer.model_wrapped, trainer.eval_dataset
+        model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        size, world_size = trainer.args.per_device_eval_batch_size, ranks.world_size()
+        batches = eval_batches(rows, size=size, rank=ranks.rank(), world_size=world_size)
+        model.eval()
+        with ranks.alike(collective=trainer.forward_is_collective):
+            sums = evaluation_sums(
+                trainer,
+                model,
+                counted(batches, -(-len(rows) // (size * world_size)), "evaluating"),
+                align=partial(aligned, causal=self._encoder.causal),
+                counts_right=self.counts_right,
+            )
+        model.train()
+        total, count, right = ranks.sums(sums)
+        return total / count, right / count
+
     def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
         """Return all figures by name, the same on every rank, which all must call it."""
         figures = {LOSS: loss}
-        if (self._encoder.causal or "perplexity" in self._job.metrics) and loss < _MOST_NATS:
-            figures["perplexity"] = math.exp(loss)
+        if self._encoder.causal or "perplexity" in self._job.metrics:
+            figures |= perplexity(loss)
         if self.counts_right:
             figures["accuracy"] = accuracy
         answers = (

@@ -71,6 +71,33 @@ class ReadStep(NamedTuple):
     """The tokens of that; 0 for a model that is no mixture of experts."""
 
 
+class StepSums:
+    """The figures of the steps that were read, and not logged."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._loss = 0.0
+        # The load-balancing loss times the tokens, and these tokens.
+        self._balance = self._balanced = 0.0
+
+    def add(self, read: ReadStep) -> None:
+        self._steps += 1
+        self._loss += read.loss
+        self._balance += read.balance
+        self._balanced += read.balanced
+
+    def take(self, ended: EndedStep) -> dict[str, float]:
+        """Return what is logged with a step, means over the steps since the last log, and begin anew."""
+        logs = {"loss": self._loss / self._steps}
+        if self._balanced:
+            logs["aux_loss"] = self._balance / self._balanced
+        if ended.grad_norm is not None:
+            (logs["grad_norm"],) = ended.grad_norm.read()
+        self._steps, self._loss = 0, 0.0
+        self._balance = self._balanced = 0.0
+        return logs
+
+
 class StepLosses:
     """The losses of the last steps, on their way from the device and from the other ranks."""
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 
 from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import LocalSgd
-from workbench.jobs.choices import Communication, Peft, Precision, Technique
-from workbench.jobs.evaluation import LOSS, evaluates
+from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.evaluation import evaluates
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.jobs.prompts import wording
@@ -37,7 +37,8 @@ from workbench.worker.train.audit import PackingCheck, TechniqueCheck
 from workbench.worker.train.balance import LoadBalance
 from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopFile, emit_memory
-from workbench.worker.train.evaluation import Evaluator, note, questions
+from workbench.worker.train.checkpoints import Checkpoints
+from workbench.worker.train.evaluation import Evaluator, note, other_figures, questions
 from workbench.worker.train.measure.meter import StepMeter
 from workbench.worker.train.measure.profile import (
     StepProfiler,
@@ -45,9 +46,10 @@ from workbench.worker.train.measure.profile import (
     step_to_profile,
     steps_to_trace,
 )
+from workbench.worker.train.points import points_of
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
 from workbench.worker.train.swapping import remove_folders
-from workbench.worker.train.trainer import FineTuner
+from workbench.worker.train.trainer import FineTuner, TrainerParts
 
 
 def main() -> None:
@@ -82,7 +84,6 @@ def _run(work: Assignment) -> None:
     encoder = Encoder(loaded, work.job)
     stop = StopFile(work.stop)
     trainer = _trainer(work, arguments, loaded, encoder, rows, stop)
-    trainer.keep_checkpoints(work)
     trainer.write_model = lambda: _save(work, loaded)
     used = {
         "pod": pod_name(),
@@ -153,63 +154,91 @@ def _trainer(
     clock = StepMeter(
         causal=encoder.causal, period=LocalSgd.from_dict(job.local_sgd).sync_steps if apart else 1
     )
+    # The rows, as tokens. Of packed ones each holds several texts.
     texts = shared_rows(rows.train, encoder.rows)
     texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
     train = TokenRows(texts, work.rank_folder)
     count = sum(row["position_ids"].count(0) for row in train) if job.packing else len(train)
+    coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
+    parts = TrainerParts(
+        clock=clock,
+        stop=stop,
+        best=BestModel(job),
+        checkpoints=Checkpoints(
+            work.folder,
+            every=job.save_steps,
+            resumes=job.resume is not None,
+            most=job.save_total_limit,
+        ),
+        evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
+        points=points_of(job),
+        causal=encoder.causal,
+        order=work.order,
+        balance=LoadBalance(coefficient) if coefficient is not None else None,
+    )
     trainer = FineTuner(
-        rows=train,
-        eval_rows=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
+        parts=parts,
+        train_dataset=train,
+        eval_dataset=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
         if evaluates(job)
         else [],
-        clock=clock,
-        evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
-        best=BestModel(job),
-        stop=stop,
-        causal=encoder.causal,
         model=loaded.model,
         args=arguments,
         processing_class=loaded.tokenizer,
         data_collator=encoder.collator,
     )
-    trainer.order = work.order
-    if (coefficient := balance_coefficient(loaded.model, job.router_aux_loss_coef)) is not None:
-        trainer.balance = LoadBalance(coefficient)
+    _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
+    return trainer
+
+
+def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> None:
+    """Give the trainer its callbacks, in the order in which they are called; a step has so many samples."""
+    job, last = work.job, _steps(work, len(trainer.train_dataset))
     # The profiler counts calls of torch's functions, which compiled code does not make.
     asked = 0 if job.torch_compile else job.profile_step
-    last = _steps(work, len(train))
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
     traced = steps_to_trace(
         job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step
     )
-    trainer.add_callback(
-        TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys)
+    events = EventCallback(
+        trainer.clock,
+        samples=samples,
+        scales_loss=job.precision == Precision.FP16,
+        profiled={profile_step, *traced},
     )
-    scaled = job.precision == Precision.FP16
-    if scaled and work.technique is Technique.FSDP:
-        trainer.accelerator.scaler = sharding.ShardScaler(trainer.args.device.type)
-    samples = work.global_batch * count / len(train)
-    profiled = {profile_step, *traced}
-    trainer.tell_first(EventCallback(clock, samples=samples, scales_loss=scaled, profiled=profiled))
-    if job.communication == Communication.BF16:
-        trainer.send_in_bf16()
-    if apart:
-        trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
-    if job.packing:
-        trainer.add_callback(PackingCheck(trainer))
-    if work.rank == 0 and traced:
-        trainer.add_callback(StepTrace(traced, work.out))
+    check = TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys)
+    trainer.checkpoints.follow(trainer)
     if work.rank == 0 and profile_step:
-        options, size = (
-            (work.deepspeed or {}).get("flops_profiler", {}),
-            job.per_device_train_batch_size,
-        )
-        report = work.out / "profile.txt"
         trainer.profiler = StepProfiler(
-            loaded.model, profile_step, micro_batch=size, report=report, options=options
+            trainer.model,
+            profile_step,
+            micro_batch=job.per_device_train_batch_size,
+            report=work.out / "profile.txt",
+            options=(work.deepspeed or {}).get("flops_profiler", {}),
         )
-        trainer.add_callback(trainer.profiler)
-    return trainer
+    first = [
+        # The technique's: local SGD averages the weights before anything looks at the step.
+        *trainer.points.first_callbacks(trainer),
+        # Times the step and emits its figures. Trackers come later, and get the figures that it adds.
+        events,
+    ]
+    # Here stand transformers' own, which decide when to log and to evaluate, and the trackers.
+    after: list[TrainerCallback] = [
+        # Fails the first step of a run that is something else than asked for.
+        check,
+        # Restores a checkpoint, and asks for one when it is due.
+        trainer.checkpoints,
+    ]
+    if job.packing:
+        # Refuses a model in which packed texts see each other.
+        after.append(PackingCheck(trainer))
+    if work.rank == 0 and traced:
+        # Traces some steps with torch's profiler.
+        after.append(StepTrace(traced, work.out))
+    if trainer.profiler is not None:
+        # Writes the report of the step under the FLOPS profiler.
+        after.append(trainer.profiler)
+    trainer.use_callbacks(first=first, last=after)
 
 
 def _steps(work: Assignment, rows: int) -> int:
@@ -298,11 +327,6 @@ def _end(
     rates: Mapping[str, object],
 ) -> None:
     losses = trainer.eval_losses
-    others = {
-        name: value
-        for name, value in trainer.figures.get(step, {}).items()
-        if name not in (LOSS, "perplexity")
-    }
     emit(
         "end",
         steps=trainer.state.global_step,
@@ -312,7 +336,7 @@ def _end(
         train_loss=trainer.train_loss,
         eval_loss=losses.get(step),
         eval_step=step if step in losses else None,
-        metrics=others,
+        metrics=other_figures(trainer.figures.get(step, {})),
         first_eval_loss=losses.get(0),
         exact_match=share(answer.exact_match for answer in predictions),
         global_batch_size=work.global_batch,

@@ -19,9 +19,10 @@ from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, rea
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
     """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text."""
-    mask, labels = batch["attention_mask"], batch["labels"]
+    mask = batch["attention_mask"]
     if causal:
         return mask.sum(), mask.numel()
+    labels = batch["labels"]
     return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
 
 
