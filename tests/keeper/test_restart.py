@@ -14,7 +14,9 @@ from takeover import curve
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.finetune.resume import write_resumption
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, Wishes
@@ -26,7 +28,6 @@ from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.events import Event, format_event, parse_event, read_events
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.make.resume import write_resumption
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import Restart, RunFault
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -144,7 +145,7 @@ def checkpoint(paths: RunPaths, step: int, ranks: int) -> None:
 def resumption(
     paths: RunPaths, ranks: int, last_step: int | None = None
 ) -> tuple[int, dict[str, Any]]:
-    step, batch = write_resumption(paths, gpus=0, before=3, ranks=ranks, last_step=last_step)
+    step, batch = write_resumption(paths.root, gpus=0, before=3, ranks=ranks, last_step=last_step)
     assert batch is None, "24 rows are shared evenly by one, two and three"
     return step, read_json(paths.job)
 
@@ -239,7 +240,7 @@ def test_the_batch_stays_as_near_as_it_can(
 def test_a_batch_that_cannot_stay_is_told(paths: RunPaths) -> None:
     made = read_json(paths.job)
     write_json(paths.job, {**made, "job": {**made["job"], "per_device_train_batch_size": 1}})
-    assert write_resumption(paths, gpus=0, before=3, ranks=2, last_step=None) == (0, 2)
+    assert write_resumption(paths.root, gpus=0, before=3, ranks=2, last_step=None) == (0, 2)
     restart = Restart(what="pod-2 was lost", lost_step=9, step=6, pods=2, batch=2)
     assert (
         str(restart)
@@ -296,7 +297,7 @@ def test_tensorboard_shows_each_step_once(restarted: RunPaths) -> None:
 
 def test_a_script_cannot_say_that_it_was_restarted() -> None:
     line = format_event("restarted", rank=0, what="nothing")
-    assert parse_event(line, of_script=True) is None
+    assert parse_event(line, states=Script.events) is None
 
 
 @pytest.mark.parametrize(

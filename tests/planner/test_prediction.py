@@ -15,9 +15,9 @@ from poll import until
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.client.checkup import judge_memory
 from workbench.client.result import RunResult
+from workbench.finetune.prediction import PredictionInquiry
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.planner.prediction import begin_prediction, inquiry_of, prediction_of
 from workbench.planner.tracing import remember, trace_of
 from workbench.pods.doctor.examination import Diagnosis, HostReport

@@ -20,7 +20,8 @@ from tests.fakes.kubeplace import MANIFESTS
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.script import Script
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod_spec import PodSpec

@@ -17,10 +17,11 @@ from forkedruns import Plan
 from workbench.client.result import RunResult
 from workbench.jobs.data.sources.dataset import Mini, dataset_from, prepare
 from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
+from workbench.jobs.script_folder import zip_script
 from workbench.results.recipe import recipe_of
-from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots
 from workbench.rundir.state import RunState

@@ -17,10 +17,11 @@ from safetensors.numpy import save_file
 
 from workbench import FineTune, Function, Script
 from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.metrics import with_metric_files
+from workbench.jobs.script_folder import zip_script
 from workbench.pods.pod import Pod
 from workbench.results.returned import returned
-from workbench.rundir.make.function import as_script, with_metric_files
-from workbench.rundir.make.script import zip_script
+from workbench.rundir.make.function import as_script
 from workbench.rundir.paths import RunPaths
 from workbench.worker.call import leave
 

@@ -9,10 +9,10 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
+from workbench.finetune.resume import CHANGES_NOTHING, COMPARED, COMPARED_APART, LENGTH
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.make.resume import CHANGES_NOTHING, COMPARED, COMPARED_APART, LENGTH
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 # Written out on purpose: a new option fails this test until its author has put it into one of the lists.

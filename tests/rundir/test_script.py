@@ -13,9 +13,7 @@ import pytest
 
 from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
-from workbench.keeper.run import stage
-from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.make.script import (
+from workbench.jobs.script_folder import (
     IGNORE_FILE,
     check_script,
     files_of,
@@ -23,6 +21,7 @@ from workbench.rundir.make.script import (
     script_files,
     zip_script,
 )
+from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 EVERYTHING = (
@@ -116,7 +115,7 @@ def test_a_cluster_s_directory_stays_wherever_it_lies(
     (folder / "lib" / "cluster.json").touch()  # one of the user's own
     assert travels(folder) == {*PLAIN, "lib/cluster.json"}
     monkeypatch.setattr(
-        "workbench.rundir.make.script._with", lambda script: [script, folder / "vanished"]
+        "workbench.jobs.script_folder._with", lambda script: [script, folder / "vanished"]
     )
     with pytest.raises(ConfigError, match="vanished was in the script's folder and has gone"):
         zip_script(folder / "train.py")
@@ -315,7 +314,7 @@ def test_the_run_says_how_much_travels_and_what_stays(folder: Path, tmp_path: Pa
     )
     (folder / "train.py").unlink()
     assert (
-        stage.travels(prepared.paths)
+        prepared.spec.job.travels(prepared.paths.root)
         == "the script's folder (7 files, 83 bytes), without .env, out.txt,"
     )
     with zipfile.ZipFile(prepared.paths.script) as archive:
@@ -330,8 +329,8 @@ def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -
     (tmp_path / "helper.py").touch()
     job = Script(path=str(tmp_path / "train.py"), args=["--token=${TOKEN}", "${OTHER}"])
     env = {**os.environ, "TOKEN": "a $b\n", "OTHER": "not given"}
-    assert job.program({})[0] == "train.py"
-    argv = [sys.executable, "-u", *job.program({"TOKEN": ""})]
+    assert job.command({})[0] == "train.py"
+    argv = [sys.executable, "-u", *job.command({"TOKEN": ""})]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     expected = (
         ["train.py", "--token=a $b\n", "not given"],

@@ -61,7 +61,7 @@ class PodAgent:
     def request(self, run: str, code: str, ranks: int = 1, **more: object) -> dict:
         return {
             "run": run,
-            "kind": "script",
+            "success": "exit code",
             "ranks": [{"rank": r, "local_rank": r, "pod": self.root.name} for r in range(ranks)],
             "world_size": ranks,
             "master_addr": "127.0.0.1",

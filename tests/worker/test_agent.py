@@ -98,7 +98,7 @@ def test_a_program_that_cannot_be_executed_says_why(agent):
 
 
 def test_a_finetune_rank_that_ends_with_0_without_its_record_has_failed(agent):
-    agent.start("r", "pass", kind="finetune")
+    agent.start("r", "pass", success="record")
     (rank,) = agent.until_exited("r")["ranks"]
     assert not rank["done"] and rank["error"]["message"] == "ended early with 0"
 
@@ -111,7 +111,7 @@ path = os.environ["WORKBENCH_RANK_DIR"] + "/error.json"
 open(path + "x", "w").write(json.dumps(own)); os.rename(path + "x", path)
 time.sleep(1); raise SystemExit(5)
 """
-    agent.start("r", code, kind="finetune")
+    agent.start("r", code, success="record")
     answer = agent.until("r", lambda a: a["ranks"][0]["error"])
     assert (
         answer["ranks"][0]["phase"] == "running" and answer["ranks"][0]["error"]["kind"] == "Mine"

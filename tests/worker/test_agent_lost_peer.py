@@ -97,7 +97,9 @@ def test_ranks_of_a_script_and_of_a_finetune_are_judged_alike(tmp_path: Path, te
     (script / "stderr.log").write_text(
         f"Traceback (most recent call last):\n  File ...\nRuntimeError: {text}\n"
     )
-    Rank(place=RankPlace(rank=0, local_rank=0, pod="pod-0"), folder=script, kind="script").end(1)
+    Rank(
+        place=RankPlace(rank=0, local_rank=0, pod="pod-0"), folder=script, success="exit code"
+    ).end(1)
     finetune = read_record(tmp_path / "finetune" / "error.json")
     assert finetune is not None
     assert (read_record(script / "error.json") or {})["echo"] == finetune["echo"] == (text in LOST)

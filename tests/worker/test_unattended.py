@@ -22,7 +22,8 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.manifest import Manifest

@@ -129,8 +129,7 @@ def start(agent, function: str, run: str = "r", **more: object) -> None:
     agent.start(
         run,
         f"import toy_job; print('cold'); toy_job.{function}()",
-        **{"kind": "finetune", **more},
-        entry=f"toy_job:{function}",
+        **{"success": "record", "entry": f"toy_job:{function}", **more},
     )
 
 
@@ -271,7 +270,7 @@ def test_killed_agent_leaves_no_forked_rank_and_no_server(warm, wait_gone):
 
 def test_stacks_come_from_ranks_that_can_tell_and_do_not_harm_the_others(warm):
     start(warm, "spins", ranks=2)
-    start(warm, "sleeps", run="cold", kind="script")
+    start(warm, "sleeps", run="cold", success="exit code", entry=None)
     warm.until("r", lambda _: sum(text == b"up\n" for text in warm.output.values()) == 2)
     warm.until("cold", lambda a: a["ranks"][0]["phase"] == "running")
     for _ in range(2):
@@ -348,7 +347,7 @@ def test_a_variable_that_imports_read_is_honoured_by_a_cold_start(warm):
 
 
 def test_scripts_and_an_agent_without_a_server_start_cold(warm, agent):
-    start(warm, "stamp", kind="script")
+    start(warm, "stamp", success="exit code", entry=None)
     assert warm.until_exited("r")["ranks"][0]["how"] == "cold"
 
 
@@ -360,7 +359,7 @@ def test_a_fork_costs_little(warm):
         warm.ask(
             "prepare",
             run=run,
-            request=warm.request(run, "", ranks=3, kind="finetune", entry="toy_job:stamp"),
+            request=warm.request(run, "", ranks=3, success="record", entry="toy_job:stamp"),
         )
         asked = time.time()
         warm.ask("start", run=run)
@@ -399,7 +398,7 @@ def test_the_real_imports_then_gloo_between_two_ranks(make_agent, tmp_path):
         run = f"r{number}"
         port = agent.ask("free_port", address="127.0.0.1")["port"]
         request = agent.request(
-            run, "", ranks=2, kind="finetune", entry="real_job:main", master_port=port, threads=1
+            run, "", ranks=2, success="record", entry="real_job:main", master_port=port, threads=1
         )
         agent.ask("prepare", run=run, request=request)
         asked = time.time()

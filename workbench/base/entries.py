@@ -40,6 +40,8 @@ PLACES = {
 }
 """Where pods come from, by the word that says so."""
 
+FINETUNE = "workbench.finetune.verbs"
+"""The verbs of a fine-tuning job, which need rooms above that of its options."""
 JOBS = {
     "finetune": "workbench.jobs.finetune:FineTune",
     "script": "workbench.jobs.script:Script",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import json
 import marshal
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from workbench.base.child import HOME
 _COMPILED = (
     "workbench/__init__.py",
     "workbench/base/",
+    "workbench/finetune/",
     "workbench/jobs/",
     "workbench/rundir/",
     "workbench/worker/",
@@ -84,3 +86,8 @@ def _named(code: CodeType, name: str) -> CodeType:
     """Return code whose tracebacks name a file of the package, and no folder of this machine."""
     parts = (_named(part, name) if isinstance(part, CodeType) else part for part in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(parts))
+
+
+def fingerprint(named: object) -> str:
+    """Return 16 letters that stand for the JSON form of a value."""
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]

@@ -26,14 +26,15 @@ from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
 from workbench.jobs.choices import Technique
 from workbench.jobs.data.sources.dataset import dataset_from
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.model import model_kind
 from workbench.jobs.refusals import check_at_submit
 from workbench.jobs.script import Script
+from workbench.jobs.script_folder import check_script
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
-from workbench.rundir.make.script import check_script
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 

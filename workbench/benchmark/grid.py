@@ -14,8 +14,10 @@ from workbench.base.json_values import whole
 from workbench.base.record import Allowed, Record, Size
 from workbench.base.words import counted
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.refusals import check_ranks
+from workbench.jobs.script import Script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +182,9 @@ def _name(
                 if many
                 else str(technique or job.technique)
             )
-        case _:
+        case Script():
             what = f"script {job.path}"
+        case _:
+            what = job.word
     varied = (f"{key.removeprefix('per_device_')} {value}" for key, value in options.items())
     return ", ".join([f"{what} on {counted(pods, 'pod')}", *varied])

@@ -17,7 +17,8 @@ from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.jobs.choices import LossOn, Peft, Sampling, Technique
 from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.rules import advise, gib_of

@@ -16,7 +16,7 @@ from workbench.base.files import check_working_directory, write_json
 from workbench.base.wire import Unanswered, ask
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
-from workbench.jobs.finetune import Job
+from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
 from workbench.planner.prediction import begin_prediction

@@ -22,7 +22,7 @@ from workbench.client.result import RunResult
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw
 from workbench.display.kit.logs import clean, ranks_word
 from workbench.display.kit.templates import macro
-from workbench.jobs.finetune import Job
+from workbench.jobs.job import Job
 from workbench.results.advice.rules import Advice, advise
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord, RunFault

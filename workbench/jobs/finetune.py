@@ -1,19 +1,35 @@
-"""`FineTune`, our trainer with typed options, and the reader of a job of any kind; neither touches a file."""
+"""`FineTune`, our trainer with typed options. Its verbs stand in `finetune/`, and are imported when first used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Self, get_args
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from workbench.base.record import read_kind
+from workbench.base import entries
+from workbench.base.files import is_folder, user_path
+from workbench.jobs.choices import Technique
+from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
-from workbench.jobs.evaluation import Metric, metric_function, own_metrics
+from workbench.jobs.evaluation import Metric, function_name, metric_function, own_metrics
 from workbench.jobs.instead import value_hint
+from workbench.jobs.job import (
+    Checkpoints,
+    Companion,
+    FirstPod,
+    Job,
+    NewRun,
+    PodStore,
+    PodView,
+    Program,
+    Stop,
+    Success,
+)
 from workbench.jobs.options import FineTuneOptions
 from workbench.jobs.refusals import check_together
-from workbench.jobs.script import Script
 from workbench.jobs.training import option_hint
 
 _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
@@ -42,11 +58,28 @@ def moved_metric(metric: Metric, move: Callable[[str], object]) -> Metric:
     return metric
 
 
-class FineTune(FineTuneOptions):
+def _verbs() -> Any:
+    return importlib.import_module(entries.FINETUNE)
+
+
+class FineTune(FineTuneOptions, Job):
     """Fine-tune an encoder-decoder or a causal model with the project's own trainer."""
 
-    label: ClassVar[str] = "job"
     kind: ClassVar[str] = "finetune"
+    success: ClassVar[Success] = "record"
+    events: ClassVar[frozenset[str]] = frozenset(
+        {
+            "phase",
+            "first_step",
+            "resumed",
+            "stopped",
+            "sample",
+            "restarted",
+            "checkpoint",
+            "checkpoint_failed",
+        }
+    )
+    records_flight: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -71,8 +104,32 @@ class FineTune(FineTuneOptions):
             for name in ("technique", "model", "precision", "peft", "launcher")
         }
 
+    @property
+    def functions(self) -> Sequence[str]:
+        return [function_name(metric) for metric in self.metrics if callable(metric)]
+
+    @property
+    def stop(self) -> Stop:
+        return Stop(by="file")
+
+    @property
+    def keeps(self) -> Checkpoints:
+        return Checkpoints(
+            most=self.save_total_limit or Checkpoints().most,
+            brings=self.brings_checkpoints,
+            meanwhile=self.brings_checkpoints and self.save_steps is not None,
+        )
+
+    def pods_wanted(self, count: int) -> int:
+        return 1 if self.technique == Technique.SINGLE else count
+
+    def ranks(self, slots: int) -> int:
+        return 1 if self.technique == Technique.SINGLE else slots
+
+    def batch_factors(self, ranks: int) -> Sequence[int]:
+        return self.per_device_train_batch_size, self.gradient_accumulation_steps, ranks
+
     def moved(self, move: Callable[[object], object]) -> Self:
-        """Return the job with `move` done to every option that may be a path."""
         return self.replace(
             dataset=_moved(self.dataset, move),
             deepspeed=move(self.deepspeed),
@@ -80,6 +137,59 @@ class FineTune(FineTuneOptions):
             resume=move(self.resume),
             metrics=[moved_metric(metric, move) for metric in self.metrics],
         )
+
+    def absolute(self) -> Self:
+        changes: dict[str, object] = {}
+        if self.resume is not None:
+            changes["resume"] = str(user_path(self.resume).absolute())
+        metrics = [
+            moved_metric(metric, lambda path: user_path(path).absolute()) for metric in self.metrics
+        ]
+        if metrics != [*self.metrics]:
+            changes["metrics"] = metrics
+        folder = user_path(self.model)
+        if is_folder(folder):
+            changes["model"] = str(folder.absolute())
+        return self.replace(**changes) if changes else self
+
+    def chosen(self, *, gpus: int, ranks: int | None, apart: bool) -> Self:
+        return choose(self, gpus=gpus, world_size=ranks, apart=apart)
+
+    def prepare(self, run: NewRun) -> Job:
+        prepared: Job = _verbs().prepare(self, run)
+        return prepared
+
+    def origin(self, root: Path) -> Mapping[str, object]:
+        found: Mapping[str, object] = _verbs().origin(root)
+        return found
+
+    def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
+        files: Mapping[str, str] = _verbs().files_for(self, pod, root, gpus)
+        return files
+
+    def program_on(self, pod: PodView) -> Program:
+        module, _, function = entries.COLD_TRAINER.partition(":")
+        return Program(
+            argv=["-P", "-c", f"from {module} import {function}; {function}()"],
+            entry=entries.TRAINER,
+            env={"PYTHONPATH": pod.package},
+        )
+
+    def companion(self, pod: FirstPod, run_id: str, root: Path) -> Companion | None:
+        companion: Companion | None = _verbs().companion(pod, run_id, root)
+        return companion
+
+    def resumed(
+        self, root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
+    ) -> tuple[int | None, int | None]:
+        continued: tuple[int, int | None] = _verbs().resumed(
+            root, gpus=gpus, before=before, ranks=ranks, last_step=last_step
+        )
+        return continued
+
+    def restarted_from(self, root: Path, ranks: int) -> Mapping[int, Path]:
+        parts: Mapping[int, Path] = _verbs().restarted_from(self, root, ranks)
+        return parts
 
     def on_ranks(self, ranks: int, before: int) -> Self:
         """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before."""
@@ -100,12 +210,3 @@ class FineTune(FineTuneOptions):
             gradient_accumulation_steps=accumulation,
             deepspeed=own,
         )
-
-
-Job = FineTune | Script
-
-
-def job_from_dict(data: Mapping[str, object]) -> Job:
-    """Read the JSON form of a job."""
-    job: Job = read_kind("job", data, get_args(Job), default=FineTune.kind)
-    return job

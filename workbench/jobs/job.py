@@ -162,6 +162,8 @@ class Job(Record):
         stall_timeout_s: float | None
         """Seconds of standstill after which the run fails. None: the standstill is only reported."""
 
+        def __init__(self, **options: object) -> None: ...
+
     success: ClassVar[Success] = "exit code"
     events: ClassVar[frozenset[str]] = frozenset()
     """Kinds of state events that its ranks may send. Events of these kinds from any other job are only text."""

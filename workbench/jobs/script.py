@@ -10,7 +10,10 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
+from workbench.base import entries
 from workbench.base.errors import suggests
+from workbench.base.files import read_json, user_path, write_bytes
+from workbench.base.package import fingerprint
 from workbench.base.record import (
     Allowed,
     Choice,
@@ -18,10 +21,23 @@ from workbench.base.record import (
     Environment,
     PathText,
     Positive,
-    Record,
     Unit,
 )
+from workbench.base.words import short_list
+from workbench.jobs.job import FolderOutputs, Job, NewRun, PodView, Program, Stop
 from workbench.jobs.launcher import Launcher
+from workbench.jobs.script_folder import (
+    check_args,
+    check_outputs,
+    digests_of,
+    left_out,
+    travelling,
+    zip_script,
+)
+
+ARCHIVE = "inputs/script.zip"
+"""A script with its folder, below the run directory."""
+_LEFT_OUT = 100  # names kept of what did not travel
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 # Within the rank's own process: what `ps` shows are the references.
@@ -38,7 +54,7 @@ def references(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for text in texts for name in _REFERENCE.findall(text)))
 
 
-class Script(Record):
+class Script(Job):
     """Run a training script of the user's, unchanged, as one process per slot.
 
     The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun.
@@ -48,7 +64,6 @@ class Script(Record):
     `!.env` takes them back.
     """
 
-    label: ClassVar[str] = "job"
     kind: ClassVar[str] = "script"
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
@@ -83,25 +98,76 @@ class Script(Record):
     def __init__(self, path: object = None, /, **options: object) -> None:
         super().__init__(**({} if path is None else {"path": path}), **options)
 
-    def program(self, environment: Mapping[str, str]) -> list[str]:
+    @property
+    def word(self) -> str:
+        return "".join(c for c in Path(self.path).stem if c.isalnum()) or "script"
+
+    @property
+    def stop(self) -> Stop:
+        return Stop(by="signal", grace_s=self.stop_grace_s)
+
+    @property
+    def folder_outputs(self) -> FolderOutputs:
+        return FolderOutputs(patterns=self.outputs, limit_gib=self.outputs_limit_gib)
+
+    def moved(self, move: Callable[[object], object]) -> Self:
+        return self.replace(path=move(self.path))
+
+    def absolute(self) -> Self:
+        return self.replace(path=str(user_path(self.path).absolute()))
+
+    def prepare(self, run: NewRun) -> Self:
+        check_args(self.args, run.environment)
+        check_outputs(self.outputs)
+        write_bytes(run.root / ARCHIVE, zip_script(Path(self.path)))
+        return self
+
+    def origin(self, root: Path) -> Mapping[str, object]:  # noqa: ARG002
+        folder = Path(self.path).expanduser().parent
+        return {
+            "script": fingerprint(digests_of(folder)),
+            "left_out": left_out(folder)[:_LEFT_OUT],
+        }
+
+    def archive_in(self, root: Path) -> Path:
+        return root / ARCHIVE
+
+    def travels(self, root: Path) -> str:
+        left = read_json(root / "origin.json").get("left_out")
+        stays = f", without {short_list(left)}," if isinstance(left, list) and left else ""
+        return travelling((root / ARCHIVE).read_bytes()) + stays
+
+    def program_on(self, pod: PodView) -> Program:
+        theirs = pod.environment.get("PYTHONPATH", "")
+        # The package comes last: `import workbench` finds it, and nothing of the job's is hidden.
+        path = [f"{pod.package}/{entries.SCRIPT_SITE}", *([theirs] if theirs else []), pod.package]
+        forced = {"PYTHONPATH": ":".join(path)}
+        if self.restarts:
+            forced["TORCHELASTIC_RESTART_COUNT"] = str(pod.restart)
+        return Program(
+            argv=self.command(pod.environment),
+            cwd=pod.folder or str(Path(self.path).parent),
+            forced=forced,
+        )
+
+    def command(self, environment: Mapping[str, str]) -> list[str]:
         """Return what follows `python -u` in the script's folder."""
         name = self.path.rpartition("/")[2]
         is_filled = any(variable in environment for variable in references(self.args))
         return [*(["-c", _FILL_IN] if is_filled else []), name, *self.args]
 
-    @property
-    def word(self) -> str:
-        """What runs, as a word for a file name."""
-        return "".join(c for c in Path(self.path).stem if c.isalnum()) or "script"
+    def in_users_files(self, traceback: str, run_id: str) -> str:
+        """Return a traceback that names the script's files where their user has them.
 
-    @property
-    def facts(self) -> Mapping[str, object]:
-        """What a result says of the job."""
-        return {"technique": "script", "model": "", "launcher": self.launcher}
-
-    def moved(self, move: Callable[[object], object]) -> Self:
-        """Return the job with `move` done to every option that may be a path."""
-        return self.replace(path=move(self.path))
+        Example:
+            >>> text = 'File "/pod-0/runs/r1/script/lib/data.py", line 3'
+            >>> Script("/home/me/train.py").in_users_files(text, "r1")
+            'File "/home/me/lib/data.py", line 3'
+        """
+        script = Path(self.path)
+        # With `${NAME}` in its arguments a script is run by its bare name.
+        copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
+        return re.sub(copy, lambda _: f"{script.parent}/", traceback)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ _JUDGE = (
 
 PodPart = tuple[AgentLink, int, PurePosixPath]
 """A pod, a rank, and the folder of the rank's part there."""
-_KEPT = 2
 _LOOK_S = 0.5
 _SPARED = (
     256 << 20
@@ -198,12 +197,12 @@ class CheckpointCollector:
         self._thread = threading.Thread(target=self._loop, name="checkpoints", daemon=True)
 
     def start(self) -> None:
-        if self._brings and getattr(self._context.spec.job, "save_steps", None) is not None:
+        if self._context.spec.job.keeps.meanwhile:
             self._thread.start()
 
     @property
     def _brings(self) -> bool:
-        return getattr(self._context.spec.job, "brings_checkpoints", False)
+        return self._context.spec.job.keeps.brings
 
     def finish(self, lost: Collection[str]) -> Returned:
         """Fetch what is still missing, or write down what stays on the pods, once no rank is left; blocks."""
@@ -234,7 +233,7 @@ def bring_checkpoints_back(
 ) -> Returned:
     """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked."""
     checkpoints = look(context, lost)
-    limit = getattr(context.spec.job, "save_total_limit", None) or _KEPT
+    limit = context.spec.job.keeps.most
     with ThreadPoolExecutor(max_workers=max(1, len(context.links))) as pool:
         problems = {
             step: _fetch(pool, checkpoints.steps[step], context.paths, step)

@@ -19,8 +19,8 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import KeptFile, write_bytes
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
-from workbench.jobs.finetune import job_from_dict
 from workbench.jobs.launcher import Launcher
+from workbench.jobs.registry import job_from_dict
 from workbench.keeper.awake import awake
 from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet

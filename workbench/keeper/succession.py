@@ -10,10 +10,10 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import is_there, read_json, read_text, write_json
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
-from workbench.jobs.finetune import Job
+from workbench.jobs.job import Job
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
-from workbench.keeper.link.context import RunContext, is_single
+from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def wanted_pods(job: Job, pods: int | None, count: int) -> int:
-    return 1 if is_single(job) else count if pods is None else pods
+    return job.pods_wanted(count if pods is None else pods)
 
 
 def run_context(

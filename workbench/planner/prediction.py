@@ -15,7 +15,8 @@ from typing import Any
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import write_json
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.planner.plan import MARGIN, Limits, as_planned, decided, fit_of, most_rows, row_of
 from workbench.planner.setting import Setting, setting_from, setting_of
 from workbench.planner.shapes import model_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -69,17 +69,19 @@ class EventKind(StrEnum):
     """Figures of the whole training: those of `ResultRecord`."""
 
 
-# They decide how a run stands: a script that prints such a line has only printed it.
-_TRAINERS_OWN = {
-    *(
+STATE_EVENTS = frozenset(
+    {
         EventKind.PHASE,
         EventKind.FIRST_STEP,
         EventKind.RESUMED,
         EventKind.STOPPED,
         EventKind.SAMPLE,
-    ),
-    *(EventKind.RESTARTED, EventKind.CHECKPOINT, EventKind.CHECKPOINT_FAILED),
-}
+        EventKind.RESTARTED,
+        EventKind.CHECKPOINT,
+        EventKind.CHECKPOINT_FAILED,
+    }
+)
+"""Kinds of events that decide how a run stands. A job says which of them its ranks may send."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,8 +173,8 @@ def log(step: int, **figures: object) -> None:
             )
 
 
-def parse_event(line: str, *, of_script: bool = False) -> Event | None:
-    """Read one line of a rank's output; what a script says of its state is only text.
+def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event | None:
+    """Read one line of a rank's output; a state event that is not among `states` is only text.
 
     Example:
         >>> parse_event('@workbench {"time_s": 1.5, "rank": 0, "kind": "step", "loss": 2.0}').data["loss"]
@@ -186,7 +188,8 @@ def parse_event(line: str, *, of_script: bool = False) -> Event | None:
         event = event_of(parse_record(line[len(MARK) :]))
     except ValueError:
         return None
-    return None if event is not None and of_script and event.kind in _TRAINERS_OWN else event
+    is_text = event is not None and event.kind in STATE_EVENTS and event.kind not in states
+    return None if is_text else event
 
 
 class EventTail:

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from workbench.base.files import KeptFile, open_record, read_json, write_bytes, 
 from workbench.base.files.written import make_folders, open_to_append, open_to_write, write_all
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
-from workbench.rundir.events import MARK, Event, parse_event, read_events
+from workbench.rundir.events import MARK, STATE_EVENTS, Event, parse_event, read_events
 from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted_rows
@@ -73,9 +73,15 @@ class Journal:
                 return
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
-    def recover(self) -> tuple[StateRecord, Sequence[Event]]:
-        """Go on where the journal of a keeper that died ends: every event and every number is there, once."""
-        written, missing = _mend_events(self._paths)
+    def recover(
+        self, states: Collection[str] = STATE_EVENTS
+    ) -> tuple[StateRecord, Sequence[Event]]:
+        """Go on where the journal of a keeper that died ends: every event and every number is there, once.
+
+        Args:
+            states: Kinds of state events that the ranks may send.
+        """
+        written, missing = _mend_events(self._paths, states)
         self._late = [event.to_json() + "\n" for event in missing]
         self._write_late()
         events = [*written, *missing]
@@ -285,13 +291,13 @@ def _append(paths: RunPaths, data: bytes) -> None:
             raise
 
 
-def _mend_events(paths: RunPaths) -> tuple[list[Event], list[Event]]:
+def _mend_events(paths: RunPaths, states: Collection[str]) -> tuple[list[Event], list[Event]]:
     """Return the events that are written, and those that ranks printed and the keeper did not come to write."""
     _end_at_last_line(paths)
     events = list(read_events(paths.events))
     by_rank = _by_rank(events)
     missing: list[Event] = []
-    for rank, printed in _by_rank(_printed(paths)).items():
+    for rank, printed in _by_rank(_printed(paths, states)).items():
         written = by_rank.get(rank, [])
         last = len(written) - 1
         # What is written is by this machine's clock, what is printed by the pod's.
@@ -325,8 +331,7 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
     return ranks
 
 
-def _printed(paths: RunPaths) -> Iterator[Event]:
-    of_script = paths.script.exists()
+def _printed(paths: RunPaths, states: Collection[str]) -> Iterator[Event]:
     for log in sorted(paths.logs.glob("rank-*.stdout.log")):
         with (
             suppress(OSError),
@@ -334,5 +339,5 @@ def _printed(paths: RunPaths) -> Iterator[Event]:
         ):
             for line in lines:
                 whole = line.startswith(MARK) and line.endswith("\n")
-                if whole and (event := parse_event(line[:-1], of_script=of_script)):
+                if whole and (event := parse_event(line[:-1], states=states)):
                     yield event

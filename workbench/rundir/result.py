@@ -16,7 +16,6 @@ from workbench.base.files import load_json, read_json
 from workbench.base.json_values import number
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
-from workbench.jobs.choices import Peft
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
@@ -262,7 +261,7 @@ class ResultRecord(Measurements):
     @property
     def trained(self) -> str:
         """What was trained and how, in a few words; `none` is left unsaid."""
-        adapters = "" if self.peft == Peft.NONE else self.peft
+        adapters = "" if self.peft == "none" else self.peft
         return " ".join(
             part for part in (self.model, self.technique, adapters, self.precision) if part
         )

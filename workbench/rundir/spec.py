@@ -20,13 +20,13 @@ from workbench.base.json_values import Json, parse_json, part
 from workbench.base.process import LEASE_S
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.base.redact import Redactor
-from workbench.jobs.choices import Technique
-from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.finetune import FineTune, Job, job_from_dict
+from workbench.jobs.job import Job
+from workbench.jobs.registry import job_from_dict
 from workbench.pods.pod_spec import PodSpec
 
 Seconds = Annotated[Positive, Unit("s")]
 _WithEnv = TypeVar("_WithEnv", Job, PodSpec)
+_J = TypeVar("_J", bound=Job)
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _ONLY_REFERENCES = re.compile(r"(?:Bearer |Basic )?(?:\$\{\w+\})+")
 
@@ -55,10 +55,10 @@ class ClusterSpec(Record):
     """Whether pods are asked if they see the cluster's directory under its path, and use what is there in place.
     Default None: all but local pods are. A path names a further folder to ask for."""
 
-    def chosen(self, job: FineTune, *, world_size: int | None = None) -> FineTune:
-        """Return a job with every option decided that was left open, for the pods of this cluster; see `choose`."""
+    def chosen(self, job: _J, *, world_size: int | None = None) -> _J:
+        """Return a job with every option decided that was left open, for the pods of this cluster."""
         apart = not self.is_local and self.count > 1
-        return choose(job, gpus=self.pods.gpus, world_size=world_size, apart=apart)
+        return job.chosen(gpus=self.pods.gpus, ranks=world_size, apart=apart)
 
     @property
     def is_local(self) -> bool:
@@ -100,15 +100,11 @@ class RunSpec(Record):
 
     @property
     def world_size(self) -> int:
-        single = self.job.word == Technique.SINGLE
-        return 1 if single else self.cluster.pods.slots * (self.pods or self.cluster.count)
+        return self.job.ranks(self.cluster.pods.slots * (self.pods or self.cluster.count))
 
     def chosen(self) -> RunSpec:
-        """Return it with every option of its job decided that was left open; see `choose`."""
-        match self.job:
-            case FineTune() as job:
-                return self.replace(job=self.cluster.chosen(job, world_size=self.world_size))
-        return self
+        """Return it with every option of its job decided that was left open."""
+        return self.replace(job=self.cluster.chosen(self.job, world_size=self.world_size))
 
     @classmethod
     def load(cls, path: Path, *, of_run: bool = False) -> RunSpec:

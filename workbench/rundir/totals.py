@@ -14,8 +14,6 @@ from threading import Lock
 from typing import Any, Self
 
 from workbench.base.json_values import number, numbers_of, whole
-from workbench.jobs.evaluation import perplexity
-from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.result import Restart
@@ -23,6 +21,10 @@ from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
+_CAUSAL = (
+    "causal"  # family of a model whose loss is that of the next token, so that it has a perplexity
+)
+_MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = (
     *(
         "global_batch_size",
@@ -270,8 +272,8 @@ class RunTotals:
         }
         loss = number(facts.get("eval_loss"))
         facts["metrics"] = numbers_of(facts.get("metrics")) or None
-        if self.start.get("family") == Family.CAUSAL and loss is not None:
-            facts |= perplexity(loss)
+        if self.start.get("family") == _CAUSAL and loss is not None and loss < _MOST_NATS:
+            facts["perplexity"] = math.exp(loss)
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
             facts |= {"device": ", ".join(names), "devices": len(self._devices)}

@@ -10,7 +10,6 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import number, text, whole
-from workbench.jobs.finetune import FineTune
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
@@ -119,17 +118,14 @@ class RunView:
 
     @property
     def batch(self) -> str:
-        """The global batch spelled out; empty for a script, and where the figures do not give what rank 0 reported."""
-        match self.spec:
-            case RunSpec(job=FineTune() as job) if self.world_size:
-                rows = job.global_batch(self.world_size)
-                if self.start.get("global_batch_size") in (None, rows):
-                    micro, accumulation = (
-                        job.per_device_train_batch_size,
-                        job.gradient_accumulation_steps,
-                    )
-                    return f"{micro} x {accumulation} x {self.world_size} = {rows}"
-        return ""
+        """The global batch spelled out; empty if unknown, or if rank 0 reported another one."""
+        if self.spec is None or not self.world_size:
+            return ""
+        rows = self.spec.job.global_batch(self.world_size)
+        factors = self.spec.job.batch_factors(self.world_size)
+        if not factors or self.start.get("global_batch_size") not in (None, rows):
+            return ""
+        return f"{' x '.join(map(str, factors))} = {rows}"
 
     @property
     def elapsed_s(self) -> float | None:

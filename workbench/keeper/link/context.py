@@ -15,8 +15,6 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
-from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import Job
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.hostfile import Hostfile
@@ -64,7 +62,8 @@ class RunContext:
             self.paths.hostfile, str(hostfile)
         ):  # a full disk must not end a run that is under way
             write_text(self.paths.hostfile, str(hostfile))
-        places = place_ranks(pods)[: 1 if is_single(self.spec.job) else None]
+        places = place_ranks(pods)
+        places = places[: self.spec.job.ranks(len(places))]
         return replace(self, links=links, places=places, hostfile_sha256=hostfile.sha256)
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
@@ -101,10 +100,6 @@ def _holds(path: Path, content: str) -> bool:
     with suppress(OSError):
         return read_text(path) == content
     return False
-
-
-def is_single(job: Job) -> bool:
-    return job.to_dict().get("technique") == Technique.SINGLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

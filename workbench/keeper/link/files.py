@@ -153,6 +153,11 @@ class PodFiles:
         self._folders = folders
         self._stock = stock or Stock()
 
+    @property
+    def name(self) -> str:
+        """Name of the pod."""
+        return self.pod.name
+
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output."""
         raise NotImplementedError

@@ -13,9 +13,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.launcher import Launcher
-from workbench.jobs.script import Script
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink, PodGone
@@ -28,7 +26,6 @@ from workbench.keeper.run.stage import (
     rank_request,
     resumed_from,
     send_inputs,
-    travels,
 )
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
@@ -125,7 +122,11 @@ class Attempt:
         c = self._context
         check_hostfile(c)
         resumed = resumed_from(c.paths)
-        what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(c.paths)
+        what = (
+            f"inputs and the checkpoint of step {resumed.step}"
+            if resumed
+            else c.spec.job.travels(c.paths.root)
+        )
         notes = resumed.notes if resumed else ()
         self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
         with TransferProgress(c.links, self._journal.hint, ""), full_disk_named(c.paths.root):
@@ -183,19 +184,20 @@ class Attempt:
 
     @property
     def _unwanted(self) -> bool:
-        """Whether it is to end, and nothing more of it is to start: of a script, what was asked to stop too."""
-        script = self._context.spec.job.kind == Script.kind
-        return self._wishes.cancel.is_set() or (script and self._wishes.stop.is_set())
+        """Whether it is to end, and nothing more of it is to start: of ranks that stop by a signal, a stop too."""
+        by_signal = self._context.spec.job.stop.by == "signal"
+        return self._wishes.cancel.is_set() or (by_signal and self._wishes.stop.is_set())
 
     def stop(self) -> None:
-        """Pass the wish to stop on, to the trainer by a file and to the ranks of a script by a signal. Idempotent."""
-        match self._context.spec.job:
-            case Script() as job if self.begun:
-                self.ledger.asked_s = self.ledger.asked_s or now_s()
-                self._context.everywhere(partial(self._stop, grace_s=job.stop_grace_s, ask=True))
-            case FineTune() if self._prepared:
-                first = self._context.links[0]
-                first.write(b"", str(self._context.on_pod(first).stop))
+        """Pass the wish to stop on, by a file or by a signal as the job says. Idempotent."""
+        how = self._context.spec.job.stop
+        if how.by == "file" and self._prepared:
+            first = self._context.links[0]
+            first.write(b"", str(self._context.on_pod(first).stop))
+        elif how.by == "signal" and self.begun:
+            self.ledger.asked_s = self.ledger.asked_s or now_s()
+            ask = partial(self._stop, grace_s=how.grace_s or _GRACE_S, ask=True)
+            self._context.everywhere(ask)
 
     def stacks(self) -> dict[int, str]:
         if not self.begun:
@@ -253,9 +255,10 @@ class Attempt:
     def _stopping(self) -> str:
         if not self._wishes.stop.is_set():
             return ""
-        match self._context.spec.job:
-            case Script() as job:
-                return f"asked to stop, and killed if it has not ended {job.stop_grace_s:g} s later"
+        how = self._context.spec.job.stop
+        if how.by == "signal":
+            grace_s = how.grace_s or _GRACE_S
+            return f"asked to stop, and killed if it has not ended {grace_s:g} s later"
         return "stopping after a checkpoint"
 
     def _take(self, timeout_s: float = 0.2) -> None:
@@ -268,7 +271,8 @@ class Attempt:
         started = self.ledger.started
         self.ledger.see(report)
         self._stalls.watch.see(report)
-        if self.ledger.started and not started and self._context.spec.job.kind == Script.kind:
+        # Of ranks that may not send state events, the start of their processes is all that is known.
+        if self.ledger.started and not started and not self._context.spec.job.events:
             self._journal.state(RunState.RUNNING, "running")
         self._peaks.see(report.ranks)
         if (sample := self._sampler.see(report)) is not None:

@@ -21,7 +21,7 @@ from workbench.base.files.written import make_folders
 from workbench.base.json_values import items, text
 from workbench.base.package import file_digest
 from workbench.base.words import counted, short_list, size
-from workbench.jobs.script import Script
+from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.batches import FileLeft, fetch_files
@@ -63,8 +63,9 @@ class Brought:
 def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     """Ask a pod what the run left there; of a script's folder only what is not as it was sent."""
     paths, sent = context.paths, "-"
-    if isinstance(context.spec.job, Script) and paths.script.exists():
-        sent = link.put(paths.script.read_bytes(), ".zip")
+    archive = context.spec.job.archive_in(paths.root)
+    if archive is not None and archive.exists():
+        sent = link.put(archive.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
     raw = link.lasting(
         lambda _: link.work("left", _LISTED_S, run=context.run_id, archive=sent, below=below)
@@ -78,16 +79,25 @@ def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     )
 
 
-class ScriptOutputs:
-    """Brings back what a script wrote: of the first pod all, of others what `outputs` names, or all for `rest`."""
+class FolderCollector:
+    """Copies back what ranks wrote into the folder that they start in.
+
+    Of the first pod that is all, of other pods what `outputs` names, or all for `rest`.
+    """
 
     def __init__(
-        self, context: RunContext, job: Script, report: Callable[[str], None], *, rest: bool
+        self,
+        context: RunContext,
+        wanted: FolderOutputs,
+        report: Callable[[str], None],
+        *,
+        rest: bool,
     ) -> None:
         self._context, self._report, self._rest = context, report, rest
-        self._wanted = GitIgnoreSpec.from_lines(job.outputs)
-        self._limit = float("inf") if rest else job.outputs_limit_gib * 2**30
-        self._over = f"beyond outputs_limit_gib={job.outputs_limit_gib:g}; {_LATER}"
+        self._wanted = GitIgnoreSpec.from_lines(wanted.patterns)
+        self._limit = float("inf") if rest else wanted.limit_gib * 2**30
+        self._over = f"beyond outputs_limit_gib={wanted.limit_gib:g}; {_LATER}"
+        self._option = f"{type(context.spec.job).__name__}(outputs=[…])"
         self._lock = threading.Lock()
         self._left = [0, 0]
 
@@ -138,7 +148,7 @@ class ScriptOutputs:
             ):
                 why = "a file here cannot have such a name, or has it already"
             elif not (first or self._rest or self._wanted.match_file(file.name)):
-                why = f"Script(outputs=[…]) does not name them; {_LATER}"
+                why = f"{self._option} does not name them; {_LATER}"
             elif file.size > room:
                 why = self._over
             else:
@@ -225,9 +235,10 @@ def bring_back(
     before = {name: text(digest) for name, digest in read_json(paths.manifest).items()}
     old = {name: digest for name, digest in before.items() if is_output(name)}
     brought = Brought()
-    match context.spec.job:
-        case Script() as job if paths.script.exists():  # else somebody deleted the run's directory
-            brought = ScriptOutputs(context, job, report, rest=rest).bring(left, old, lost)
+    wanted, archive = context.spec.job.folder_outputs, context.spec.job.archive_in(paths.root)
+    # Without the archive, which a user may have deleted with the run directory, new files cannot be told from old.
+    if wanted is not None and archive is not None and archive.exists():
+        brought = FolderCollector(context, wanted, report, rest=rest).bring(left, old, lost)
     manifest = {**(before if rest else old), **brought.digests, **manifest}
     with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
         write_json(paths.manifest, manifest)

@@ -11,7 +11,6 @@ from functools import partial
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import LauncherProcess
@@ -20,7 +19,6 @@ from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.run.stage import LOG_STREAMS, rank_request
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.make.resume import write_resumption
 from workbench.rundir.result import RunFault
 
 _KILLED = ("killed by SIGKILL", "killed by SIGTERM")
@@ -77,15 +75,14 @@ def gone_on(
     """Let a run begin once more on these pods, from its newest good checkpoint; return the event that says so."""
     ranks, totals = len(context.places), ledger.totals
     new = replace(context.on(links), restart=context.restart + 1, left=False)
-    step, batch = None, None
-    match context.spec.job:
-        case FineTune():
-            gpus, last = context.spec.cluster.pods.gpus, totals.last_possible_step
-            now = len(new.places)
-            step, batch = write_resumption(
-                context.paths, gpus=gpus, before=ranks, ranks=now, last_step=last
-            )
-    new.everywhere(partial(_make_ready, new))
+    step, batch = context.spec.job.resumed(
+        context.paths.root,
+        gpus=context.spec.cluster.pods.gpus,
+        before=ranks,
+        ranks=len(new.places),
+        last_step=totals.last_possible_step,
+    )
+    new.everywhere(partial(_make_ready, new, resumes=step is not None))
     what, lost_s, fault = loss
     fresh = _why_fresh(totals.saved_step, step, returned)
     data: dict[str, object] = {
@@ -118,11 +115,11 @@ def _why_fresh(saved_step: int, step: int | None, returned: Returned) -> str:
     return "; ".join([words, *returned.notes])
 
 
-def _make_ready(context: RunContext, link: AgentLink) -> None:
+def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
     """Leave no checkpoint of the attempt before on a pod, and its ranks' logs as they are here: they go on."""
     pod, paths = context.on_pod(link), context.paths
     link.ensure()
-    if isinstance(context.spec.job, FineTune):
+    if resumes:  # else the program finds its own checkpoints, wherever they lie
         link.run(["rm", "-rf", "--", *map(str, (pod.checkpoints, pod.resume, pod.stop))])
     for rank in context.ranks_on(link):
         link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(pod.rank(rank))])

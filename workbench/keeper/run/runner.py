@@ -18,7 +18,6 @@ from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
-from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
 from workbench.keeper.run.stage import check_hostfile, fetch_logs
 from workbench.keeper.run.verdict import in_users_files, verdict
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 _SILENT_S = (
     12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
 )
-_PREDICTED_S = (
+_COMPANION_S = (
     3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
 )
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -133,8 +132,11 @@ class Runner:
         if self.context.left:
             self._recover()
         self._journal.begin(self._started_s)
-        inquiry = PredictionInquiry(self.context.links[0], self.context.run_id, self.context.paths)
-        inquiry.start()
+        companion = self.context.spec.job.companion(
+            self.context.links[0], self.context.run_id, self.context.paths.root
+        )
+        if companion is not None:
+            companion.start()
         collector, fault = self._try()
         while fault is not None and (what := self._loss(fault)):
             try:
@@ -161,7 +163,8 @@ class Runner:
             self._brought,
             asked_to_stop=self._wishes.stop.is_set() and not self._wishes.cancel.is_set(),
         )
-        inquiry.wait(_PREDICTED_S)
+        if companion is not None:
+            companion.wait(_COMPANION_S)
         with self._settling:
             # The result comes first: without it, another keeper would find empty pods and train the run once more.
             self._write_result(state, message, fault)
@@ -211,7 +214,7 @@ class Runner:
         return True
 
     def _recover(self) -> None:
-        recovered, events = self._journal.recover()
+        recovered, events = self._journal.recover(self.context.spec.job.events)
         self._started_s = recovered.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}

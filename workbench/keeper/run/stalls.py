@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_text
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LauncherProcess
@@ -253,7 +252,7 @@ class StallGuard:
     def _keep_flight(self) -> list[str]:
         """Bring each rank's last collectives here, which it writes down a moment after its stacks."""
         context = self._context
-        if not isinstance(context.spec.job, FineTune):
+        if not context.spec.job.records_flight:
             return []
         time.sleep(_WRITTEN_S)
 

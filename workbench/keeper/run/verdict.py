@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.words import counted, short_list, size
-from workbench.jobs.finetune import Job
-from workbench.jobs.script import Script
+from workbench.jobs.job import Job
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
@@ -115,22 +112,10 @@ def fault_of(context: RunContext, error: RemoteError) -> RunFault:
 
 
 def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | None:
-    """Return a fault whose traceback names a script's files where its user has them, not the copies on the pods.
-
-    Example:
-        >>> fault = RunFault(traceback='File "/pod-0/runs/r1/script/lib/data.py", line 3')
-        >>> in_users_files("r1", Script("/home/me/train.py"), fault).traceback
-        'File "/home/me/lib/data.py", line 3'
-    """
-    match job:
-        case Script() if fault is not None:
-            script = Path(job.path)
-            # With `${NAME}` in its arguments a script is run by its bare name.
-            copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
-            return replace(
-                fault, traceback=re.sub(copy, lambda _: f"{script.parent}/", fault.traceback)
-            )
-    return fault
+    """Return a fault whose traceback names files where the user has them, not the copies on the pods."""
+    if fault is None:
+        return None
+    return replace(fault, traceback=job.in_users_files(fault.traceback, run_id))
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:

@@ -62,7 +62,12 @@ class PodWatch:
     def __init__(self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]):
         self._link, self._context, self._reports = link, context, reports
         self._pause_s = max(_POLL_S, len(context.links) / _POLLS_PER_S)
-        self._collector = Collector(context.paths, context.ranks_on(link), context.redact)
+        self._collector = Collector(
+            context.paths,
+            context.ranks_on(link),
+            context.redact,
+            states=context.spec.job.events,
+        )
         self._end = threading.Event()
         self._agent_pid = link.agent_pid
         self._thread = threading.Thread(

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.script import Script
 from workbench.results.advice.memory import MORE_MEMORY, OF_SCRIPTS, evidence, fit_gpu, fit_host
 from workbench.rundir.result import RunFault

@@ -13,8 +13,9 @@ from workbench.base.json_values import part
 from workbench.base.shown import Shown
 from workbench.base.words import scaled
 from workbench.jobs.choices import Precision
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
+from workbench.jobs.registry import job_from_dict
 from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.paths import RunPaths
 

@@ -12,16 +12,17 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes, read_json
 from workbench.base.json_values import part, parts
 from workbench.base.package import zip_contents, zip_files
+from workbench.finetune.evaluation import carried_metrics
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.evaluation import metric_text
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.script import Script, references
+from workbench.jobs.script_folder import zip_script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions
-from workbench.rundir.make.evaluation import carried_metrics
-from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 
@@ -35,11 +36,13 @@ def config_files(
 ) -> Mapping[str, bytes]:
     """Return the files of the ConfigMap: the package, the specification and, packed, what it names."""
     inputs: dict[str, bytes] = {}
-    asked = (
-        _script(paths, job, options, inputs)
-        if isinstance(job, Script)
-        else _finetune(paths, job, options, inputs)
-    )
+    match job:
+        case Script():
+            asked = _script(paths, job, options, inputs)
+        case FineTune():
+            asked = _finetune(paths, job, options, inputs)
+        case _:
+            raise ConfigError(f"a job of kind {job.kind!r} cannot be handed over yet; submit it")
     env = {**pod.env, **job.env}
     _check_secrets(env, options)
     pods = {**pod.to_dict(), "image": None}

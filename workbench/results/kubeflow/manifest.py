@@ -11,17 +11,19 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json
 from workbench.base.json_values import Json, part
 from workbench.base.shown import Shown
+from workbench.finetune.resume import bound_to_ranks
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune, Job, job_from_dict
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
+from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
+from workbench.jobs.script_folder import travelling
 from workbench.pods.kubernetes.manifests.objects import base_name
 from workbench.pods.kubernetes.manifests.volumes import made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.files import config_files
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
 from workbench.results.kubeflow.options import HandoverOptions
-from workbench.rundir.make.resume import bound_to_ranks
-from workbench.rundir.make.script import travelling
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 

@@ -1,11 +1,10 @@
-"""A function of the notebook as the folder of a script that calls it, or, for evaluations, as a file that holds it.
+"""A function of the notebook as the folder of a script that calls it.
 
 Nothing here, or anywhere on the notebook's machine, ever reads a pickle.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import hashlib
 import importlib
@@ -16,7 +15,7 @@ import linecache
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -26,8 +25,7 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_bytes
 from workbench.base.files.folders import make_private
-from workbench.jobs.evaluation import function_name, metric_text
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.job import Job
 from workbench.jobs.script import Function, Script
 from workbench.pods.pod import Pod
 
@@ -36,29 +34,16 @@ RETURNED = "returned"
 _LARGEST = 150 << 20  # bytes of a pickle; a script's folder may hold 200 MiB
 _PYTHON = "{}.{}".format(*sys.version_info)
 _LIBRARIES = ("site-packages", "dist-packages")
-_METRIC_FILE = """\
-# The function {name} of a notebook, as it was when a run was submitted: its pickle, and what reads it.
-from {module} import load as _load
-
-{name} = _load(
-    {facts!r},
-    {pickled!r},
-)[0]
-"""
 
 
 def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Job:
     """Return a function as the script that calls it, in a folder of its own below `parent`; other jobs as they are."""
-    match job:
-        case Function():
-            _check_python(job.name, pods)
-        case FineTune(metrics=metrics):
-            for metric in filter(callable, metrics):
-                _check_python(function_name(metric), pods)
-            return job
-        case _:
-            return job
-    pickled, facts = _pickled(job)
+    if isinstance(job, Job):
+        for name in job.functions:
+            _check_python(name, pods)
+        return job
+    _check_python(job.name, pods)
+    pickled, facts = pickled_function(job)
     name = "".join(c for c in job.name if c.isidentifier()) or "function"
     folder = parent / f"{name}-{hashlib.sha256(pickled).hexdigest()[:16]}"
     package, _, module = entries.CALL.rpartition(".")
@@ -68,7 +53,7 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
         "function.json": json.dumps(facts).encode(),
         "function.pickle": pickled,
         # Pods need not have it, and have this very version.
-        **_cloudpickle(),
+        **cloudpickle_files(),
     }
     for path, content in contents.items():
         make_private((folder / path).parent)
@@ -93,31 +78,8 @@ def _check_python(name: str, pods: Iterable[Pod]) -> None:
             )
 
 
-def with_metric_files(job: Job, folder: Path) -> Job:
-    """Return a job that names a file, made in a folder, for each function among its metrics."""
-    match job:
-        case FineTune(metrics=metrics) if any(map(callable, metrics)):
-            named = [
-                m if isinstance(m, str) else _metric_file(m, folder, n)
-                for n, m in enumerate(metrics)
-            ]
-            return job.replace(metrics=named)
-    return job
-
-
-def _metric_file(function: Callable[..., object], folder: Path, number: int) -> str:
-    pickled, facts = _pickled(Function(function))
-    brought = {name: content.decode() for name, content in _cloudpickle().items()}
-    name = function_name(function)
-    content = {"name": name, "module": entries.CALL, "facts": {**facts, "files": brought}}
-    path = folder / f"{number}-{metric_text(function).rpartition(':')[0]}"
-    write_bytes(
-        path, _METRIC_FILE.format(**content, pickled=base64.b64encode(pickled).decode()).encode()
-    )
-    return f"{path}:{name}"
-
-
-def _cloudpickle() -> Mapping[str, bytes]:
+def cloudpickle_files() -> Mapping[str, bytes]:
+    """Return the files of cloudpickle, by their names beside the script: pods need not have it."""
     package = files("cloudpickle")
     return {
         f"cloudpickle/{file.name}": file.read_bytes()
@@ -126,7 +88,7 @@ def _cloudpickle() -> Mapping[str, bytes]:
     }
 
 
-def _pickled(job: Function) -> tuple[bytes, Mapping[str, object]]:
+def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
     """Return the pickle of a function with its arguments, and what whoever reads it must know."""
     import cloudpickle
 

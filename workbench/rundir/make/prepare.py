@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull
-from workbench.base.files import is_folder, read_json, user_path, write_bytes, write_json
+from workbench.base.files import user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
-from workbench.base.package import file_digest
-from workbench.jobs.checked_rows import checked_rows
-from workbench.jobs.choices import ROW_ORDER
-from workbench.jobs.data.sources.dataset import dataset_from, prepare
-from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.deepspeed.files import load
-from workbench.jobs.deepspeed.not_done import own_keys
-from workbench.jobs.finetune import FineTune, Job, moved_metric
+from workbench.jobs.job import Job, NewRun
 from workbench.jobs.launcher import Launcher
-from workbench.jobs.model import model_family, model_kind
-from workbench.jobs.script import Script
-from workbench.rundir.checkpoints import CHECKPOINT
-from workbench.rundir.make.evaluation import metric_inputs
-from workbench.rundir.make.function import with_metric_files
-from workbench.rundir.make.resume import AskPods, resume_checkpoint, row_order
-from workbench.rundir.make.script import (
-    check_args,
-    check_outputs,
-    left_out,
-    script_files,
-    zip_script,
-)
+from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
-_LEFT_OPEN = ("learning_rate", "precision", "communication")
+AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]
+"""By a run, the last step and the ranks: the checkpoint that its pods hold for as many ranks; None where all there are
+is in its directory."""
 _ROOM_BYTES = (
     512 << 10
 )  # what a run writes here in any case: its states and events, and what is kept for its result
 _GIT_S = 5.0
-_LETTERS = 16  # of a fingerprint
-_LEFT_OUT = 100  # names kept of what did not travel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,13 +56,21 @@ def prepare_run(
     check_launcher(Launcher(spec.job.launcher))
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
     asked, spec = spec.job, spec.chosen()
-    spec = spec.replace(job=_with_absolute_paths(spec.job))
+    spec = spec.replace(job=spec.job.absolute())
     _fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
             paths.inputs.mkdir()
-            spec = spec.replace(job=with_metric_files(spec.job, paths.inputs))
-            _fill(spec, paths, environment, ask_pods, asked)
+            run = NewRun(
+                root=paths.root,
+                asked=asked,
+                ranks=spec.world_size,
+                gpus=spec.cluster.pods.gpus,
+                environment=environment,
+                ask_pods=ask_pods,
+            )
+            spec = spec.replace(job=spec.job.prepare(run))
+            _fill(spec, paths)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
@@ -120,25 +107,7 @@ def _taken(root: Path, mark: Path) -> str:
     return f"{root} already holds a run or a cluster ({mark.name}); choose another directory"
 
 
-def _fill(
-    spec: RunSpec,
-    paths: RunPaths,
-    environment: Mapping[str, str],
-    ask_pods: AskPods | None,
-    asked: Job,
-) -> None:
-    match spec.job:
-        case FineTune() as job:
-            chosen = [
-                name
-                for name in _LEFT_OPEN
-                if getattr(asked, name, "") is None and getattr(job, name)
-            ]
-            _prepare_finetune(job, spec, paths, ask_pods, chosen=chosen)
-        case Script() as job:
-            check_args(job.args, environment)
-            check_outputs(job.outputs)
-            write_bytes(paths.script, zip_script(Path(job.path)))
+def _fill(spec: RunSpec, paths: RunPaths) -> None:
     write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
     write_json(paths.spec, spec.to_dict())
     write_json(
@@ -161,61 +130,8 @@ def check_launcher(launcher: Launcher) -> None:
         )
 
 
-def _prepare_finetune(
-    job: FineTune,
-    spec: RunSpec,
-    paths: RunPaths,
-    ask_pods: AskPods | None,
-    *,
-    chosen: Sequence[str],
-) -> None:
-    model_kind(job.model)
-    world_size = spec.world_size
-    deepspeed = resolve(job, gpus=spec.cluster.pods.gpus, world_size=world_size)
-    with checked_rows(job) as refusal:
-        data = prepare(dataset_from(job.dataset), paths.inputs, refusal=refusal)
-    resolved: Mapping[str, object] = {
-        "job": {**job.to_dict(), "env": {}},
-        "train": data.train.name if data.train else None,
-        "eval": data.eval.name if data.eval else None,
-        "hub": data.hub,
-        "not_read": list(data.not_read),
-        "empty_answers": data.empty_answers,
-        "unasked": data.unasked,
-        "family": model_family(job.model),
-        "chosen": chosen,
-        "deepspeed": deepspeed,
-        "json_keys": [] if job.deepspeed is None else list(own_keys(load(job)[0])),
-        "ranks": world_size,
-        "order": ROW_ORDER if job.resume is None else row_order(Path(job.resume)),
-        "metric_inputs": metric_inputs(job, data),
-    }
-    if job.resume is not None:
-        checkpoint = resume_checkpoint(
-            job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods
-        )
-        resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
-    paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
-    if deepspeed is not None:
-        paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
-
-
-def _with_absolute_paths(job: Job) -> Job:
-    match job:
-        case Script():
-            return job.replace(path=str(user_path(job.path).absolute()))
-        case FineTune(resume=str() as resume):
-            job = job.replace(resume=str(user_path(resume).absolute()))
-    metrics = [
-        moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics
-    ]
-    job = job if metrics == [*job.metrics] else job.replace(metrics=metrics)
-    folder = user_path(job.model)
-    return job.replace(model=str(folder.absolute())) if is_folder(folder) else job
-
-
 def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
-    return {"commit": commit_of(folder), "data": _data(paths), **_script(job)}
+    return {"commit": commit_of(folder), "data": "", "script": "", **job.origin(paths.root)}
 
 
 def commit_of(folder: Path) -> str:
@@ -244,31 +160,3 @@ def _git(folder: Path, *words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
-
-
-def _data(paths: RunPaths) -> str:
-    files = [
-        path
-        for path in (paths.inputs / "train.jsonl", paths.inputs / "eval.jsonl")
-        if path.is_file()
-    ]
-    named = {path.name: file_digest(path) for path in files} or read_json(
-        paths.job, within=paths.root
-    ).get("hub")
-    return _fingerprint(named) if named else ""
-
-
-def _script(job: Job) -> dict[str, object]:
-    match job:
-        case Script(path=path):
-            folder = Path(path).expanduser().parent
-            names = {
-                file.relative_to(folder).as_posix(): file_digest(file)
-                for file in script_files(folder)
-            }
-            return {"script": _fingerprint(names), "left_out": left_out(folder)[:_LEFT_OUT]}
-    return {"script": ""}
-
-
-def _fingerprint(named: object) -> str:
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:_LETTERS]

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from workbench.base.files import open_record
 from workbench.base.files.disk import is_full
 from workbench.base.files.written import open_to_write
 from workbench.base.redact import Redactor
-from workbench.rundir.events import MARK, Event, parse_event
+from workbench.rundir.events import MARK, STATE_EVENTS, Event, parse_event
 from workbench.rundir.paths import RunPaths
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class Collector:
         ranks: list[int],
         redact: Redactor | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        states: Collection[str] = STATE_EVENTS,
     ):
         self._files: dict[str, Path] = {
             f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
@@ -61,7 +63,7 @@ class Collector:
         }
         self._root = paths.root
         self._redact = redact or Redactor()
-        self._of_script = paths.script.exists()
+        self._states = states  # the state events that its ranks may send
         self._clock = clock
         self.cut: dict[str, str] = {}
         """Why the local copy of a file ends early, by the file's name."""
@@ -97,9 +99,7 @@ class Collector:
                 lines = self._splitters[name].feed(new)
                 ours = (self._redact(line) for line in lines if line.startswith(MARK))
                 events += [
-                    event
-                    for line in ours
-                    if (event := parse_event(line, of_script=self._of_script))
+                    event for line in ours if (event := parse_event(line, states=self._states))
                 ]
         self._aim()
         return events

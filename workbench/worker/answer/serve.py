@@ -22,8 +22,9 @@ from workbench.base.errors import DiskFull
 from workbench.base.lines import Pipes
 from workbench.jobs.choices import Peft
 from workbench.jobs.data.rows import Example
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import ModelKind, model_kind
+from workbench.jobs.registry import job_from_dict
 from workbench.worker.answer.export import DTYPES, export_adapters, export_model
 from workbench.worker.answer.generate import answers
 from workbench.worker.model import adapters

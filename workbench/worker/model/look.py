@@ -10,8 +10,9 @@ from typing import Any
 from workbench.base.errors import WorkbenchError
 from workbench.jobs.choices import LossOn
 from workbench.jobs.data.rows import Example
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.prompts import wording
+from workbench.jobs.registry import job_from_dict
 from workbench.worker.data.rows import load as load_rows
 from workbench.worker.model.encode import Encoder
 from workbench.worker.model.load import load

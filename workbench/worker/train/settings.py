@@ -18,8 +18,9 @@ from transformers.utils.logging import disable_progress_bar
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_ranks
+from workbench.jobs.registry import job_from_dict
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks
 from workbench.worker.rank import collectives as ranks

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.base import entries
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.process import RankPlace
-from workbench.jobs.script import Script
+from workbench.jobs.job import PodView
 from workbench.rundir.spec import RunSpec
 from workbench.worker.agent.clients.client import place_from
 from workbench.worker.agent.machine import free_port
@@ -105,8 +104,8 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     spec = RunSpec.load(Path(facts["spec"])).resolved()
     work, pods = out / "work", spec.cluster.pods
     folder = work / f"rank-{place.rank}"
-    script = spec.job if isinstance(spec.job, Script) else None
-    path = Path(script.path) if script else None
+    view = PodView(package=HOME, folder=None, environment={**pods.env, **spec.job.env})
+    program = spec.job.program_on(view)
     # torchrun has set its own; a rank that mpirun or plain Python started gets the same ones.
     elastic = torchrun_variables(
         run=out.name,
@@ -121,6 +120,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
         **QUIET,
+        **program.env,
         **pods.env,
         **spec.job.env,
         "RANK": str(place.rank),
@@ -129,15 +129,16 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         "LOCAL_WORLD_SIZE": str(place.per_node),
         "WORKBENCH_RUN_DIR": str(work),
         "WORKBENCH_RANK_DIR": str(folder),
-        # A script is the user's: of this package it meets what binds torch's store, as under an agent, and no more.
-        **({"PYTHONPATH": f"{HOME}/{entries.SCRIPT_SITE}"} if script else {}),
+        **program.forced,
     }
     return Task(
         folder=folder,
         place=RankPlace(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
         env=env,
-        argv=[sys.executable, "-u", *script.program(env)] if script and path else (),
-        cwd=path.parent if path else None,
+        argv=[sys.executable, "-u", *program.argv],
+        entry=program.entry,
+        success=spec.job.success,
+        cwd=program.cwd,
     )
 
 

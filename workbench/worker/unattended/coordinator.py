@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import shutil
+import subprocess
 import threading
 import time
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_json, write_json
-from workbench.base.json_values import part
+from workbench.base.files import read_json, write_bytes, write_json
 from workbench.base.package import file_digest
 from workbench.base.redact import Redactor
-from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Pod
-from workbench.rundir.checkpoints import Checkpoint, keep_newest, newest_good, remove_after
+from workbench.rundir.checkpoints import keep_newest
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.make.resume import bound_to_ranks
 from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, rank_statuses
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.paths import RunPaths, is_left
@@ -41,10 +39,16 @@ class RankFollower:
     """Copy logs and pass events on while ranks run, and judge how they ended."""
 
     def __init__(
-        self, paths: RunPaths, work: Path, world_size: int, journal: Journal, redact: Redactor
+        self,
+        paths: RunPaths,
+        work: Path,
+        world_size: int,
+        journal: Journal,
+        redact: Redactor,
+        states: Collection[str],
     ):
         self._work, self._world_size, self._journal = work, world_size, journal
-        self._collector = Collector(paths, list(range(world_size)), redact)
+        self._collector = Collector(paths, list(range(world_size)), redact, states=states)
         self.peaks = MemoryPeaks()
         """By address: the sum of its ranks' own peaks, which need not have come at one moment."""
         self._totals = RunTotals()
@@ -140,9 +144,9 @@ class Coordinator:
         # An elastic job may have fewer pods than were asked for.
         asked, slots = spec.cluster.count or 1, spec.cluster.pods.slots
         pods = max(1, self._world_size // slots)
-        match spec.job:
-            case FineTune() as job if pods != asked:
-                spec = spec.replace(job=job.on_ranks(self._world_size, before=asked * slots))
+        if pods != asked:
+            job = spec.job.on_ranks(self._world_size, before=asked * slots)
+            spec = spec.replace(job=job)
         spec = spec.replace(cluster=spec.cluster.replace(count=pods), pods=None)
         # Elsewhere first: a run directory is made new, and this one may hold earlier attempts.
         shutil.rmtree(scratch / "new", ignore_errors=True)  # of a start that was killed
@@ -158,16 +162,21 @@ class Coordinator:
         }
         write_json(self._paths.info, {**info, "unattended": self._started_by})
         self._work.mkdir()
-        match spec.job:
-            case FineTune() as job:
-                self._write_job(spec, self._checkpoint(job) if again else None)
+        self._stage(spec, again=again)
         return {"spec": str(spec_file)}
 
     def begin(self) -> None:
         redact = Redactor(self._spec.cluster.pods.env, self._spec.job.env)
         self._journal = Journal(self._paths, redact)
         self._journal.state(RunState.STARTING, "starting ranks")
-        self._ranks = RankFollower(self._paths, self._work, self._world_size, self._journal, redact)
+        self._ranks = RankFollower(
+            self._paths,
+            self._work,
+            self._world_size,
+            self._journal,
+            redact,
+            self._spec.job.events,
+        )
         self._ranks.start()
 
     def finish(self, patience_s: float) -> RunState:
@@ -214,32 +223,15 @@ class Coordinator:
                 path.rename(aside / path.name)
         return True
 
-    def _checkpoint(self, job: FineTune) -> Checkpoint | None:
-        if job.save_steps is None:
-            return None
-        try:
-            newest = newest_good(self._paths.root, last_step=job.max_steps)
-        except ConfigError:
-            return None  # from the beginning, then
-        if newest.world_size != self._world_size and bound_to_ranks(
-            job, part(read_json(self._paths.job), "deepspeed")
-        ):
-            return None
-        remove_after(
-            self._paths.checkpoints, newest.step
-        )  # parts of another number of ranks must not mix
-        return newest
-
-    def _write_job(self, spec: RunSpec, checkpoint: Checkpoint | None) -> None:
-        resolved = json.loads(self._paths.job.read_text(encoding="utf-8"))
-        for rows in ("train", "eval"):
-            resolved[rows] = str(self._paths.inputs / resolved[rows]) if resolved[rows] else None
-        resolved["gpus"] = spec.cluster.pods.gpus
-        if checkpoint is not None:
-            resolved["job"]["resume"] = str(self._paths.root)
-            for rank, saved in checkpoint.parts.items():
-                shutil.copytree(saved, self._work / "resume" / f"rank-{rank}")
-        write_json(self._work / "job.json", resolved)
+    def _stage(self, spec: RunSpec, *, again: bool) -> None:
+        """Put what ranks read into the folder of the run, with the parts of a checkpoint to continue from."""
+        parts = spec.job.restarted_from(self._paths.root, self._world_size) if again else {}
+        for rank, saved in parts.items():
+            shutil.copytree(saved, self._work / "resume" / f"rank-{rank}")
+        here = _Here(self._work / "store")
+        files = spec.job.files_for(here, self._paths.root, spec.cluster.pods.gpus)
+        for name, content in files.items():
+            (self._work / name).write_text(content, encoding="utf-8")
 
     def _take_over(self) -> None:
         """Move the model and the other results to their places in the run directory; their digests are listed last."""
@@ -265,6 +257,30 @@ class Coordinator:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 saved.replace(target)
         return keep_newest(self._paths.checkpoints)
+
+
+class _Here:
+    """Stands for a pod where ranks run beside the run directory: nothing needs to be sent."""
+
+    name = "here"
+
+    def __init__(self, store: Path):
+        self.store = PurePosixPath(store)
+
+    def sees(self, path: Path) -> bool:  # noqa: ARG002
+        return True
+
+    def put(self, data: bytes, suffix: str = "") -> str:
+        path = Path(self.store) / f"{hashlib.sha256(data).hexdigest()[:32]}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, data)
+        return str(path)
+
+    def put_once(self, local: Path, digest: str) -> str:  # noqa: ARG002
+        return str(local)
+
+    def run(self, argv: Sequence[str]) -> str:
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
 def _unpacked(spec_file: Path, scratch: Path) -> Path:

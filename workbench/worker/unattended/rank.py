@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -35,9 +36,13 @@ class Task:
     place: RankPlace
     env: Mapping[str, str]
     """Variables beside those of this process. May hold secrets: never printed."""
-    argv: Sequence[str] = ()
-    """The program of a script; empty for the trainer."""
-    cwd: Path | None = None
+    argv: Sequence[str]
+    """What it executes, where there is no entry."""
+    entry: str | None = None
+    """`module:function` that is called in place of `argv`."""
+    success: str
+    """How it proves that it is done: by its `record` or by its `exit code` 0."""
+    cwd: str | None = None
 
 
 def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
@@ -54,7 +59,7 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
     pid = os.fork()
     if pid == 0:
         _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
-    rank = Rank(place=task.place, folder=task.folder, kind="script" if task.argv else "finetune")
+    rank = Rank(place=task.place, folder=task.folder, success=task.success)
     rank.begin(pid, "cold")
     with contextlib.suppress(
         OSError
@@ -73,8 +78,8 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
         )
         copies[-1].start()
     code, rss_bytes = _await(pid, stopped)
-    # A script that ends well when it is asked to stop has done its work.
-    rank.stopped = bool(stopped) and not (task.argv and code == 0)
+    # A program that ends well when it is asked to stop has done its work, unless it would have left a record.
+    rank.stopped = bool(stopped) and not (task.success == "exit code" and code == 0)
     for copy in copies:
         copy.join(timeout=5)  # a process that the rank left behind may hold the other end for ever
     rank.end(code)
@@ -110,12 +115,11 @@ def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
         os.dup2(ends["stdout"], 1)
         os.dup2(ends["stderr"], 2)
         os.environ.update(task.env)
-        if task.argv:
+        if task.entry is None:
             os.chdir(task.cwd or "/")
             os.execvpe(task.argv[0], list(task.argv), os.environ)
-        from workbench.worker.train.main import main
-
-        main()
+        module, _, function = task.entry.partition(":")
+        getattr(importlib.import_module(module), function)()
         code = 0
     except SystemExit as ended:
         match ended.code:

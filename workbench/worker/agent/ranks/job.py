@@ -40,7 +40,7 @@ class PodRun:
             raise ValueError(f"no rank of run {request.run} belongs to {root.name}")
         self.ranks = {
             place.rank: Rank(
-                place=place, folder=self.folder / f"rank-{place.rank}", kind=request.kind
+                place=place, folder=self.folder / f"rank-{place.rank}", success=request.success
             )
             for place in places
         }

@@ -108,11 +108,7 @@ class RankLauncher:
         launch = _Launch(
             run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides)
         )
-        if (
-            request.kind != "finetune"
-            or not request.entry
-            or not self.warm.serves({**request.env, **overrides})
-        ):
+        if not request.entry or not self.warm.serves({**request.env, **overrides}):
             self._launch_cold(launch)
             return
         rank.phase, cwd = "forking", request.cwd or str(run.folder)
@@ -154,7 +150,8 @@ class RankLauncher:
     def _launch_cold(self, launch: _Launch) -> None:
         run, rank = launch.run, launch.rank
         try:
-            env = launch.env if run.request.kind == "script" else {**preloaded(), **launch.env}
+            # What a warm server could have started gets that server's allocator in a cold start too.
+            env = {**preloaded(), **launch.env} if run.request.entry else launch.env
             pid = start_cold(run.request.argv, env, run.request.cwd or str(run.folder), rank.folder)
         except OSError as error:
             _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, run.request.run, error)

@@ -38,7 +38,7 @@ class Rank:
 
     place: RankPlace
     folder: Path
-    kind: str
+    success: str
     phase: str = "waiting"
     how: str = ""
     process: Process | None = None
@@ -83,7 +83,7 @@ class Rank:
         for stream in self.streams.values():
             stream.drain()
         self.error = read_record(self.folder / "error.json")
-        if self.kind == "script" and exit_code == 0 and not self.stopped:
+        if self.success == "exit code" and exit_code == 0 and not self.stopped:
             _keep(self.folder / "done.json", {"rank": self.place.rank, "exit_code": 0})
             self.done = True
         self.done = self.done or self._left_its_record()
@@ -103,8 +103,8 @@ class Rank:
         process.send(signum)
 
     def _left_its_record(self) -> bool:
-        """Whether our trainer, which alone may say so itself, is done; of a script its end says it."""
-        return self.kind != "script" and (self.folder / "done.json").exists()
+        """Whether a rank that may say so itself has said that it is done."""
+        return self.success == "record" and (self.folder / "done.json").exists()
 
     def recover(self) -> None:
         """Take what its folder says for its end, if it was ever started: it has gone with its agent."""

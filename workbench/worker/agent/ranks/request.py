@@ -50,8 +50,8 @@ def number_in(message: Message, name: str, default: float) -> float:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
     run: str
-    kind: str
-    """finetune (our trainer, which leaves a done-record itself) or script."""
+    success: str = "exit code"
+    """How a rank proves that it is done: by its `record`, which it writes itself, or by its `exit code` 0."""
     ranks: tuple[RankPlace, ...]
     """All ranks of the run, those on other pods too."""
     argv: tuple[str, ...]
@@ -80,7 +80,7 @@ class RunRequest:
         cwd, entry = raw.get("cwd"), raw.get("entry")
         return cls(
             run=check_run_id(raw.get("run")),
-            kind=str(raw.get("kind", "script")),
+            success=str(raw.get("success", "exit code")),
             ranks=ranks,
             argv=tuple(str(item) for item in _list(raw, "argv")),
             entry=None if entry is None else str(entry),

@@ -12,10 +12,9 @@ from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
-from workbench.base.package import zip_files
+from workbench.base.package import file_digest, zip_files
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, size
-from workbench.rundir.paths import ClusterPaths
 
 IGNORE_FILE = ".workbenchignore"
 _GIT_FILE = ".gitignore"
@@ -164,6 +163,11 @@ def script_files(folder: Path) -> list[Path]:
     return sorted(folder / name for name, stays in _script_walk(folder) if not stays)
 
 
+def digests_of(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a script's folder that travels, by its name."""
+    return {file.relative_to(folder).as_posix(): file_digest(file) for file in script_files(folder)}
+
+
 def left_out(folder: Path) -> list[str]:
     """Return what of a script's folder stays because its name is that of a secret, or because it leads elsewhere."""
     return sorted(
@@ -268,8 +272,7 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
 
 def _is_cluster(folder: Path) -> bool:
     """Whether it is a cluster's directory: it holds keys, and files that come and go."""
-    paths = ClusterPaths(folder)
-    return paths.config.is_file() and paths.keeper_log.is_file()
+    return (folder / "cluster.json").is_file() and (folder / "keeper.log").is_file()
 
 
 def _spec(path: Path) -> GitIgnoreSpec:

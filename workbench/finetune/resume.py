@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,8 @@ from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
+from workbench.rundir.make.prepare import AskPods
 from workbench.rundir.paths import RunPaths
-
-AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]
-"""By a run, the last step and the ranks: the checkpoint that its pods hold for as many ranks; None where all there are
-is in its directory."""
 
 CHANGES_NOTHING = frozenset(
     {
@@ -122,13 +119,14 @@ def resume_checkpoint(
 
 
 def write_resumption(
-    paths: RunPaths, *, gpus: int, before: int, ranks: int, last_step: int | None
+    root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
 ) -> tuple[int, int | None]:
     """Let the inputs of a run, of `before` ranks, be those of going on with its newest good checkpoint on `ranks`.
 
     Return the step of that, 0 for the beginning, and the global batch where it cannot stay what it was. A ConfigError
     says why it cannot go on so.
     """
+    paths = RunPaths(root)
     made = read_json(paths.job)
     job = FineTune.from_dict(made["job"])
     rows, config = job.global_batch(before), part(made, "deepspeed")
@@ -154,6 +152,24 @@ def write_resumption(
         write_json(paths.deepspeed, deepspeed)
     batch = job.global_batch(ranks)
     return 0 if checkpoint is None else checkpoint.step, batch if batch != rows else None
+
+
+def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
+    """Choose a checkpoint of an earlier attempt in a run directory, and name it in the inputs as the one to resume."""
+    paths = RunPaths(root)
+    if job.save_steps is None:
+        return {}
+    try:
+        newest = newest_good(root, last_step=job.max_steps)
+    except ConfigError:
+        return {}  # from the beginning, then
+    made = read_json(paths.job)
+    if newest.world_size != ranks and bound_to_ranks(job, part(made, "deepspeed")):
+        return {}
+    # Parts of another number of ranks must not mix with new ones.
+    remove_after(paths.checkpoints, newest.step)
+    write_json(paths.job, {**made, "job": {**part(made, "job"), "resume": str(root)}})
+    return newest.parts
 
 
 def row_order(root: Path) -> int:

@@ -8,11 +8,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
-from workbench.keeper.link.agent import AgentLink
+from workbench.jobs.job import Companion, FirstPod
 from workbench.planner.tracing import one_at_a_time, remember, trace_step
 from workbench.rundir.paths import RunPaths
 
@@ -21,8 +22,13 @@ _LOOK_S = 0.2
 _LIMIT_S = 120.0
 
 
+def companion(pod: FirstPod, run_id: str, root: Path) -> Companion:
+    """Return what answers the inquiry that the notebook left in the run directory, if there is one."""
+    return PredictionInquiry(pod, run_id, RunPaths(root))
+
+
 class PredictionInquiry:
-    def __init__(self, link: AgentLink, run_id: str, paths: RunPaths):
+    def __init__(self, link: FirstPod, run_id: str, paths: RunPaths):
         self._link = link
         self._run_id = run_id
         self._paths = paths
