@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from workbench.base.errors import RunFailed as RunFailed
     from workbench.base.errors import WorkbenchError as WorkbenchError
     from workbench.benchmark.benchmark import Benchmark as Benchmark
-    from workbench.client.cluster import Cluster as Cluster
-    from workbench.client.comparison import compare as compare
     from workbench.client.comparison import tensorboard as tensorboard
     from workbench.client.history import history as history
     from workbench.client.result import RunResult as RunResult
     from workbench.client.run import Run as Run
     from workbench.display.compose.form import compose as compose
+    from workbench.finetune.cluster import Cluster as Cluster
+    from workbench.finetune.comparison import compare as compare
+    from workbench.finetune.result import FineTuneResult as FineTuneResult
+    from workbench.finetune.run import FineTuneRun as FineTuneRun
     from workbench.jobs.data.sources.convert import read_tables as read_tables
     from workbench.jobs.data.sources.dataset import dataset_from as dataset_from
     from workbench.jobs.data.sources.dataset import prepare
@@ -74,9 +76,11 @@ _HOME = {
     "Benchmark": "workbench.benchmark.benchmark",
     "CMLPods": "workbench.pods.cml.pods",
     "CMLProject": "workbench.pods.cml.project",
-    "Cluster": "workbench.client.cluster",
+    "Cluster": "workbench.finetune.cluster",
     "ConfigError": "workbench.base.errors",
     "FineTune": "workbench.jobs.finetune",
+    "FineTuneResult": "workbench.finetune.result",
+    "FineTuneRun": "workbench.finetune.run",
     "Function": "workbench.jobs.script",
     "KubernetesPods": "workbench.pods.kubernetes.pods",
     "LocalPods": "workbench.pods.local.pods",
@@ -96,7 +100,7 @@ _HOME = {
     "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.machine",
-    "compare": "workbench.client.comparison",
+    "compare": "workbench.finetune.comparison",
     "compare_predictions": "workbench.results.answers.ask",
     "compose": "workbench.display.compose.form",
     "dataset_from": "workbench.jobs.data.sources.dataset",

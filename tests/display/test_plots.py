@@ -18,8 +18,8 @@ import workbench
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_bundle
 from workbench.client.comparison import compare
+from workbench.client.plot import PLOTS
 from workbench.client.run import Run
-from workbench.client.trained import PLOTS
 from workbench.display.kit.doc import to_bundles, to_html
 from workbench.display.kit.plots.figure import COLOURS, Plot, Series, look, plot_words, smoothed
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js

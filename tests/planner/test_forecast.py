@@ -10,9 +10,9 @@ import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
-from workbench.client.checkup import slowdowns
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
+from workbench.finetune.checkup import slowdowns
 from workbench.jobs.choices import Technique
 from workbench.planner.forecast import Scaling, Speeds, scaling_of
 from workbench.planner.memory import Memory

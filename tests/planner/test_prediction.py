@@ -13,8 +13,8 @@ import pytest
 from poll import until
 
 from workbench.base.errors import RemoteError, WorkbenchError
-from workbench.client.checkup import judge_memory
 from workbench.client.result import RunResult
+from workbench.finetune.checkup import judge_memory
 from workbench.finetune.prediction import PredictionInquiry
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script

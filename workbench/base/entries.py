@@ -47,3 +47,11 @@ JOBS = {
     "script": "workbench.jobs.script:Script",
 }
 """Classes of the built-in kinds of jobs; `jobs/registry.py` adds those of other packages."""
+
+RUN = "workbench.client.run:Run"
+RESULT = "workbench.client.result:RunResult"
+"""What a notebook gets for a run and for its result, unless the kind of the job names other classes."""
+FINETUNE_RUN = "workbench.finetune.run:FineTuneRun"
+FINETUNE_RESULT = "workbench.finetune.result:FineTuneResult"
+REPEAT = "workbench.results.recipe:recipe_of"
+"""Returns how to repeat a run without this project."""

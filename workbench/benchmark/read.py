@@ -32,7 +32,8 @@ from workbench.rundir.status import state_of
 from workbench.rundir.totals import RunTotals
 
 _PATHS = ("model", "dataset", "deepspeed", "resume", "path")
-_MEASURED = (*(field.name for field in fields(Measurements)), "tflops_per_device", "mfu")
+_MEASURED = tuple(field.name for field in fields(Measurements))
+_DERIVED = ("tflops_per_device", "mfu")
 _OUTCOMES = {
     RunState.QUEUED: Outcome.WAITING,
     RunState.SUCCEEDED: Outcome.SUCCEEDED,
@@ -202,9 +203,11 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     kind = result.memory_kind if result.peak_memory_gib else ""
     peak, host = _highest(result.peak_memory_gib), _highest(result.host_memory_gib)
     pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
+    derived = result.derived
     return {
         **{name: value for name, value in given.items() if value},
         **{name: _finite(getattr(result, name)) for name in _MEASURED},
+        **{name: _finite(derived.get(name)) for name in _DERIVED},
         "samples_per_s": _finite(result.train_samples_per_s),
         "peak_memory_gib": peak,
         "memory_kind": kind,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, suggests
 from workbench.base.files import check_working_directory, is_missing, read_text
@@ -25,7 +24,6 @@ from workbench.client.lifecycle import (
 from workbench.client.run import Run
 from workbench.client.submission import Submission
 from workbench.client.takeover import not_its_keeper, stored_spec, take_over
-from workbench.jobs.finetune import FineTune
 from workbench.keeper.spawn import Leash
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
@@ -36,7 +34,6 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status, settled_status, silence_of
 
 if TYPE_CHECKING:
-    from workbench.planner.table import PlanTable
     from workbench.pods.doctor.examination import Diagnosis
 
 
@@ -104,7 +101,7 @@ class Cluster(ShownLive, Submission):
         self._paths = ClusterPaths(root.absolute())
 
     @classmethod
-    def from_spec(cls, spec: ClusterSpec, path: str | Path | None = None) -> Cluster:
+    def from_spec(cls, spec: ClusterSpec, path: str | Path | None = None) -> Self:
         """Make the cluster that a `SPEC.json` asks for; nothing starts yet.
 
         Raises:
@@ -115,7 +112,7 @@ class Cluster(ShownLive, Submission):
         return cluster
 
     @classmethod
-    def attach(cls, path: str | Path) -> Cluster:
+    def attach(cls, path: str | Path) -> Self:
         """Return the cluster that runs in a directory, whoever started it.
 
         Where its keeper died, another one takes over and goes on with the runs; it has the variables that are set here.
@@ -146,7 +143,7 @@ class Cluster(ShownLive, Submission):
         with follow(self) as draw:
             await_successor(self._paths, self.spec, draw)
 
-    def start(self) -> Cluster:
+    def start(self) -> Self:
         """Start the keeper and wait until every pod can be reached; a cluster that was closed starts again.
 
         Raises:
@@ -169,7 +166,7 @@ class Cluster(ShownLive, Submission):
             leash.drop()
         return self
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self if self._held and self.phase == "ready" else self.start()
 
     def __exit__(self, *_exc: object) -> None:
@@ -229,11 +226,10 @@ class Cluster(ShownLive, Submission):
         infos = sorted(self._paths.runs.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
         return [Run.load(path.parent) for path in infos]
 
-    def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
+    def doctor(self, *, bandwidth: bool = True) -> Diagnosis:
         """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
 
         Args:
-            job: A job to run here: whether it will fit is one more check, predicted in some seconds.
             bandwidth: Whether to measure the all-reduce between the pods too (seconds); not while a run uses them.
 
         Raises:
@@ -241,55 +237,7 @@ class Cluster(ShownLive, Submission):
         """
         from workbench.client.checkup import diagnose
 
-        return diagnose(self._paths, list(self.pods), self.spec, job, bandwidth=bandwidth)
-
-    @suggests("Cluster.plan")
-    def plan(
-        self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None
-    ) -> PlanTable:
-        """Predict what a job will need here under every technique, and how fast several pods will be against one.
-
-        Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods; where
-        pods share a processor, 16 steps on two pods and on all as well. Steps of a technique are given up after a
-        minute. On Kubernetes the table says how many more such pods could be scheduled now.
-
-        Args:
-            job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.
-            pods: How many of the pods it will take, the first ones. Default: all.
-            price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
-
-        Raises:
-            ConfigError: The job is refused, or a number cannot be.
-            RunError: The cluster is not ready, a run uses the pods, or nothing could be measured between them.
-            RunFailed: The timed steps failed.
-        """
-        from workbench.client.checkup import diagnose, more_pods, plan_for
-
-        self._check_ready()
-        if pods is not None and not 1 <= pods <= self.spec.count:
-            raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
-        taken = list(self.pods)[:pods]
-        diagnosis = diagnose(self._paths, taken, self.spec, bandwidth=True)
-        if len(taken) > 1 and (diagnosis.exchange is None or diagnosis.exchange.problem):
-            why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
-            raise RunError(f"nothing was measured between the pods: {why}")
-        limits_gib = [
-            self.spec.pod_memory_gib(len(taken)),
-            *(host.memory_limit_gib for host in diagnosis.hosts),
-        ]
-        table = plan_for(
-            self,
-            self.spec.chosen(job),
-            diagnosis.exchange,
-            pods=pods or len(taken),
-            gpus=self.spec.pods.slots,
-            gpu_memory_gib=min(
-                (host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None
-            ),
-            memory_gib=min(filter(None, limits_gib), default=None),
-            price_per_pod_hour=price_per_pod_hour,
-        )
-        return replace(table, scheduling=more_pods(self.spec))
+        return diagnose(self._paths, list(self.pods), self.spec, bandwidth=bandwidth)
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.

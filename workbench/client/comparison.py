@@ -1,4 +1,4 @@
-"""`compare`: any runs over each other: their curves, the options that differ, their final figures; or two profiles."""
+"""`compare`: any runs over each other: their curves, the options that differ, their final figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import overload
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
@@ -16,8 +15,6 @@ from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.results.profile import compare as profiles
-from workbench.results.profile.parse import Profile
 from workbench.results.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
 from workbench.rundir.spec import RunSpec
@@ -123,42 +120,22 @@ class RunComparison(ShownLive):
         return plain(f"RunComparison({', '.join(run.name for run in self.runs)})")
 
 
-@overload
-def compare(
-    one: Profile | None, other: Profile | None, *, names: Sequence[str] = ()
-) -> profiles.ProfileComparison: ...
-@overload
-def compare(
-    one: Sequence[AnyRun], other: None = None, *, names: Sequence[str] = ()
-) -> RunComparison: ...
-def compare(
-    one: Sequence[AnyRun] | Profile | None,
-    other: Profile | None = None,
-    *,
-    names: Sequence[str] = (),
-) -> RunComparison | profiles.ProfileComparison:
+def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparison:
     """Lay runs over each other: loss curves in one picture, options that differ, and what each came to.
 
     Nothing is started, and of a run directory nothing is read but its own files.
 
     Args:
-        one: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`; or the `profile` of a
-            result.
-        other: With a profile, that of another run.
-        names: What to call them. By default runs have the names that they were given, or of their directories;
-            profiles are `a` and `b`.
+        runs: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`.
+        names: What to call them. By default runs have the names that they were given, or of their directories.
 
     Raises:
-        RunError: A directory is not that of a run, or a run has no FLOPS profile.
+        RunError: A directory is not that of a run.
         ConfigError: There are fewer than two runs, or two of one name.
     """
-    match one:
-        case None | Profile():
-            first, second = names or ("a", "b")
-            return profiles.compare(one, other, names=(first, second))
-        case str() | Path() | Run() | RunResult():
-            raise ConfigError("compare takes runs in a list: compare([one, other])")
-    paths = _paths(one)
+    if isinstance(runs, str | Path | Run | RunResult):
+        raise ConfigError("compare takes runs in a list: compare([one, other])")
+    paths = _paths(runs)
     if len(paths) < 2:
         raise ConfigError(f"compare takes two runs or more, and was given {len(paths)}")
     if names and len(names) != len(paths):
@@ -175,9 +152,9 @@ def compare(
         raise ConfigError(
             f"two of the names are the same: {', '.join(map(str, named))}; give names of their own"
         )
-    runs = zip(named, records, views, strict=True)
+    compared = zip(named, records, views, strict=True)
     return RunComparison(
-        runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in runs)
+        runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in compared)
     )
 
 

@@ -1,26 +1,20 @@
-"""`RunResult`: what the notebook gets of a run that has ended: the record, what can be read beside it, and its card."""
+"""`RunResult`: what the notebook gets of a run that has ended: the record, and its card. A job's kind adds more."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError, RunFailed, WorkbenchError
 from workbench.base.files import read_json, write_bytes
 from workbench.base.shown import Shown, as_page
-from workbench.base.table import Grid
 from workbench.base.words import counted, plain, printable
-from workbench.jobs.choices import Peft
-from workbench.results import speed
-from workbench.results.answers.predictions import Predictions, read_predictions
-from workbench.results.profile.parse import Profile, read_profile
-from workbench.results.profile.trace import read_trace
-from workbench.results.recipe import Recipe, recipe_of
+from workbench.client.kinds import class_for, missing_attribute, recipe_for
 from workbench.rundir.figures.flight import communication
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
@@ -31,11 +25,44 @@ from workbench.rundir.view import RunView
 _T = TypeVar("_T")
 
 
+class Recipe(Protocol):
+    """How to repeat a run without this project."""
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The files, by name; all belong into one folder."""
+
+    @property
+    def commands(self) -> str:
+        """The shell commands."""
+
+    @property
+    def same(self) -> Sequence[str]:
+        """What is the same as in the run, a line each."""
+
+    @property
+    def differs(self) -> Sequence[str]:
+        """What is not the same, or must come from elsewhere, a line each."""
+
+    @property
+    def archive(self) -> bytes:
+        """The files as a zip."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunResult(Shown, ResultRecord):
-    """The frozen facts of a run, its profile and its answers. A figure that was not measured is None."""
+    """The frozen facts of a run of any kind. A figure that was not measured is None."""
 
-    def raise_for_status(self) -> RunResult:
+    @classmethod
+    def at(cls, path: Path, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON form of the run in a directory, as the class that the kind of its job names.
+
+        Raises:
+            RunError: The form says no state, or this class belongs to another kind of job.
+        """
+        return class_for(path, "result_class", cls)._read_at(path, raw)
+
+    def raise_for_status(self) -> Self:
         """Return this result if the run succeeded.
 
         Raises:
@@ -49,38 +76,9 @@ class RunResult(Shown, ResultRecord):
         )
 
     @property
-    def tflops_per_device(self) -> float | None:
-        """10^12 floating-point operations a second that training needed of each device; see `results/speed.py`."""
-        return speed.tflops_per_device(
-            forward_flops=speed.forward_flops(RunPaths(self.path).profile),
-            profiled_tokens=self.profiled_tokens,
-            padded_tokens_per_s=self.padded_tokens_per_s,
-            devices=self.devices or 0,
-            adapters=self.peft not in ("", Peft.NONE),
-        )
-
-    @property
-    def mfu(self) -> float | None:
-        """That over the device's peak at this precision, 0 to 1; None where the peak is not known, as of CPUs."""
-        return speed.mfu(self.tflops_per_device, self.device, self.precision)
-
-    @property
-    def profile(self) -> Profile | None:
-        """The FLOPS profile, parsed; None where the profiler did not run."""
-        path = RunPaths(self.path).profile
-        return read_profile(path, self.train_samples_per_s) if path.exists() else None
-
-    @property
-    def trace(self) -> Grid | None:
-        """The costliest operators of the steps that `trace_steps` had traced; None where none were."""
-        return read_trace(RunPaths(self.path))
-
-    @property
-    def predictions(self) -> Predictions | None:
-        """The answers to the evaluation rows beside the expected ones; None where there are none."""
-        paths = RunPaths(self.path)
-        tables = paths.tables if paths.tables.exists() else None
-        return read_predictions(paths.predictions, tables) if paths.predictions.exists() else None
+    def derived(self) -> Mapping[str, float]:
+        """Figures that the job's kind computes from files of the run, by name; unknown figures are left out."""
+        return {}
 
     def to_html(self, path: str | Path) -> Path:
         """Write the run card: one HTML file with everything about the run, that needs no network and no script.
@@ -94,7 +92,27 @@ class RunResult(Shown, ResultRecord):
         Raises:
             RunError: The run directory is gone, or the file cannot be written.
         """
-        return write_card(self, path)
+        target = Path(path).expanduser().absolute()
+        replace_text(target, as_page(card_of(self, target.name)))
+        return target
+
+    def _card(self, name: str) -> Card:
+        """Gather what the card states; a kind adds its parts."""
+        missing: list[str] = []
+        view = readable("curves and logs", lambda: RunView(self.path), missing)
+        spec = read_json(RunPaths(self.path).spec)
+        recipe: Recipe | None = None
+        if write := recipe_for(self.path):
+            recipe = write(self)
+        return Card(
+            result=self,
+            view=view,
+            communication=communication(RunPaths(self.path)),
+            recipe=recipe,
+            spec=json.dumps(stored(spec), indent=1) if spec else "",
+            missing=tuple(missing),
+            name=name,
+        )
 
     def __repr__(self) -> str:
         figures = {
@@ -105,8 +123,16 @@ class RunResult(Shown, ResultRecord):
         }
         measured = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
         return plain(
-            f"RunResult({self.state}, {self.technique} on {counted(len(self.hosts), 'pod')}{measured})"
+            f"{type(self).__name__}({self.state}, {self.technique} on "
+            f"{counted(len(self.hosts), 'pod')}{measured})"
         )
+
+    if not TYPE_CHECKING:  # a type checker must still find a misspelled name
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_") or name == "path":
+                raise AttributeError(name)
+            raise missing_attribute(self.path, type(self).__name__, "result_class", name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,12 +141,10 @@ class Card:
 
     result: RunResult
     view: RunView | None
-    profile: Profile | None
-    trace: Grid | None
-    predictions: Predictions | None
     communication: Sequence[str]
     """What torch's flight recorder and NCCL say of its collectives, a line each."""
-    recipe: Recipe
+    recipe: Recipe | None
+    """How to repeat the run without this project; None where the job's kind has no recipe."""
     spec: str
     missing: tuple[str, ...]
     name: str
@@ -131,36 +155,16 @@ def card_of(result: RunResult, name: str = "card.html") -> Card:
     """Gather what a run's card states; a broken part is left out, and named."""
     if not result.path.is_dir():
         raise RunError(f"not a run directory: {result.path}")
-    missing: list[str] = []
-
-    def readable(what: str, read: Callable[[], _T]) -> _T | None:
-        try:
-            return read()
-        except WorkbenchError as error:
-            missing.append(f"no {what}: {error}")
-            return None
-
-    spec = read_json(RunPaths(result.path).spec)
-    return Card(
-        result=result,
-        view=readable("curves and logs", lambda: RunView(result.path)),
-        profile=readable("FLOPS profile", lambda: result.profile),
-        trace=result.trace,
-        predictions=readable("answers", lambda: result.predictions),
-        communication=communication(RunPaths(result.path)),
-        recipe=recipe_of(result),
-        spec=json.dumps(stored(spec), indent=1) if spec else "",
-        missing=tuple(missing),
-        name=name,
-    )
+    return result._card(name)
 
 
-def write_card(result: RunResult, path: str | Path) -> Path:
-    """Write a run's card; a file that is there is replaced whole."""
-    target = Path(path).expanduser().absolute()
-    text = as_page(card_of(result, target.name))
-    replace_text(target, text)
-    return target
+def readable(what: str, read: Callable[[], _T], missing: list[str]) -> _T | None:
+    """Read a part of a card; where that fails, add a line to `missing` and return None."""
+    try:
+        return read()
+    except WorkbenchError as error:
+        missing.append(f"no {what}: {error}")
+        return None
 
 
 def replace_text(target: Path, text: str) -> None:

@@ -7,7 +7,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from workbench.base.errors import RunError, Unreadable, WorkbenchError
 from workbench.base.files import is_missing
@@ -15,13 +15,14 @@ from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
+from workbench.client.kinds import class_for, missing_attribute
+from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach, settle_handover
-from workbench.client.trained import TrainedModel
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
 from workbench.rundir.output.tail import last_lines, last_of_both
-from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -38,6 +39,7 @@ from workbench.rundir.status import (
 from workbench.rundir.totals import Progress, TotalsTail
 
 if TYPE_CHECKING:
+    from workbench.jobs.finetune import Job
     from workbench.results.kubeflow.manifest import Manifest
     from workbench.results.tensorboard.board import Board
 
@@ -57,8 +59,11 @@ class Detached(KeyboardInterrupt):
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen, `name` and `note` could not be set
-class Run(ShownLive, TrainedModel):
-    """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
+class Run(ShownLive):
+    """A run of any kind of job, live or finished. Make one with `Cluster.submit` or `Run.load`.
+
+    `Cluster.submit` and `Run.load` return the class that belongs to the job's kind: `FineTuneRun` for a `FineTune`.
+    """
 
     path: Path
     """The run directory, absolute."""
@@ -72,18 +77,62 @@ class Run(ShownLive, TrainedModel):
         self._totals = TotalsTail(self.paths.events)
 
     @classmethod
-    def load(cls, path: str | Path) -> Run:
+    def load(cls, path: str | Path) -> Self:
         """Attach to the run in a directory: after a kernel restart, from another notebook, on another day.
 
         Where the keeper of a run of your own died before its end, another one is started, which goes on with it.
 
         Raises:
-            RunError: It is not a run directory.
+            RunError: It is not a run directory, or this class belongs to another kind of job than the run.
         """
         paths = run_at(path)
+        found = class_for(paths.root, "run_class", cls)
         reattach(paths)
         settle_handover(paths)
-        return cls(paths.root)
+        return found(paths.root)
+
+    @property
+    def paths(self) -> RunPaths:
+        """Every path in the run directory."""
+        return RunPaths(self.path)
+
+    @property
+    def result(self) -> RunResult:
+        """The facts of the finished run, as the class that belongs to the job's kind.
+
+        Raises:
+            RunError: It has not ended.
+        """
+        return RunResult.load(self.path)
+
+    def plot(self, name: str = "loss") -> RunPlot:
+        """Return a plot that answers: values under the pointer, zoom, logarithm, steps or time, smoothing.
+
+        A cell that ends with it shows it; of a run that goes on, it follows.
+
+        Args:
+            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, or `memory` of each pod.
+
+        Raises:
+            ConfigError: There is no such plot.
+        """
+        return RunPlot(self.paths.root, name)
+
+    @classmethod
+    def before_submit(
+        cls, job: Job, paths: RunPaths, *, pods: int, gpus: int, memory_gib: float | None
+    ) -> None:
+        """Write into a prepared run directory what the kind of the job adds before the keeper gets the run.
+
+        A run directory that cannot be written to fails nothing here.
+
+        Args:
+            job: The job of the run.
+            paths: The prepared run directory.
+            pods: Number of pods that the run takes.
+            gpus: Number of GPUs of each pod.
+            memory_gib: Memory of each pod, in GiB; None if unknown.
+        """
 
     @property
     def id(self) -> str:
@@ -362,7 +411,14 @@ class Run(ShownLive, TrainedModel):
 
     def __repr__(self) -> str:
         state, problem = state_or_problem(self.paths)
-        return plain(f"Run({self.id}, {problem or state}, {self.path})")
+        return plain(f"{type(self).__name__}({self.id}, {problem or state}, {self.path})")
+
+    if not TYPE_CHECKING:  # a type checker must still find a misspelled name
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_") or name == "path":
+                raise AttributeError(name)
+            raise missing_attribute(self.path, type(self).__name__, "run_class", name)
 
     def _ipython_display_(self) -> None:
         reattach(self.paths)

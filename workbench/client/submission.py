@@ -14,12 +14,12 @@ from pathlib import Path
 from workbench.base.errors import DiskFull, RunError, suggests
 from workbench.base.files import check_working_directory, write_json
 from workbench.base.wire import Unanswered, ask
+from workbench.client.kinds import class_for
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
-from workbench.planner.prediction import begin_prediction
 from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
@@ -128,6 +128,7 @@ class Submission:
             "submitted_s": time.time(),
         }
         job, paths = prepared.spec.job, prepared.paths
+        run_class = class_for(paths.root, "run_class", Run)
         try:
             write_json(paths.info, info)
         except DiskFull:
@@ -135,9 +136,7 @@ class Submission:
             raise
         pods = prepared.spec.pods or self.spec.count
         gpus, memory_gib = self.spec.pods.gpus, self.spec.pod_memory_gib(pods)
-        begin_prediction(
-            job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib
-        )
+        run_class.before_submit(job, paths, pods=pods, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             asked = {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods}

@@ -15,9 +15,9 @@ from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report
 from workbench.client.cluster import Cluster
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
+from workbench.client.plot import RunPlot
 from workbench.client.result import Card, RunResult
 from workbench.client.run import Run
-from workbench.client.trained import RunPlot
 from workbench.display.benchmark import live, report, table
 from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster
 from workbench.display.failure import FaultCard, error_lines, fault_doc

@@ -1,1 +1,1 @@
-"""One kind of job: what a fine-tuning job does to its run directory, its pods and its checkpoints."""
+"""Fine-tuning, one kind of job: its options, techniques, trainer, plan, answers and export."""

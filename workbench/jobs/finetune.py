@@ -80,6 +80,9 @@ class FineTune(FineTuneOptions, Job):
         }
     )
     records_flight: ClassVar[bool] = True
+    run_class: ClassVar[str] = entries.FINETUNE_RUN
+    result_class: ClassVar[str] = entries.FINETUNE_RESULT
+    recipe: ClassVar[str] = entries.REPEAT
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
+from workbench.base import entries
 from workbench.base.record import Record
 
 Success = Literal["record", "exit code"]
@@ -169,6 +170,12 @@ class Job(Record):
     """Kinds of state events that its ranks may send. Events of these kinds from any other job are only text."""
     records_flight: ClassVar[bool] = False
     """Whether its ranks write their last collectives into `flight.json` when their stacks are asked for."""
+    run_class: ClassVar[str] = entries.RUN
+    """`module:Class` of the handle that a notebook gets for a run: `Run` or a class below it."""
+    result_class: ClassVar[str] = entries.RESULT
+    """`module:Class` of a run's result: `RunResult` or a class below it."""
+    recipe: ClassVar[str] = ""
+    """`module:function` that returns, for a result, how to repeat the run without this project. Empty: no recipe."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:

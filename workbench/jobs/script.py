@@ -65,6 +65,9 @@ class Script(Job):
     """
 
     kind: ClassVar[str] = "script"
+    run_class: ClassVar[str] = entries.RUN
+    result_class: ClassVar[str] = entries.RESULT
+    recipe: ClassVar[str] = entries.REPEAT
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
     """The script, a Python file."""

@@ -245,6 +245,10 @@ class ResultRecord(Measurements):
     @classmethod
     def at(cls, path: Path, raw: Mapping[str, Any]) -> Self:
         """Read the JSON form of the run in a directory."""
+        return cls._read_at(path, raw)
+
+    @classmethod
+    def _read_at(cls, path: Path, raw: Mapping[str, Any]) -> Self:
         try:
             return cls.read({**raw, "path": path})
         except ValidationError as error:

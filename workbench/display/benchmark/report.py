@@ -106,7 +106,7 @@ def _cards(sheet: Sheet, report: Report) -> list[Block]:
         for place, row in enumerate(line.rows):
             card = report.card_of(row)
             if card is not None:
-                carried += sum(map(len, card.recipe.files.values()))
+                carried += sum(map(len, card.recipe.files.values())) if card.recipe else 0
                 html = card_body(
                     card, f"files-{line.number}-{place}", carry=carried <= _MOST_CARRIED
                 )

@@ -10,11 +10,11 @@ from dataclasses import replace
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, percent, plain, scaled
 from workbench.benchmark.result import Report
-from workbench.client.result import Card
 from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Code, Figure, Fold, Note, Table
 from workbench.display.records.answers import answers_grids
+from workbench.finetune.result import FineTuneCard
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.profile.compare import compare
 from workbench.results.profile.parse import Profile
@@ -140,8 +140,10 @@ def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
     return Answers(names=[line.label for line, _ in chosen], models=models)
 
 
-def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, Card]]:
-    return [(line, card) for line in sheet.lines if (card := report.card_of(line.row)) is not None]
+def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, FineTuneCard]]:
+    """Return the lines whose runs have cards with profiles and answers."""
+    cards = [(line, report.card_of(line.row)) for line in sheet.lines]
+    return [(line, card) for line, card in cards if isinstance(card, FineTuneCard)]
 
 
 def behind_blocks(sheet: Sheet) -> list[Block]:

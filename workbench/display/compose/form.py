@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.shown import as_html, as_live, as_text
 from workbench.base.table import facts
-from workbench.client.cluster import Cluster
 from workbench.display.compose.composition import Composition
 from workbench.display.compose.fields import FIELDS, SECTIONS
 from workbench.display.compose.preview import Preview, count_memory, preview_of
@@ -28,6 +27,7 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
+from workbench.finetune.cluster import Cluster
 from workbench.planner.reading import preview as preview_rows
 
 if TYPE_CHECKING:

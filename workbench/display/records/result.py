@@ -128,10 +128,11 @@ def _tokens(result: RunResult) -> str:
 
 
 def _arithmetic(result: RunResult) -> str:
-    rate = result.tflops_per_device
+    figures = result.derived
+    rate, mfu = figures.get("tflops_per_device"), figures.get("mfu")
     if rate is None:
         return ""
-    share = "" if result.mfu is None else f", {percent(result.mfu)} of its peak (MFU)"
+    share = "" if mfu is None else f", {percent(mfu)} of its peak (MFU)"
     device = f" ({result.device})" if result.device else ""
     return f"{scaled(rate * 1e12, 'FLOP/s')} per rank{device}{share}"
 

@@ -9,7 +9,7 @@ import base64
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, singledispatch
 
 from markupsafe import Markup
 
@@ -17,7 +17,7 @@ from workbench.base.errors import RunError
 from workbench.base.table import Grid, text_table
 from workbench.base.table import facts as fact_table
 from workbench.base.words import UNKNOWN, count, duration, gib, moment, number, percent, plain
-from workbench.client.result import Card
+from workbench.client.result import Card, Recipe
 from workbench.client.run import Run
 from workbench.display.failure import fault_text
 from workbench.display.kit.doc import (
@@ -41,7 +41,7 @@ from workbench.display.kit.templates import macro, render, styled
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.result import facts_of_result, profile_doc, result_doc
 from workbench.display.run.facts import RunFacts
-from workbench.results.recipe import Recipe
+from workbench.finetune.result import FineTuneCard
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.view import RunView
 
@@ -269,11 +269,9 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
             *versions,
         ],
         "Communication": [Items(card.communication)] if card.communication else [],
-        "Answers": _answers(card),
-        "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
-        "Trace": [Table(card.trace)] if card.trace else [],
+        **_of_kind(card),
         "How it was started": _started(card),
-        "Repeat it": _recipe(card.recipe, card.name, anchor) if carry else [],
+        "Repeat it": _recipe(card.recipe, card.name, anchor) if card.recipe and carry else [],
     }
     times = (card.result.started_s, card.result.ended_s, time.time())
     began, ended, now = (moment(at, "%Y-%m-%d %H:%M:%S UTC", utc=True) for at in times)
@@ -284,7 +282,22 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
     return blocks
 
 
-def _answers(card: Card) -> list[Block]:
+@singledispatch
+def _of_kind(_card: Card) -> Mapping[str, list[Block]]:
+    """Return the sections that a card has for the kind of its job, by their titles."""
+    return {}
+
+
+@_of_kind.register
+def _of_finetune(card: FineTuneCard) -> Mapping[str, list[Block]]:
+    return {
+        "Answers": _answers(card),
+        "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
+        "Trace": [Table(card.trace)] if card.trace else [],
+    }
+
+
+def _answers(card: FineTuneCard) -> list[Block]:
     if card.predictions is None:
         return []
     first = Table(predictions_grid(card.predictions, _ANSWERS))
@@ -295,7 +308,7 @@ def _answers(card: Card) -> list[Block]:
 
 
 def _started(card: Card) -> list[Block]:
-    files = card.recipe.files
+    files = card.recipe.files if card.recipe else {}
     named = [(name, _text(files[name])) for name in ("hostfile", "deepspeed.json") if name in files]
     texts = [("SPEC.json", card.spec), ("launch command", card.result.command), *named]
     return [Fold(name, [Code(text)]) for name, text in texts if text]

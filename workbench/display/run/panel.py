@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from workbench.base.shown import as_html
-from workbench.client.trained import RunPlot
+from workbench.client.plot import RunPlot
 from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle

@@ -1,78 +1,46 @@
-"""`TrainedModel`: what a run shows of its learning, and lets its model do: answer, and go elsewhere."""
+"""`FineTuneRun`: the run of a fine-tuning job. Beyond what every run does, its model answers, and goes elsewhere."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import one_of
-from workbench.base.shown import ShownLive
-from workbench.client.result import RunResult
+from workbench.client.run import Run
+from workbench.finetune.result import FineTuneResult
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
+    from workbench.jobs.finetune import Job
     from workbench.results.answers.conversation import Conversation
     from workbench.results.answers.predictions import Answers
     from workbench.results.answers.questions import RowLike
     from workbench.results.export.folder import Export
     from workbench.results.export.push import Pushed
 
-PLOTS = ("loss", "perplexity", "learning_rate", "grad_norm", "samples_per_s", "memory")
 
-
-@dataclass(frozen=True, slots=True)
-class RunPlot(ShownLive):
-    """One plot of a run. A cell that ends with it shows it, and follows the run until that has ended."""
-
-    path: Path
-    """The run directory."""
-    name: str = "loss"
-
-    def __post_init__(self) -> None:
-        if self.name not in PLOTS:
-            raise one_of("plot", self.name, PLOTS)
-
-
-class TrainedModel:
-    """The part of a run that is about its model and how it learned."""
+class FineTuneRun(Run):
+    """A fine-tuning run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
 
     __slots__ = ()
-    path: Path
 
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """The id of the run."""
+    if TYPE_CHECKING:  # at run time the kind in spec.json decides which class a result has
 
-    @property
-    def paths(self) -> RunPaths:
-        """Every path in the run directory."""
-        return RunPaths(self.path)
+        @property
+        def result(self) -> FineTuneResult: ...
 
-    @property
-    def result(self) -> RunResult:
-        """The facts of the finished run.
+        def wait(self, timeout_s: float | None = None, progress: bool = True) -> FineTuneResult: ...
 
-        Raises:
-            RunError: It has not ended.
-        """
-        return RunResult.load(self.path)
+    @classmethod
+    def before_submit(
+        cls, job: Job, paths: RunPaths, *, pods: int, gpus: int, memory_gib: float | None
+    ) -> None:
+        """Write what the job is predicted to need, or an inquiry for its first pod; see `planner/prediction`."""
+        from workbench.planner.prediction import begin_prediction
 
-    def plot(self, name: str = "loss") -> RunPlot:
-        """Return a plot that answers: values under the pointer, zoom, logarithm, steps or time, smoothing.
-
-        A cell that ends with it shows it; of a run that goes on, it follows.
-
-        Args:
-            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, or `memory` of each pod.
-
-        Raises:
-            ConfigError: There is no such plot.
-        """
-        return RunPlot(self.paths.root, name)
+        begin_prediction(
+            job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib
+        )
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
         """Let the trained model answer rows, greedily and in batches; blocks until it has.
@@ -93,7 +61,7 @@ class TrainedModel:
         return predict(self, rows, before=before)
 
     def chat(
-        self, *, before: bool = False, beside: TrainedModel | None = None, system: str | None = None
+        self, *, before: bool = False, beside: FineTuneRun | None = None, system: str | None = None
     ) -> Conversation:
         """Return a chat with the trained model, whose template its tokenizer must have.
 
