@@ -10,7 +10,8 @@ from typing import Self
 
 from tests.fakes.cmlworkers import WorkersV1, install_cml
 from workbench.pods.cml.pods import CMLPods
-from workbench.pods.pod import LaunchContext, PodBackend
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext
 
 _REPOSITORY = str(Path(__file__).resolve().parents[2])
 
@@ -51,7 +52,7 @@ class CMLPlace:
         """What every backend here is made with."""
         return {"project": str(self.project), "root": str(self.folder)}
 
-    def backend(self) -> PodBackend:
+    def backend(self) -> Place:
         return CMLPods(**self.options)
 
     def left(self, context: LaunchContext) -> list[str]:

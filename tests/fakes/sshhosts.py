@@ -17,7 +17,8 @@ from tests.poll import until
 from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.sshd import find_sshd
 from workbench.pods.hosts.pods import SSHPods
-from workbench.pods.pod import LaunchContext, PodBackend
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext
 from workbench.pods.ssh.identity import Identity, fingerprint
 
 _CONFIG = """\
@@ -165,7 +166,7 @@ class HostsPlace:
             "root": str(self.root),
         }
 
-    def backend(self, **changes: object) -> PodBackend:
+    def backend(self, **changes: object) -> Place:
         hosts = [host.address for host in self.hosts[:3]]
         return SSHPods(**{"hosts": hosts, **self.options, **changes})  # type: ignore[arg-type]
 

@@ -15,13 +15,14 @@ from tests.fakes.kubeplace import KubernetesPlace
 from tests.fakes.sshhosts import HostsPlace
 from workbench.base.process import Process, find, with_mark
 from workbench.pods.local.pods import LocalPods
-from workbench.pods.pod import LaunchContext, Pod, PodBackend
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 
 
-class Place(Protocol):
+class Platform(Protocol):
     """A platform, real or emulated, that a backend takes its pods from; one for each test."""
 
     owns_daemons: bool
@@ -37,7 +38,7 @@ class Place(Protocol):
         """Take it down."""
         ...
 
-    def backend(self) -> PodBackend:
+    def backend(self) -> Place:
         """Give a backend that has launched nothing."""
         ...
 
@@ -61,14 +62,14 @@ class LocalPlace:
     def __exit__(self, *_exc: object) -> None:
         pass
 
-    def backend(self) -> PodBackend:
+    def backend(self) -> Place:
         return LocalPods()
 
     def left(self, context: LaunchContext) -> list[str]:
         return [str(path) for path in (context.directory / "pods").glob("pod-?")]
 
 
-PLACES: dict[str, type[Place]] = {
+PLACES: dict[str, type[Platform]] = {
     "local": LocalPlace,
     "ssh": HostsPlace,
     "kubernetes": KubernetesPlace,
@@ -86,14 +87,14 @@ def others() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Platform]:
     """Where pods come from; `test_contract.py` puts each of `PLACES` here."""
     with LocalPlace(tmp_path / "place") as made:
         yield made
 
 
 @pytest.fixture
-def backend(place: Place) -> Iterator[PodBackend]:
+def backend(place: Platform) -> Iterator[Place]:
     """A backend that has launched nothing. Stopped afterwards."""
     made = place.backend()
     yield made
@@ -118,7 +119,7 @@ def context(tmp_path: Path, identity: Identity) -> LaunchContext:
 
 @dataclass(frozen=True)
 class Launched:
-    backend: PodBackend
+    backend: Place
     identity: Identity
     pods: Sequence[Pod]
 
@@ -127,7 +128,7 @@ class Launched:
 
 
 @pytest.fixture
-def launched(backend: PodBackend, identity: Identity, context: LaunchContext) -> Launched:
+def launched(backend: Place, identity: Identity, context: LaunchContext) -> Launched:
     """Two pods that run, their host keys pinned."""
     pods = backend.launch(PodSpec(), 2, context)
     identity.pin(pods)

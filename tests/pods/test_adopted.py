@@ -14,7 +14,7 @@ from takeover import counting, exact, kill_keeper, printed
 from tests.fakes.cmlplace import CMLPlace
 from tests.fakes.kubeplace import KubernetesPlace
 from tests.fakes.sshhosts import HostsPlace
-from tests.pods.conftest import PLACES, Place, on_pods
+from tests.pods.conftest import PLACES, Platform, on_pods
 from workbench import Cluster, FineTune, PodSpec, Run
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.rundir.paths import ClusterPaths
@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 @pytest.fixture(
     params=[kind for kind in PLACES if kind != "local"]
 )  # those are tried in tests/faults
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
     with PLACES[request.param](tmp_path / "place") as made:
         yield made
 
 
-def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
+def test_another_keeper_goes_on_there_and_leaves_nothing(place: Platform, tmp_path: Path) -> None:
     count = 2 if place.owns_daemons else 3  # there are no other hosts in the place of those that go
     options = {"count": count, "warm": False, "path": tmp_path / "cluster", "lease_s": 20.0}
     with Cluster(place.backend(), PodSpec(), **options) as cluster:  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path:
         assert place.left(LaunchContext(cluster_id="", directory=cluster.path, public_key="")) == []
 
 
-def leaving_out(place: Place, cluster: Cluster) -> Pod:
+def leaving_out(place: Platform, cluster: Cluster) -> Pod:
     """Have a fine-tuning lose a host for good, and hold that the others go on with its curve; return its pod."""
     job = FineTune(
         dataset={"kind": "wikisql-mini", "train_rows": 240, "eval_rows": 4},
@@ -109,7 +109,7 @@ def losses(run: Run) -> list[dict[int, float]]:
     return [curve for curve in curves if curve]
 
 
-def losing(place: Place, cluster: Cluster, number: int) -> Sequence[Pod]:
+def losing(place: Platform, cluster: Cluster, number: int) -> Sequence[Pod]:
     """Have a run lose a pod, and hold that it goes on with another, or without; return the pod that was lost."""
     run, pod = counting(cluster, "--lines", "300", pods=2, restarts=1), cluster.pods[number]
     until(
@@ -143,7 +143,7 @@ def losing(place: Place, cluster: Cluster, number: int) -> Sequence[Pod]:
     return [pod]
 
 
-def lose(place: Place, pod: Pod, folder: Path) -> None:
+def lose(place: Platform, pod: Pod, folder: Path) -> None:
     match place:
         case KubernetesPlace():
             place.do(place.kubelet.delete(pod.name))

@@ -16,12 +16,13 @@ from pathlib import Path, PurePosixPath
 import pytest
 from measured import MEASURED
 
-from tests.pods.conftest import PLACES, Launched, Place, children, note_others, on_pods
+from tests.pods.conftest import PLACES, Launched, Platform, children, note_others, on_pods
 from workbench import Cluster, FineTune
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.pod import LaunchContext, Phase, PodBackend
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext, Phase
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -63,7 +64,7 @@ elsewhere = pytest.mark.parametrize("place", places(["cml"]), indirect=True)
 
 
 @pytest.fixture(params=places(PLACES))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
     with PLACES[request.param](tmp_path / "place") as made:
         note_others()
         yield made
@@ -76,7 +77,7 @@ def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.Comple
     )
 
 
-def test_it_describes_itself(backend: PodBackend) -> None:
+def test_it_describes_itself(backend: Place) -> None:
     data = json.loads(json.dumps(backend.to_dict()))
     assert data["kind"] == backend.kind
     assert backend_from_dict(data).to_dict() == data
@@ -213,7 +214,7 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
     assert "Permission denied (publickey)" in done.stderr
 
 
-def start_daemons(launched: Launched, place: Place) -> None:
+def start_daemons(launched: Launched, place: Platform) -> None:
     """Leave on each pod a process that was daemonised and ignores TERM.
 
     Where the daemon is not the backend's own, it bears the pod's mark as an agent does; one without it is a stranger's.
@@ -227,7 +228,7 @@ def start_daemons(launched: Launched, place: Place) -> None:
 
 
 def test_stop_ends_all_and_may_be_repeated(
-    launched: Launched, place: Place, context: LaunchContext
+    launched: Launched, place: Platform, context: LaunchContext
 ) -> None:
     start_daemons(launched, place)
     open_session = launched.connect().open()
@@ -256,7 +257,7 @@ def test_stop_ends_all_and_may_be_repeated(
 
 
 def test_a_launch_after_stop_works(
-    backend: PodBackend, context: LaunchContext, identity: Identity
+    backend: Place, context: LaunchContext, identity: Identity
 ) -> None:
     for _ in range(2):
         assert len(backend.launch(PodSpec(), 1, context)) == 1
@@ -264,7 +265,7 @@ def test_a_launch_after_stop_works(
 
 
 def test_stop_during_launch_leaves_nothing(
-    backend: PodBackend, place: Place, context: LaunchContext
+    backend: Place, place: Platform, context: LaunchContext
 ) -> None:
     def stop_at_the_first(line: str) -> None:
         thread = threading.Thread(target=backend.stop)
@@ -293,7 +294,9 @@ def test_logs_are_as_long_as_asked_and_of_pods_that_exist(launched: Launched) ->
 
 @elsewhere
 @pytest.mark.slow
-def test_a_run_over_three_pods_goes_as_it_does_on_local_ones(place: Place, tmp_path: Path) -> None:
+def test_a_run_over_three_pods_goes_as_it_does_on_local_ones(
+    place: Platform, tmp_path: Path
+) -> None:
     job = FineTune(
         dataset={"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 10},
         technique="zero1",

@@ -25,9 +25,10 @@ from workbench.client.run import Run
 from workbench.client.submission import Submission
 from workbench.client.takeover import not_its_keeper, stored_spec, take_over
 from workbench.keeper.spawn import Leash
-from workbench.pods.backends import backend_from_dict
+from workbench.pods.backends import backend_from_dict, check_registered
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.pod import Pod, PodBackend
+from workbench.pods.place import Place
+from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -52,7 +53,7 @@ class Cluster(ShownLive, Submission):
     @suggests("Cluster")
     def __init__(
         self,
-        backend: PodBackend,
+        backend: Place,
         spec: PodSpec | None = None,
         *,
         count: int = 1,
@@ -80,6 +81,7 @@ class Cluster(ShownLive, Submission):
         Raises:
             ConfigError: A value that cannot be.
         """
+        check_registered(backend)
         self.spec = ClusterSpec(
             backend=backend.to_dict(),
             pods=spec or PodSpec(),

@@ -18,7 +18,8 @@ from workbench.keeper.link.files import Stock
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.pod import LaunchContext, Phase, Pod, PodBackend
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -45,7 +46,7 @@ class Fleet:
         """Whether pods are there, or are on their way, that this keeper is to take down."""
         self.paths, self.spec = paths, spec
         self._report, self._changed = report, changed
-        self._backend: PodBackend = backend_from_dict(spec.backend)
+        self._backend: Place = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
         self._looking, self._restoring = threading.Lock(), threading.Lock()

@@ -1,15 +1,15 @@
-"""`Pod`, and `PodBackend`, the protocol of a place to run; no pydantic, so that a guardian starts in half the time."""
+"""`Pod`, a snapshot of one worker, and `LaunchContext`.
+
+This module does without pydantic: a guardian then starts in half the time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from workbench.pods.pod_spec import PodSpec
+from typing import Any
 
 from workbench.base.process import LEASE_S
 
@@ -104,46 +104,3 @@ class LaunchContext:
     address yet is still awaited, for the reason in its message."""
     warm: bool = False
     """Whether the pods' agents will keep a process with torch imported; pods of one machine can share the import."""
-
-
-class PodBackend(Protocol):
-    """A place where pods come from. Instances are cheap, hold only configuration, and start nothing when made."""
-
-    @property
-    def kind(self) -> str:
-        """The word for it in `SPEC.json`: local, ssh, kubernetes, cml."""
-        ...
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form `{"kind": …, option: …}`, without secrets."""
-        ...
-
-    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> Sequence[Pod]:
-        """Start pods and wait until each can be reached; return them in rank order."""
-        ...
-
-    def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
-        """Take over, in rank order, the pods of a keeper that is no more; WorkbenchError where they cannot be found."""
-        ...
-
-    def restore(
-        self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /
-    ) -> Sequence[Pod]:
-        """Put others in the place of lost pods, by name; return all, in rank order, failed where none can be had."""
-        ...
-
-    def refresh(self) -> Sequence[Pod]:
-        """Look again and return the pods as they are now, in rank order. Does not block for long."""
-        ...
-
-    def logs(self, name: str, tail: int = 50) -> str:
-        """Return the last lines of the pod's own log, also after `stop`; ConfigError for a name never launched."""
-        ...
-
-    def stop(self) -> None:
-        """Remove all that `launch` made, also where it failed half way; BackendError if refused. Idempotent."""
-        ...
-
-    def remove_left(self, directory: Path) -> None:
-        """Remove what a keeper that was killed left of this cluster; BackendError if refused. Idempotent."""
-        ...

@@ -22,6 +22,7 @@ from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, n
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Job
 from workbench.jobs.registry import job_from_dict
+from workbench.pods.backends import runs_here
 from workbench.pods.pod_spec import PodSpec
 
 Seconds = Annotated[Positive, Unit("s")]
@@ -35,7 +36,7 @@ class ClusterSpec(Record):
     label: ClassVar[str] = "cluster"
 
     backend: Mapping[str, object] = Field(default_factory=lambda: {"kind": "local"})
-    """The JSON form of a `PodBackend`."""
+    """The JSON form of a `Place`."""
     pods: Annotated[PodSpec, nested(PodSpec.from_dict)] = Field(default_factory=PodSpec)
     """What each pod needs."""
     count: Size = 1
@@ -62,7 +63,7 @@ class ClusterSpec(Record):
 
     @property
     def is_local(self) -> bool:
-        return self.backend.get("kind") == "local"
+        return runs_here(self.backend.get("kind"))
 
     def pod_memory_gib(self, pods: int) -> float | None:
         """Return the memory that each of so many pods is given; of local ones without a limit, a share of it all."""

@@ -6,6 +6,7 @@ It is pure. `TotalsTail` reads the events from a file as they come.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace

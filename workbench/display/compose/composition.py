@@ -23,7 +23,6 @@ from workbench.pods.guest.machine import visible_gpus
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.place import Place
-from workbench.pods.pod import PodBackend
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
@@ -112,7 +111,7 @@ class Composition(Mapping[str, Any]):
         names = [option.name for option in FineTune.options() if option.name in options]
         return {name: options[name] for name in names if name not in unused}
 
-    def make_backend(self) -> PodBackend:
+    def make_backend(self) -> Place:
         """Make the place where pods come from; starts nothing."""
         return backend_from_dict({**self.place_options, "kind": self["backend"]})
 

@@ -15,6 +15,7 @@ from workbench.keeper.checkpoints import send_checkpoint
 from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.pods.backends import backend_class
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint
 from workbench.rundir.output.collect import mask_file
@@ -22,8 +23,6 @@ from workbench.rundir.paths import RunPaths
 
 LOG_STREAMS = ("stdout", "stderr", "order")
 _UNPACKED_S = 600.0
-_BINDING = {"local": "", "ssh": "always"}
-"""By kind of place, when its agents bind ranks on CPUs to cores."""
 
 
 def rank_request(
@@ -66,11 +65,15 @@ def rank_request(
         "threads": max(1, int(spec.cpus // pod.slots)),
         "restart": context.restart,
         "max_restarts": job.restarts,
-        # Pods of one machine may have the same cores; a host is one pod's alone.
-        "binding": ""
-        if spec.gpus
-        else _BINDING.get(str(context.spec.cluster.backend.get("kind")), "cpuset"),
+        "binding": _core_binding(context),
     }
+
+
+def _core_binding(context: RunContext) -> str:
+    """Return when agents bind ranks to cores; empty: never, as with GPUs."""
+    cluster = context.spec.cluster
+    binding = backend_class(cluster.backend.get("kind")).core_binding
+    return "" if cluster.pods.gpus or binding == "never" else binding
 
 
 def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -> LaunchPlan:

@@ -15,14 +15,13 @@ from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.outputs import Brought, output_facts
 from workbench.keeper.run.stage import resumed_from
 from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
+from workbench.pods.backends import backend_class
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.outcome import fold_failures
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
-_OBSERVED = ("kubernetes",)
-"""Kinds of places whose platform watches pods by itself, and says so without a call that takes time."""
 
 
 def verdict(
@@ -155,7 +154,7 @@ def place_words(context: RunContext) -> str:
 
 def _platform_pods(context: RunContext) -> list[Pod]:
     """Return the pods of a run as their platform sees them; none where it sees them no other way than we do."""
-    if context.spec.cluster.backend.get("kind") not in _OBSERVED:
+    if not backend_class(context.spec.cluster.backend.get("kind")).observes_pods:
         return []
     ours = {link.pod.name for link in context.links}
     try:

@@ -93,7 +93,7 @@ class CMLPods(Place):
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Launch one worker for each pod and wait until all have reported; see `PodBackend.launch`."""
+        """Launch one worker for each pod and wait until all have reported; see `Place.launch`."""
         if self._ids:
             raise BackendError(
                 f"these workers are launched already ({len(self._ids)}); stop them first"
@@ -155,7 +155,7 @@ class CMLPods(Place):
         return self._placed(came)
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Launch workers in the place of lost ones, which are stopped if they still run; see `PodBackend.restore`."""
+        """Launch workers in the place of lost ones, which are stopped if they still run; see `Place.restore`."""
         names, self._failed = sorted(lost), []
         with contextlib.suppress(BackendError):
             self._end({name: self._ids[name] for name in names})

@@ -27,7 +27,7 @@ from workbench.pods.hostfile import check_user
 from workbench.pods.hosts import entry
 from workbench.pods.hosts.far_end import check_names
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
-from workbench.pods.place import LocalPath, Place, Port
+from workbench.pods.place import CoreBinding, LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
@@ -90,6 +90,7 @@ class SSHPods(Place):
 
     label: ClassVar[str] = "SSHPods"
     kind: ClassVar[str] = "ssh"
+    core_binding: ClassVar[CoreBinding] = "always"
 
     hosts: Annotated[
         Sequence[NamedOrGiven], AfterValidator(_check_once), Allowed("a list of hosts")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Positive, Size, Unit, nested
 from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volumes
-from workbench.pods.place import LocalPath, Place
+from workbench.pods.place import LocalPath, PlaceOptions
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]{0,252})/(?P<key>[A-Za-z0-9._-]{1,253})")
@@ -63,7 +63,7 @@ Label = Annotated[str, AfterValidator(_check_label)]
 Texts = Annotated[Mapping[str, str], Allowed("an object of text to text")]
 
 
-class KubernetesOptions(Place):
+class KubernetesOptions(PlaceOptions):
     label: ClassVar[str] = "KubernetesPods"
     kind: ClassVar[str] = "kubernetes"
 

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
@@ -29,12 +30,14 @@ _RECORD = "kubernetes.json"
 _MARGIN_S = 60.0  # the agent ends its ranks at the end of the lease; the pod stays a little, for a keeper to see
 
 
-class KubernetesPods(KubernetesOptions):
+class KubernetesPods(KubernetesOptions, Place):
     """Pods of a Kubernetes cluster. Takes what `KubernetesOptions` lists; starts nothing when made.
 
     Raises:
         ConfigError: An option cannot be, or the kubernetes package is missing; the message says what to do.
     """
+
+    observes_pods: ClassVar[bool] = True
 
     _session: Session | None = None
     _record: Path | None = None
@@ -51,7 +54,7 @@ class KubernetesPods(KubernetesOptions):
             )
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Make the pods and wait until each can be reached; see `PodBackend.launch`."""
+        """Make the pods and wait until each can be reached; see `Place.launch`."""
         if self._launched:
             raise BackendError("these Kubernetes pods are launched already; stop them first")
         if count < 1:
@@ -89,7 +92,7 @@ class KubernetesPods(KubernetesOptions):
         return session.adopt(pods)
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Make lost pods again; all where the first is among them, which owns the others. See `PodBackend.restore`."""
+        """Make lost pods again; all where the first is among them, which owns the others. See `Place.restore`."""
         session, pods = self._session, self.refresh()
         if session is None or not pods:
             raise BackendError("no Kubernetes pods were launched, or they were stopped")

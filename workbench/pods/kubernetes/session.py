@@ -72,7 +72,7 @@ class Session:
         self._events: WatchedObjects | None = None
 
     def open(self) -> list[Pod]:
-        """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
+        """Make all objects and wait until every pod listens; see `Place.launch`."""
         return self._await_made(self._make_all)
 
     def _await_made(self, make: Callable[[], None]) -> list[Pod]:

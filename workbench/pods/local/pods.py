@@ -36,7 +36,7 @@ from workbench.pods.guest.process import (
 )
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
-from workbench.pods.place import Place, Port
+from workbench.pods.place import CoreBinding, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
@@ -58,6 +58,8 @@ class LocalPods(Place):
 
     label: ClassVar[str] = "LocalPods"
     kind: ClassVar[str] = "local"
+    on_this_machine: ClassVar[bool] = True
+    core_binding: ClassVar[CoreBinding] = "never"
 
     port: Port | None = None
     """The port of all daemons. Default None: a free one is taken at launch."""
@@ -74,7 +76,7 @@ class LocalPods(Place):
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Start the pods and wait until each has reported; see `PodBackend.launch`."""
+        """Start the pods and wait until each has reported; see `Place.launch`."""
         if self._workers:
             raise BackendError(
                 f"these local pods are launched already ({len(self._workers)}); stop them first"
@@ -126,7 +128,7 @@ class LocalPods(Place):
         return self.refresh()
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Start lost pods again in their folders, at their addresses; see `PodBackend.restore`."""
+        """Start lost pods again in their folders, at their addresses; see `Place.restore`."""
         for name, worker in self._workers.items():
             if name in lost:
                 worker.process.kill()
