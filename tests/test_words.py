@@ -1,0 +1,252 @@
+"""Plain words: how many pronouns docstrings, pages and messages have, and words that none may have.
+
+`python tests/test_words.py` prints the figures of today; with a path, those of the files below it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "workbench"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+]
+
+POINTING = frozenset(
+    [
+        "it",
+        "they",
+        "them",
+        "those",
+        "these",
+        "this",
+        "that",
+        "which",
+        "what",
+        "whose",
+        "one",
+        "each",
+        "such",
+    ]
+)
+"""Pronouns and relatives that point at a thing where its name would do."""
+
+CEILING = 35
+"""Pronouns and relatives per 1,000 words, at most. Well-kept codebases of this field have 10 to 30."""
+
+DOCSTRINGS = {
+    "__init__.py": 84,
+    "base": 104,
+    "benchmark": 106,
+    "cli.py": 115,
+    "client": 97,
+    "display": 102,
+    "jobs": 85,
+    "keeper": 106,
+    "lab": 95,
+    "planner": 95,
+    "pods": 98,
+    "results": 94,
+    "rundir": 92,
+    "worker": 102,
+}
+"""Rooms that are not done yet, each with a ceiling of its own. A ceiling may only become smaller."""
+
+DOCS, MESSAGES = 68, 63
+"""The same for README and pages, and for the messages of errors."""
+
+_FORBIDDEN = [
+    r"who(?:so)?ever",
+    r"whatever",
+    r"nobody",
+    r"somebody",
+    r"for want of",
+    r"of (?:one|its|his|their)'s own",
+    r"(?:is|are|be) to be had",
+    r"cannot be had",
+    r"what it came to",
+    r"none the worse",
+    r"the border of",
+    r"takes? after",
+]
+FORBIDDEN = re.compile(rf"\b(?:{'|'.join(_FORBIDDEN)})\b", re.IGNORECASE)
+"""Words and turns that conventions forbid."""
+
+LEFT_TO_DO = {
+    "base": 12,
+    "benchmark": 11,
+    "client": 11,
+    "display": 18,
+    "jobs": 10,
+    "keeper": 29,
+    "lab": 6,
+    "planner": 1,
+    "pods": 27,
+    "results": 8,
+    "rundir": 40,
+    "worker": 53,
+    "messages": 3,
+}
+"""Rooms whose docstrings and comments still have forbidden words, and how many. May only become smaller."""
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")
+_FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]*`")
+_TARGET = re.compile(r"\]\([^)]*\)")
+
+
+def rate(texts: Iterable[str]) -> float:
+    """Return the pronouns and relatives per 1,000 words; code counts as one word."""
+    words = [word for text in texts for word in _WORD.findall(_CODE.sub("code", text))]
+    pointing = sum(word.lower() in POINTING for word in words)
+    return 1000 * pointing / max(1, len(words))
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Yield every docstring: of modules, classes, functions and fields."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield text
+
+
+def comments(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def messages(source: str) -> Iterator[str]:
+    """Yield the literal parts of what an error is raised with: ConfigError, RunError and the like."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and re.search(
+            r"(?:Error|Timeout|Refused|Full|Failed|Gone)$", ast.unparse(node.func)
+        ):
+            for argument in node.args:
+                parts = [each for each in ast.walk(argument) if isinstance(each, ast.Constant)]
+                yield " ".join(part.value for part in parts if isinstance(part.value, str))
+
+
+def prose(page: str) -> str:
+    """Return a page without code blocks and the targets of links."""
+    return _TARGET.sub("]", _FENCE.sub("", page))
+
+
+def rooms() -> dict[str, list[Path]]:
+    """Return the modules by room: the folders of the package, and the modules beside them."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.setdefault(path.relative_to(PACKAGE).parts[0], []).append(path)
+    return found
+
+
+def said(paths: Iterable[Path]) -> list[str]:
+    return [text for path in paths for text in docstrings(path.read_text(encoding="utf-8"))]
+
+
+def forbidden(texts: Iterable[str]) -> list[str]:
+    return [match.group() for text in texts for match in FORBIDDEN.finditer(text)]
+
+
+def forbidden_in(paths: Iterable[Path]) -> list[str]:
+    sources = [path.read_text(encoding="utf-8") for path in paths]
+    return [
+        word for source in sources for word in forbidden([*docstrings(source), *comments(source)])
+    ]
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_docstrings_name_things_instead_of_pointing_at_them(room: str) -> None:
+    assert rate(said(rooms()[room])) <= DOCSTRINGS.get(room, CEILING)
+
+
+def test_a_ceiling_is_of_a_room_that_is_there_and_not_done() -> None:
+    assert [room for room in DOCSTRINGS if room not in rooms()] == []
+    assert [room for room, ceiling in DOCSTRINGS.items() if ceiling <= CEILING] == []
+    measured = {room: rate(said(rooms()[room])) for room in DOCSTRINGS}
+    stale = {room: found for room, found in measured.items() if found < DOCSTRINGS[room] - 15}
+    assert stale == {}, "lower these ceilings"
+
+
+def test_pages_name_things() -> None:
+    assert rate(prose(page.read_text(encoding="utf-8")) for page in PAGES) <= DOCS
+
+
+def test_messages_name_things() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
+    assert rate(text for source in sources for text in messages(source)) <= MESSAGES
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_docstrings_and_comments_have_no_forbidden_word(room: str) -> None:
+    found = forbidden_in(rooms()[room])
+    assert len(found) <= LEFT_TO_DO.get(room, 0), found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_pages_have_no_forbidden_word(page: Path) -> None:
+    assert forbidden([prose(page.read_text(encoding="utf-8"))]) == []
+
+
+def test_messages_have_no_forbidden_word() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
+    found = forbidden(text for source in sources for text in messages(source))
+    assert len(found) <= LEFT_TO_DO.get("messages", 0), found
+
+
+def test_the_tool_counts_what_it_should() -> None:
+    source = '''
+"""It is one."""
+class A:
+    x: int = 1
+    """Whoever reads `that`."""
+    def f(self):
+        """Return what they gave."""
+        raise ConfigError(f"it is {self.x}", code)  # nobody
+'''
+    assert list(docstrings(source)) == [
+        "It is one.",
+        "Whoever reads `that`.",
+        "Return what they gave.",
+    ]
+    assert list(messages(source)) == ["it is ", ""]
+    assert rate(["It is one."]) == pytest.approx(2000 / 3)
+    assert rate(["Whoever reads `that`."]) == 0
+    assert forbidden([*docstrings(source), *comments(source)]) == ["Whoever", "nobody"]
+    assert prose("a\n```\nit\n```\n[b](it.md)") == "a\n\n[b]"
+
+
+def main(places: list[str]) -> None:
+    if places:
+        for place in places:
+            below = sorted(Path(place).rglob("*.py")) or [Path(place)]
+            for path in below:
+                source = path.read_text(encoding="utf-8")
+                texts = [prose(source)] if path.suffix == ".md" else list(docstrings(source))
+                count = sum(len(_WORD.findall(text)) for text in texts)
+                sys.stdout.write(f"{rate(texts):6.0f} of {count:5} words  {path}\n")
+        return
+    for room, paths in rooms().items():
+        texts, bad = said(paths), len(forbidden_in(paths))
+        count = sum(len(_WORD.findall(text)) for text in texts)
+        sys.stdout.write(f"{room:12} {rate(texts):6.1f} of {count:6} words, {bad} forbidden\n")
+    sys.stdout.write(f"docs {rate(prose(page.read_text()) for page in PAGES):.1f}\n")
+    sources = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
+    found = [text for source in sources for text in messages(source)]
+    sys.stdout.write(f"messages {rate(found):.1f}, {len(forbidden(found))} forbidden\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
