@@ -39,7 +39,7 @@ from workbench.rundir.status import (
 from workbench.rundir.totals import Progress, TotalsTail
 
 if TYPE_CHECKING:
-    from workbench.jobs.finetune import Job
+    from workbench.jobs.job import Job
     from workbench.results.kubeflow.manifest import Manifest
     from workbench.results.tensorboard.board import Board
 

@@ -10,7 +10,8 @@ from workbench.base.errors import ConfigError, RunError, suggests
 from workbench.client import cluster as client
 from workbench.client.run import Run
 from workbench.finetune.run import FineTuneRun
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from workbench.finetune.result import FineTuneResult
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
-    from workbench.jobs.finetune import Job
+    from workbench.jobs.job import Job
     from workbench.results.answers.conversation import Conversation
     from workbench.results.answers.predictions import Answers
     from workbench.results.answers.questions import RowLike
