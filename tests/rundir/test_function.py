@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -114,7 +115,7 @@ def test_the_lines_of_the_function_alone_travel(tmp_path: Path) -> None:
     )
     assert kept[0] == "def helper(value: int) -> int:"
     assert kept[2].startswith("def train(rows: int")
-    assert len(kept) == 4
+    assert kept == [*inspect.getsource(helper).splitlines(), *inspect.getsource(train).splitlines()]
 
 
 def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
