@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
-from workbench.base.lines import from_line, to_line
+from workbench.base.lines import Lines, TooLong, from_line, to_line
 from workbench.pods.hostfile import HostEntry, check_address, check_port, check_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof
@@ -40,7 +40,7 @@ class _WorkerConnection:
     socket: socket.socket
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     since_s: float = field(default_factory=time.monotonic)
-    received: bytearray = field(default_factory=bytearray)
+    received: Lines = field(default_factory=lambda: Lines(MAX_MESSAGE_BYTES))
 
 
 class Rendezvous:
@@ -122,12 +122,14 @@ class Rendezvous:
             return
         except OSError:
             data = b""
-        pending.received += data
-        line, newline, _ = pending.received.partition(b"\n")
-        if len(line) > MAX_MESSAGE_BYTES:
+        pending.received.feed(data)
+        try:
+            line = pending.received.take()
+        except TooLong:
             self._refuse(pending, "too long")
-        elif newline:
-            self._judge(pending, bytes(line))
+            return
+        if line is not None:
+            self._judge(pending, line)
         elif not data:
             self._refuse(pending, "cut short")
 
