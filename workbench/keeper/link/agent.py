@@ -162,13 +162,18 @@ class AgentLink(PodFiles):
             call = line.send({"op": op, **fields})
             while True:
                 try:
-                    return line.result(call, _SIGN_S)
+                    answer = line.result(call, _SIGN_S)
+                    break
                 except rpc.Late:
                     if time.monotonic() > until:
                         line.forget(call)
                         why = f"{self.pod.name}: no end in {timeout_s:.0f} s"
                         raise self._error(why, op) from None
                 line.call({"op": "ping"}, _ANSWER_S)  # raises where the agent does not answer
+            if "task" in answer:  # it has only begun, and would have to be asked again
+                why = "its agent is of an earlier version of this package; start another cluster"
+                raise self._error(f"{self.pod.name}: {why}", op)
+            return answer
         except rpc.Refused as refusal:
             if refusal.answer.get("full"):
                 free = self._free_bytes()

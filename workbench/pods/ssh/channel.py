@@ -37,7 +37,7 @@ class RemoteStream:
         try:
             self.channel.sendall(data)
         except OSError as error:
-            raise self.error(f"cannot be written to: {error}") from error
+            raise ConnectionError(str(self.error(f"cannot be written to: {error}"))) from error
 
     def read(self, timeout_s: float | None) -> bytes:
         """Return some bytes of its stdout, none at the end. TimeoutError: it wrote none in time."""
