@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from workbench.base.clock import now_s
@@ -52,6 +53,18 @@ _GIVEN_UP_S = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What an attempt takes the time from, hears its pods by and starts a launcher by; a test gives its own."""
+
+    clock: Callable[[], float] = awake
+    """Seconds, without those in which this machine slept."""
+    reports: Callable[[], queue.Queue[PodReport]] = queue.Queue
+    """Makes the queue that the watches put their reports into."""
+    watch: Callable[[AgentLink, RunContext, queue.Queue[PodReport]], PodWatch] = PodWatch
+    launch: Callable[[LaunchCommand, str, Path], LauncherProcess] = LauncherProcess.start
+
+
 class Attempt:
     """Start the ranks of a run once and see them to their end."""
 
@@ -63,9 +76,12 @@ class Attempt:
         wishes: Wishes,
         *,
         rejoin: bool = False,
+        around: Surroundings | None = None,
     ):
+        self._around = around or Surroundings()
+        self._clock = self._around.clock
         names = [link.pod.name for link in context.links]
-        self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=awake)
+        self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=self._clock)
         self.command: LaunchCommand | None = None
         """What starts its ranks; None before `prepare`, and where a keeper that died started them."""
         self.master_port = 0
@@ -74,10 +90,10 @@ class Attempt:
         self._journal = journal
         self._peaks = peaks
         self._wishes = wishes
-        self._reports: queue.Queue[PodReport] = queue.Queue()
+        self._reports = self._around.reports()
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
-        self._stalls = StallGuard(context)
+        self._stalls = StallGuard(context, self._clock)
         self.begun = self._prepared = False
         self._rejoins = rejoin
         self._gone: PodGone | None = None  # a pod that was lost before the ranks were found again
@@ -205,7 +221,9 @@ class Attempt:
         return self._context.stacks()
 
     def _watch(self) -> list[PodWatch]:
-        watches = [PodWatch(link, self._context, self._reports) for link in self._context.links]
+        watches = [
+            self._around.watch(link, self._context, self._reports) for link in self._context.links
+        ]
         for watch in watches:
             watch.start()
         return watches
@@ -215,13 +233,15 @@ class Attempt:
         self._journal.state(RunState.STARTING, "starting ranks")
         self._stalls.watch.begin()
         if self._context.spec.job.launcher == Launcher.SSH:
-            start = partial(AgentLink.call, op="start", run=self._context.run_id)
-            self._context.everywhere(partial(self._lasting, start))
+            run_id = self._context.run_id
+            self._context.everywhere(
+                partial(self._lasting, lambda link: link.call("start", run=run_id))
+            )
         else:
             c = self._context
             # mpirun passes lines on in pieces and mixes those of ranks: a secret in them could not be told any more.
             command = build_command(launch_plan(c, self.master_port, quiet=True))
-            self._launcher = LauncherProcess.start(command, c.run_id, c.paths.launcher_log)
+            self._launcher = self._around.launch(command, c.run_id, c.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
         if self._gone is not None:
@@ -286,12 +306,12 @@ class Attempt:
 
     def _settle(self) -> None:
         # Longer while it may be a pod that does not answer.
-        c, began = self._context, time.monotonic()
+        c, began = self._context, self._clock()
         # A run that may go on waits until the pod counts as lost: its peers ended at once, its lease has not.
         patience_s = _PATIENCE_S + (
             c.spec.cluster.lease_s if c.spec.job.restarts > c.restart else 0.0
         )
-        while (waited_s := time.monotonic() - began) < _SETTLE_S or (
+        while (waited_s := self._clock() - began) < _SETTLE_S or (
             waited_s < patience_s and self._unexplained()
         ):
             self._take(timeout_s=0.05)
@@ -313,8 +333,8 @@ class Attempt:
     def _launcher_fault(self) -> RunFault | None:
         if self._launcher is None or (code := self._launcher.exit_code) is None:
             return None
-        began = time.monotonic()
-        while (waited_s := time.monotonic() - began) < _LAUNCHER_S or (
+        began = self._clock()
+        while (waited_s := self._clock() - began) < _LAUNCHER_S or (
             waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)
         ):
             self._take(timeout_s=0.1)
@@ -344,8 +364,8 @@ class Attempt:
                 mask_file(self._context.paths.launcher_log, self._context.redact)
             except OSError as error:  # a disk that takes no byte now took none before
                 logger.warning("cannot mask %s: %s", self._context.paths.launcher_log, error)
-        deadline = time.monotonic() + _SWEEP_S
-        while time.monotonic() < deadline and not self.ledger.gone_from(
+        deadline = self._clock() + _SWEEP_S
+        while self._clock() < deadline and not self.ledger.gone_from(
             self.ledger.answering(_GIVEN_UP_S)
         ):
             self._take(timeout_s=0.1)

@@ -16,7 +16,7 @@ from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_ch
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.files import TransferProgress
-from workbench.keeper.run.attempt import Attempt
+from workbench.keeper.run.attempt import Attempt, Surroundings
 from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
 from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
 from workbench.keeper.run.stage import check_hostfile, fetch_logs
@@ -41,7 +41,8 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 class Runner:
     """Carry one run through; `run` blocks until its result is on disk."""
 
-    def __init__(self, context: RunContext):
+    def __init__(self, context: RunContext, around: Surroundings | None = None):
+        self._around = around
         self.context = context
         """What it is carried out with; another one once it has moved, or goes on after a loss."""
         self._journal = Journal(context.paths, context.redact, context.spare)
@@ -304,7 +305,14 @@ class Runner:
         self._ended = True
 
     def _new_attempt(self, *, rejoin: bool = False) -> Attempt:
-        return Attempt(self.context, self._journal, self._peaks, self._wishes, rejoin=rejoin)
+        return Attempt(
+            self.context,
+            self._journal,
+            self._peaks,
+            self._wishes,
+            rejoin=rejoin,
+            around=self._around,
+        )
 
     def _port_was_taken(self, fault: RunFault) -> bool:
         """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""

@@ -150,11 +150,12 @@ def innermost(stack: str) -> str:
 
 
 class StallGuard:
-    def __init__(self, context: RunContext):
-        self.watch = StallWatch(clock=awake)
+    def __init__(self, context: RunContext, clock: Callable[[], float] = awake):
+        self.watch = StallWatch(clock=clock)
         self.remark = ""
         """What a person should read now; empty while the run goes on."""
         self._context = context
+        self._clock = clock
         self._limit_s = context.spec.job.stall_timeout_s
         self._stacks: Mapping[int, str] = {}
         self._asked_for: set[int] = set()
@@ -204,10 +205,10 @@ class StallGuard:
         if launcher is None or ledger.started or not launcher.halted:
             self._launcher_halted_at = None
             return None
-        self._launcher_halted_at = self._launcher_halted_at or awake()
+        self._launcher_halted_at = self._launcher_halted_at or self._clock()
         name = self._context.spec.job.launcher
         what = f"no rank has started: the launcher {name} is stopped by a signal (SIGSTOP)"
-        return Stall(awake() - self._launcher_halted_at, what)
+        return Stall(self._clock() - self._launcher_halted_at, what)
 
     def _never_started(self, launcher: LauncherProcess) -> RunFault:
         name = self._context.spec.job.launcher
