@@ -1,0 +1,508 @@
+"""The run loop, `Runner` and `Attempt`, over simulated pods: what comes of which reports and wishes in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.runloop import PORT, Fate, Plan, Simulation
+from workbench.base.files import read_json, write_json
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
+from workbench.keeper.run.runner import Runner
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.outcome import RankError
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+FAILED = Fate(3.0, RankError(kind="ValueError", message="a bad row"), 1)
+KILLED = Fate(3.0, RankError(kind="signal", message="killed by SIGKILL"), -9)
+NO_MEMORY = Fate(
+    3.0, RankError(kind="signal", message="killed by SIGKILL; its memory limit was reached"), -9
+)
+PEER_LOST = Fate(3.2, RankError(kind="DistBackendError", message="Connection reset", echo=True), 1)
+FOREVER = Fate()
+RUNS_ON = Plan(others=FOREVER)
+Act = Callable[[Simulation, Runner], object]
+
+
+def script(**options: Any) -> Script:
+    return Script(path="/home/me/train.py", **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    state: str
+    says: str = ""
+    """Words of the result's message."""
+    kind: str = ""
+    """The kind of the fault; empty where there is none."""
+    blames: str = ""
+    """The pod of the fault."""
+    plans: Sequence[Plan] = (Plan(),)
+    acts: Sequence[tuple[float, Act]] = ()
+    """Seconds after the beginning, and what happens then."""
+    job: Script = field(default_factory=script)
+    attempts: int = 1
+    restarts: int = 0
+    left: int | None = 0
+    """Processes that the result says are left."""
+    stops: Sequence[str] = ()
+    """The pods whose agents are asked to end ranks, whatever the order."""
+    replaces: bool = True
+
+
+def silence(*pods: int) -> Act:
+    return lambda sim, _run: [sim.pods[number].silence() for number in pods]
+
+
+def answer(*pods: int) -> Act:
+    return lambda sim, _run: [sim.pods[number].answer() for number in pods]
+
+
+def vanish(number: int) -> Act:
+    return lambda sim, _run: sim.pods[number].vanish()
+
+
+def lose_agent(number: int) -> Act:
+    return lambda sim, _run: sim.pods[number].lose_agent()
+
+
+def cancel(_sim: Simulation, run: Runner) -> None:
+    run.cancel()
+
+
+def stop(_sim: Simulation, run: Runner) -> None:
+    run.stop()
+
+
+BOTH = ("pod-0", "pod-1")
+CASES = [
+    Case(name="all ranks are done", state="succeeded", says="every rank is done"),
+    Case(
+        name="one rank fails",
+        plans=[Plan(fates={1: FAILED}, others=FOREVER)],
+        state="failed",
+        kind="ValueError",
+        blames="pod-1",
+        says="a bad row",
+        stops=BOTH,
+    ),
+    Case(
+        name="a rank fails and its peer loses it",
+        plans=[Plan(fates={1: FAILED, 0: PEER_LOST})],
+        state="failed",
+        kind="ValueError",
+        blames="pod-1",
+    ),
+    Case(
+        name="a rank is killed by a signal",
+        plans=[Plan(fates={1: KILLED, 0: PEER_LOST})],
+        state="failed",
+        kind="signal",
+        blames="pod-1",
+    ),
+    Case(
+        name="memory runs out, and the run is not begun again",
+        plans=[Plan(fates={1: NO_MEMORY, 0: PEER_LOST})],
+        job=script(restarts=2),
+        state="failed",
+        kind="signal",
+        says="memory limit",
+    ),
+    Case(
+        name="a pod is silent for a lease",
+        plans=[RUNS_ON],
+        acts=[(5.0, silence(1))],
+        state="failed",
+        kind="pod",
+        blames="pod-1",
+        says="no sign from pod-1 for 30 s",
+        stops=("pod-0",),
+    ),
+    Case(
+        name="a pod is silent for less than a lease",
+        plans=[Plan(others=Fate(40.0))],
+        acts=[(5.0, silence(1)), (25.0, answer(1))],
+        state="succeeded",
+    ),
+    Case(
+        name="a pod is gone",
+        plans=[RUNS_ON],
+        acts=[(5.0, vanish(1))],
+        state="failed",
+        kind="pod",
+        blames="pod-1",
+        says="evicted",
+        stops=("pod-0",),
+    ),
+    Case(
+        name="a pod is gone while inputs are sent",
+        acts=[(-1.0, silence(1)), (2.0, vanish(1))],
+        state="failed",
+        kind="pod",
+        blames="pod-1",
+        attempts=0,
+    ),
+    Case(
+        name="an agent is killed",
+        plans=[RUNS_ON],
+        acts=[(5.0, lose_agent(1))],
+        state="failed",
+        kind="pod",
+        blames="pod-1",
+        says="lost the agent of pod-1",
+        stops=("pod-0",),
+    ),
+    Case(
+        name="all pods are silent",
+        plans=[RUNS_ON],
+        acts=[(5.0, silence(0, 1))],
+        state="failed",
+        kind="network",
+        says="no sign from any pod",
+        left=None,
+        stops=("pod-1",),  # only the first of the two counts as lost by then
+    ),
+    Case(
+        name="a stop is asked before the start",
+        acts=[(-1.0, stop)],
+        state="cancelled",
+        attempts=1,
+    ),
+    Case(
+        name="a stop is asked while a script runs",
+        plans=[RUNS_ON],
+        acts=[(5.0, stop)],
+        state="stopped",
+        says="stopped when asked",
+        stops=BOTH,
+    ),
+    Case(
+        name="ranks do not end when a script is asked to stop",
+        plans=[Plan(fates={1: Fate(stubborn=True)}, others=FOREVER)],
+        acts=[(5.0, stop)],
+        job=script(stop_grace_s=8.0),
+        state="cancelled",
+        says="ranks [1] did not end when asked and were killed",
+        stops=BOTH,
+    ),
+    Case(name="a cancel before the start", acts=[(-1.0, cancel)], state="cancelled", attempts=1),
+    Case(
+        name="a cancel while it runs",
+        plans=[RUNS_ON],
+        acts=[(5.0, cancel)],
+        state="cancelled",
+        stops=BOTH,
+    ),
+    Case(
+        name="a cancel after a stop",
+        plans=[Plan(others=Fate(stubborn=True))],
+        acts=[(5.0, stop), (6.0, cancel)],
+        state="cancelled",
+        stops=BOTH,
+    ),
+    Case(
+        name="the launcher dies",
+        plans=[Plan(others=FOREVER, launcher_code=-9)],
+        job=script(launcher="openmpi"),
+        state="failed",
+        kind="launcher",
+        says="the launcher openmpi was killed by signal 9",
+        stops=BOTH,
+    ),
+    Case(
+        name="the launcher ends before its ranks",
+        plans=[Plan(others=FOREVER, launcher_code=1)],
+        job=script(launcher="pdsh"),
+        state="failed",
+        kind="launcher",
+        says="ended with 1 before its ranks did",
+        stops=BOTH,
+    ),
+    Case(
+        name="the launcher ends and its ranks had been done",
+        plans=[Plan(others=Fate(1.9), launcher_code=0)],
+        job=script(launcher="openmpi"),
+        state="succeeded",
+    ),
+    Case(
+        name="the port was taken once",
+        plans=[
+            Plan(
+                others=Fate(
+                    1.0,
+                    RankError(
+                        kind="RuntimeError",
+                        message=f"The server socket has failed to listen on port {PORT + 1}: EADDRINUSE",
+                    ),
+                    1,
+                )
+            ),
+            Plan(),
+        ],
+        state="succeeded",
+        attempts=2,
+    ),
+    Case(
+        name="a restart after a loss",
+        plans=[RUNS_ON, Plan()],
+        acts=[(5.0, vanish(1))],
+        job=script(restarts=1),
+        state="succeeded",
+        says="pod-1 was lost",
+        attempts=2,
+        restarts=1,
+        stops=("pod-0",),
+    ),
+    Case(
+        name="a restart after a rank was killed",
+        plans=[Plan(fates={1: KILLED, 0: PEER_LOST}), Plan()],
+        job=script(restarts=1),
+        state="succeeded",
+        says="rank 1 on pod-1 was killed by SIGKILL",
+        attempts=2,
+        restarts=1,
+    ),
+    Case(
+        name="a second loss with one restart",
+        plans=[RUNS_ON, RUNS_ON],
+        acts=[(5.0, vanish(1)), (20.0, vanish(0))],
+        job=script(restarts=1),
+        state="failed",
+        kind="pod",
+        blames="pod-0",
+        attempts=2,
+        restarts=1,
+        stops=BOTH,
+    ),
+    Case(
+        name="a second loss with two restarts",
+        plans=[RUNS_ON, RUNS_ON, Plan()],
+        acts=[(5.0, vanish(1)), (20.0, vanish(0))],
+        job=script(restarts=2),
+        state="succeeded",
+        attempts=3,
+        restarts=2,
+        stops=BOTH,
+    ),
+    Case(
+        name="a loss that no pod replaces leaves fewer ranks",
+        plans=[RUNS_ON, Plan()],
+        acts=[(5.0, vanish(1))],
+        job=script(restarts=1),
+        state="succeeded",
+        attempts=2,
+        restarts=1,
+        stops=("pod-0",),
+        replaces=False,
+    ),
+    Case(
+        name="no pod is left to restart with",
+        plans=[RUNS_ON],
+        acts=[(5.0, vanish(1)), (5.0, vanish(0))],
+        job=script(restarts=1),
+        state="failed",
+        kind="pod",
+        says="it could not go on",
+        stops=("pod-1",),  # it was not known to be gone yet
+        replaces=False,
+    ),
+]
+
+
+def begin(sim: Simulation, acts: Sequence[tuple[float, Act]]) -> Runner:
+    runner = sim.runner()
+    for after_s, act in acts:
+        if after_s < 0:
+            act(sim, runner)
+        else:
+            sim.at(after_s, lambda act=act: act(sim, runner))
+    return runner
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_comes_of_reports_and_wishes(case: Case, tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, case.job, case.plans, replaces=case.replaces)
+    runner = begin(sim, case.acts)
+    state = runner.run()
+    result = read_json(sim.paths.result)
+    assert (state, result["state"]) == (case.state, case.state), result["message"]
+    assert read_json(sim.paths.state)["state"] == case.state
+    fault: Any = result["error"] or {"kind": "", "pod": ""}
+    assert fault["kind"] == case.kind, result["message"]
+    assert not case.blames or fault["pod"] == case.blames
+    assert case.says in result["message"]
+    assert sim.attempts == case.attempts
+    assert len(result.get("restarts") or ()) == case.restarts
+    assert result["left_processes"] == case.left
+    assert {pod for pod, op in sim.asked if op == "stop"} == set(case.stops)
+    assert sim.wrong == []
+    assert [pod.cleared for pod in sim.pods] == [case.state == "succeeded"] * 2 or case.restarts
+
+
+@pytest.mark.parametrize(
+    ("phases", "left", "state", "kind", "says", "asked"),
+    [
+        ((), False, "succeeded", "", "every rank is done", {"prepare", "start"}),
+        (("waiting", "waiting"), False, "succeeded", "", "every rank is done", {"prepare"}),
+        (("running", "running"), False, "succeeded", "", "every rank is done", set()),
+        (("running", "waiting"), False, "succeeded", "", "every rank is done", {"start"}),
+        (("exited", "running"), False, "succeeded", "", "every rank is done", set()),
+        (("exited", "exited"), False, "succeeded", "", "every rank is done", set()),
+        (("running", "killed"), True, "failed", "pod", "when its keeper had died", set()),
+    ],
+)
+def test_a_keeper_takes_over(
+    phases: Sequence[str],
+    left: bool,
+    state: str,
+    kind: str,
+    says: str,
+    asked: set[str],
+    tmp_path: Path,
+) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    given_ranks(sim, phases)
+    before = sim.attempts
+    runner = sim.runner(left=True)
+    if left:  # the peer of the rank that ended with its agent loses it
+        for rank in sim.pods[0].ranks.values():
+            rank.fate = PEER_LOST
+    assert runner.run() == state
+    result: Any = read_json(sim.paths.result)
+    assert (result["error"] or {"kind": ""})["kind"] == kind, result["message"]
+    assert says in (result["message"])
+    ops = {op for _, op in sim.asked}
+    assert asked <= ops
+    if "prepare" not in asked:
+        assert sim.attempts == before, "ranks that are there are not started again"
+    assert sim.wrong == []
+
+
+def given_ranks(sim: Simulation, phases: Sequence[str]) -> None:
+    """Have the pods hold ranks in these phases, as a keeper that died had left them."""
+    if not phases:
+        return
+    sim.begin_attempt()
+    places = [{"rank": n, "pod": pod.pod.name} for n, pod in enumerate(sim.pods)]
+    for pod, phase in zip(sim.pods, phases, strict=True):
+        sim.prepared(pod, {"ranks": places})
+        if phase != "waiting":
+            sim.started(pod)
+        if phase == "exited":
+            for rank in pod.running:
+                rank.end(sim.now, 0)
+        if phase == "killed":
+            for rank in pod.running:
+                rank.end(sim.now, -15, stopped=True)
+            pod.ended_with_agent = True
+
+
+def test_a_keeper_takes_over_a_run_that_was_asked_to_end(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [RUNS_ON])
+    given_ranks(sim, ("running", "running"))
+    write_json(sim.paths.state, {"state": "running", "message": "", "wish": "cancel"})
+    assert sim.runner(left=True).run() == "cancelled"
+    assert {pod for pod, op in sim.asked if op == "stop"} == {"pod-0", "pod-1"}
+    assert not any(pod.running for pod in sim.pods)
+
+
+def test_a_keeper_takes_over_and_a_pod_is_gone(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [RUNS_ON])
+    given_ranks(sim, ("running", "running"))
+    sim.pods[1].vanish()
+    assert sim.runner(left=True).run() == "failed"
+    fault: Any = read_json(sim.paths.result)["error"]
+    assert (fault["kind"], fault["pod"]) == ("pod", "pod-1")
+    assert not sim.pods[0].running, "its peer is ended"
+
+
+def test_a_keeper_takes_over_a_run_whose_pods_were_cleared(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [RUNS_ON])
+    write_json(sim.paths.manifest, {})
+    assert sim.runner(left=True).run() == "failed"
+    assert "how it ended is not known" in str(read_json(sim.paths.result)["message"])
+    assert sim.attempts == 0
+
+
+def test_a_cancel_while_pods_are_replaced_ends_the_run(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(restarts=1), [RUNS_ON])
+    runner = begin(sim, [(5.0, vanish(1))])
+    restore = sim.restore
+
+    def cancelled(lost: Any) -> Any:
+        runner.cancel()
+        return restore(lost)
+
+    sim.restore = cancelled  # type: ignore[method-assign]
+    runner.context = replace(runner.context, restore=cancelled)
+    runner._attempt = runner._new_attempt()
+    assert runner.run() == "cancelled"
+    assert sim.attempts == 1
+    assert not any(pod.running for pod in sim.pods)
+
+
+def test_results_that_cannot_be_fetched_fail_the_run_until_they_are(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script())
+    sim.unreadable = True
+    runner = sim.runner()
+    assert runner.run() == "failed"
+    assert "the results could not be brought back" in str(read_json(sim.paths.result)["message"])
+    assert not any(pod.cleared for pod in sim.pods), "what could not be fetched stays there"
+    sim.unreadable = False
+    assert runner.fetch() == []
+    result = read_json(sim.paths.result)
+    assert (result["state"], result["error"]) == ("succeeded", None)
+
+
+def test_a_folder_that_takes_no_result_has_it_elsewhere(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [Plan(others=Fate(5.0))])
+    runner = begin(sim, [(3.0, lambda sim, _run: sim.paths.result.mkdir())])
+    assert runner.run() == "succeeded"
+    spare = read_json(runner.context.spare or tmp_path)
+    assert spare["state"] == runner.outcome["state"] == "succeeded"
+    assert "could not take the result" in str(spare["message"])
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a fine-tuning run over two pods."""
+    rows = {"kind": "wikisql-mini", "train_rows": 16, "eval_rows": 4}
+    job = FineTune(dataset=rows, technique="zero1", restarts=1)
+    spec = RunSpec(cluster=ClusterSpec(count=2), job=job)
+    return prepare_run(spec, root=tmp_path_factory.mktemp("prepared") / "run").paths.root
+
+
+TRAINS = [
+    (0.5, "start", {"max_steps": 8}),
+    (1.0, "first_step", {}),
+    (2.0, "step", {"step": 2, "max_steps": 8, "loss": 1.0}),
+]
+
+
+@pytest.mark.parametrize("asked_at", [-1.0, 3.0])
+def test_a_trainer_that_is_asked_stops_after_a_step(
+    asked_at: float, prepared: Path, tmp_path: Path
+) -> None:
+    job = FineTune.from_dict(read_json(prepared / "inputs" / "job.json")["job"])  # type: ignore[arg-type]
+    sim = Simulation(tmp_path, job, [Plan(others=Fate(60.0), prints=TRAINS)], template=prepared)
+    runner = begin(sim, [(asked_at, stop)])
+    assert runner.run() == "stopped"
+    assert "stopped after step 3" in str(read_json(sim.paths.result)["message"])
+    assert ("pod-0", "write stop") in sim.asked
+    assert not any(op == "stop" for _, op in sim.asked), "its ranks end by themselves"
+    assert sim.now < 1000.0 + 30.0
+
+
+def test_a_trainer_goes_on_after_a_loss(prepared: Path, tmp_path: Path) -> None:
+    job = FineTune.from_dict(read_json(prepared / "inputs" / "job.json")["job"])  # type: ignore[arg-type]
+    plans = [Plan(others=FOREVER, prints=TRAINS), Plan(prints=TRAINS)]
+    sim = Simulation(tmp_path, job, plans, template=prepared)
+    assert begin(sim, [(5.0, lose_agent(1))]).run() == "succeeded"
+    (restart,) = read_json(sim.paths.result)["restarts"]  # type: ignore[misc]
+    assert (restart["lost_step"], restart["step"], sim.attempts) == (2, 0, 2)
