@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.fakes.runloop import PORT, Fate, Plan, Simulation
 from workbench.base.files import read_json, write_json
@@ -204,6 +207,29 @@ CASES = [
         plans=[Plan(others=Fate(stubborn=True))],
         acts=[(5.0, stop), (6.0, cancel)],
         state="cancelled",
+        stops=BOTH,
+    ),
+    Case(
+        name="a cancel while a pod is silent for some seconds",
+        plans=[RUNS_ON],
+        acts=[(6.0, silence(1)), (10.0, cancel), (14.0, answer(1))],
+        state="cancelled",
+        stops=BOTH,
+    ),
+    Case(
+        name="a rank fails while another pod is silent for some seconds",
+        plans=[Plan(fates={0: replace(FAILED, after_s=8.0)}, others=FOREVER)],
+        acts=[(6.0, silence(1)), (12.0, answer(1))],
+        state="failed",
+        kind="ValueError",
+        blames="pod-0",
+        stops=BOTH,
+    ),
+    Case(
+        name="a script is asked to stop while a pod is silent for some seconds",
+        plans=[RUNS_ON],
+        acts=[(6.0, silence(1)), (10.0, stop), (14.0, answer(1))],
+        state="stopped",
         stops=BOTH,
     ),
     Case(
@@ -506,3 +532,74 @@ def test_a_trainer_goes_on_after_a_loss(prepared: Path, tmp_path: Path) -> None:
     assert begin(sim, [(5.0, lose_agent(1))]).run() == "succeeded"
     (restart,) = read_json(sim.paths.result)["restarts"]  # type: ignore[misc]
     assert (restart["lost_step"], restart["step"], sim.attempts) == (2, 0, 2)
+
+
+FATES = st.one_of(
+    st.builds(Fate, st.floats(0.5, 60.0)),
+    st.builds(lambda after_s: replace(FAILED, after_s=after_s), st.floats(0.5, 60.0)),
+    st.builds(lambda after_s: replace(KILLED, after_s=after_s), st.floats(0.5, 60.0)),
+    st.builds(lambda after_s: replace(PEER_LOST, after_s=after_s), st.floats(0.5, 60.0)),
+    st.builds(Fate, stubborn=st.booleans(), after_s=st.floats(10.0, 300.0)),
+)
+ACTS = st.tuples(
+    st.floats(-1.0, 90.0),
+    st.sampled_from(["silence", "answer", "vanish", "lose_agent", "cancel", "stop"]),
+    st.integers(0, 2),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What pods, ranks and people do, in any order."""
+
+    pods: int
+    restarts: int
+    launcher: str
+    replaces: bool
+    fates: Sequence[Sequence[Fate]]
+    """By attempt and by rank."""
+    launcher_code: int | None
+    acts: Sequence[tuple[float, str, int]]
+
+    def carry_out(self, folder: Path) -> tuple[Simulation, str]:
+        plans = [
+            Plan(fates=dict(enumerate(fates)), launcher_code=self.launcher_code)
+            for fates in self.fates
+        ]
+        job = script(restarts=self.restarts, launcher=self.launcher)
+        sim = Simulation(folder, job, plans, pods=self.pods, replaces=self.replaces)
+        runner = begin(sim, [(after_s, self._act(name, pod)) for after_s, name, pod in self.acts])
+        return sim, runner.run()
+
+    def _act(self, name: str, pod: int) -> Act:
+        if name in ("cancel", "stop"):
+            return {"cancel": cancel, "stop": stop}[name]
+        return lambda sim, _run: getattr(sim.pods[pod % self.pods], name)()
+
+
+SCHEDULES = st.builds(
+    Schedule,
+    pods=st.integers(1, 3),
+    restarts=st.integers(0, 2),
+    launcher=st.sampled_from(["ssh", "ssh", "pdsh", "openmpi"]),
+    replaces=st.booleans(),
+    fates=st.lists(st.lists(FATES, min_size=3, max_size=3), min_size=1, max_size=3),
+    launcher_code=st.sampled_from([None, None, 0, 1, -9]),
+    acts=st.lists(ACTS, max_size=6),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(schedule=SCHEDULES)
+def test_any_schedule_ends_once_and_leaves_nothing(schedule: Schedule) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sim, state = schedule.carry_out(Path(folder))
+        result: Any = read_json(sim.paths.result)
+        assert state in ("succeeded", "failed", "cancelled", "stopped")
+        assert result["state"] == read_json(sim.paths.state)["state"] == state
+        assert sim.wrong == []
+        assert sim.attempts <= 1 + schedule.restarts
+        assert len(result.get("restarts") or ()) <= schedule.restarts
+        left = {pod.pod.name for pod in sim.pods if pod.mood == "answers" and pod.running}
+        assert left == set(), result["message"]
+        assert (state == "failed") is bool(result["error"])

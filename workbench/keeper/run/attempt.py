@@ -93,6 +93,8 @@ class Attempt:
         self._reports = self._around.reports()
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
+        self._unasked: dict[str, tuple[float, bool]] = {}
+        """Pods that could not be asked to end ranks yet, with the grace and whether they are only to be asked."""
         self._stalls = StallGuard(context, self._clock)
         self.begun = self._prepared = False
         self._rejoins = rejoin
@@ -250,6 +252,7 @@ class Attempt:
             return gone
         while True:
             self._take()
+            self._ask_again()
             if first_cause(self.ledger.ranks.values()) is not None:
                 self._settle()
                 return self._blame()
@@ -369,10 +372,27 @@ class Attempt:
             self.ledger.answering(_GIVEN_UP_S)
         ):
             self._take(timeout_s=0.1)
+            if self._ask_again():
+                deadline = self._clock() + _SWEEP_S
 
     def _stop(self, link: AgentLink, grace_s: float = _GRACE_S, *, ask: bool = False) -> None:
+        name = link.pod.name
+        if name in self.ledger.lost:
+            return
+        self._unasked[name] = grace_s, ask
         try:
-            if link.pod.name not in self.ledger.lost:
-                link.call("stop", run=self._context.run_id, grace_s=grace_s, ask=ask)
+            link.call("stop", run=self._context.run_id, grace_s=grace_s, ask=ask)
         except WorkbenchError as error:
             logger.warning("%s", error)
+        else:
+            self._unasked.pop(name, None)
+
+    def _ask_again(self) -> bool:
+        """Ask pods that answer again to end ranks, where they could not be asked; return whether one was."""
+        answering = self.ledger.answering(_UNANSWERED_S) if self._unasked else []
+        late = [link for link in self._context.links if link.pod.name in answering]
+        late = [link for link in late if link.pod.name in self._unasked]
+        for link in late:
+            grace_s, ask = self._unasked[link.pod.name]
+            self._stop(link, grace_s, ask=ask)
+        return bool(late)
