@@ -55,7 +55,6 @@ DOCSTRINGS = {
     "keeper": 106,
     "lab": 95,
     "planner": 95,
-    "pods": 98,
     "results": 94,
     "rundir": 92,
     "worker": 102,
@@ -91,7 +90,6 @@ LEFT_TO_DO = {
     "keeper": 29,
     "lab": 6,
     "planner": 1,
-    "pods": 27,
     "results": 8,
     "rundir": 40,
     "worker": 53,
@@ -197,7 +195,7 @@ def test_docstrings_and_comments_have_no_forbidden_word(room: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_pages_have_no_forbidden_word(page: Path) -> None:
-    assert forbidden([prose(page.read_text(encoding="utf-8"))]) == []
+    assert forbidden([_CODE.sub("", prose(page.read_text(encoding="utf-8")))]) == []
 
 
 def test_messages_have_no_forbidden_word() -> None:

@@ -1,1 +1,1 @@
-"""Where a job runs: pods, their addresses and keys, and one file per place that pods come from."""
+"""Pods: the places where they come from, their addresses and their keys."""

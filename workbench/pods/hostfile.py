@@ -1,7 +1,8 @@
-"""The hostfile: which addresses take part, and how many ranks each carries.
+"""The hostfile: the addresses of a run and the number of ranks per address.
 
-Launchers interpret some names (`-oProxyCommand=…` runs a command, `exec:x` runs locally, `^file` and `n[1-3]` expand),
-so `check_address` holds the one rule for what may stand as an address, and none is passed on unread.
+Launchers interpret some names: `-oProxyCommand=…` runs a command, `exec:x` runs locally, `^file`
+and `n[1-3]` expand. `check_address` is the single rule for addresses, and every address passes the
+check.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from workbench.base.errors import ConfigError
 from workbench.pods.pod import Pod
 
 MAX_SLOTS = 4096
-"""More ranks than this on one host is a typing error."""
+"""Largest number of ranks on a host; a larger number is taken for a typing error."""
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
@@ -59,7 +60,7 @@ def _is_whole(value: object, most: int) -> bool:
 
 
 def check_user(user: str) -> str:
-    """Return the user name unchanged if it is one that needs no quoting anywhere."""
+    """Return the user name unchanged; refuse a name that needs quoting anywhere."""
     if not _USER.fullmatch(user):
         raise ConfigError(
             f"{user[:60]!r} is not a user name; letters, digits and _ . - may stand in one"
@@ -101,7 +102,7 @@ class Hostfile:
 
     @classmethod
     def parse(cls, text: str, source: str = "hostfile") -> Hostfile:
-        """Read DeepSpeed's form (`host slots=N`) or OpenMPI's (also `max_slots`, and a bare host for one slot)."""
+        """Read the form of DeepSpeed (`host slots=N`) or OpenMPI (also `max_slots`, or a bare host)."""
         entries: list[HostEntry] = []
         lines: dict[object, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
@@ -140,7 +141,7 @@ class Hostfile:
 
     @property
     def sha256(self) -> str:
-        """Return the hash of the file's text, so that a launch can tell whether it was edited since."""
+        """Return the hash of the file's text, by which a launch detects edits."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def format(self, form: Literal["deepspeed", "openmpi"] = "deepspeed") -> str:
@@ -173,7 +174,7 @@ def _parse_entry(words: Sequence[str]) -> HostEntry:
 
 
 def _is_host_name(text: str) -> bool:
-    """Whether this is a name by RFC 1123 that no resolver takes for a number (`127.1`, `0x7f000001`)."""
+    """Return whether a name conforms to RFC 1123 and is no number (`127.1`, `0x7f000001`)."""
     labels = text.split(".")
     well_formed = len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
     return well_formed and not _NUMERIC_LABEL.fullmatch(labels[-1])

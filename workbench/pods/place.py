@@ -1,7 +1,7 @@
-"""`Place`: where pods come from. Its abstract methods are all that keeper and client ask of it.
+"""`Place`: the origin of pods. Its abstract methods are all calls of the keeper and the client.
 
-`PlaceOptions` is the part without verbs: a record whose JSON form holds only what is not the
-default. The guide "How to add a place" is in docs/structure.md.
+`PlaceOptions` is the part without methods: a record whose JSON form omits defaults. The guide "Add
+a place" is in docs/structure.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ CoreBinding = Literal["always", "cpuset", "never"]
 
 
 def absolute(path: str) -> str:
-    """Make a path of this machine absolute, as the keeper runs in another folder; an empty one stays."""
+    """Make a path of this machine absolute, as the keeper runs in another folder.
+
+    Keep an empty path.
+    """
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
@@ -46,19 +49,19 @@ class PlaceOptions(Record):
 
 
 class Place(PlaceOptions):
-    """A place where pods come from.
+    """An origin of pods.
 
-    An instance is cheap, holds its options, and starts nothing when made. A subclass must set
-    `kind` and define every abstract method; else the class statement raises a TypeError.
+    An instance is cheap, holds options, and starts nothing when made. A subclass must set `kind`
+    and define every abstract method; else the class statement raises a TypeError.
 
-    The keeper owns one instance and calls it from several threads: `stop` may come while `launch`
-    or `restore` runs. The client makes another instance of the same options, in another process,
-    and calls `remove_left` on it.
+    The keeper owns an instance and calls it from several threads: `stop` may come while `launch` or
+    `restore` runs. The client, another process, makes an instance of the same options and calls
+    `remove_left`.
     """
 
     on_this_machine: ClassVar[bool] = False
-    """Whether the pods run on this machine. They then share its memory and disk, and a restart of
-    the machine ends them. Default: no."""
+    """Whether the pods run on this machine. Pods then share the machine's memory and disk, and end
+    with its restart. Default: no."""
     core_binding: ClassVar[CoreBinding] = "cpuset"
     """When agents bind ranks on CPUs to cores: `always`, where a pod has its machine for itself;
     `never`, where pods share cores; `cpuset`, where the pod has been given cores of its own."""
@@ -78,28 +81,29 @@ class Place(PlaceOptions):
 
     @abstractmethod
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> Sequence[Pod]:
-        """Start pods, wait until each can be reached over SSH, and return them in rank order.
+        """Start pods, wait until all can be reached over SSH, and return the pods in rank order.
 
-        Blocks for at most `context.timeout_s`, apart from pulling an image. Nothing is left where
-        it fails. The names are `pod-0`, `pod-1`, …; the parts of `Pod.root` before the name are
-        equal. Each pod accepts `context.public_key`, and ends by itself once the keeper has been
-        silent for `context.lease_s`. Before it returns, `launch` writes to `context.directory`
-        what `adopt` and `remove_left` need to find the pods again.
+        Blocks for at most `context.timeout_s`, apart from pulling an image. Nothing is left after a
+        failure. The names are `pod-0`, `pod-1`, …; the parts of `Pod.root` before the name are
+        equal. A pod accepts `context.public_key`, and ends by itself after `context.lease_s`
+        without its keeper. `launch` writes to `context.directory` what `adopt` and `remove_left`
+        need to find the pods again.
 
         Raises:
-            ConfigError: The options do not fit this machine or this spec.
+            ConfigError: The options do not fit the machine or the spec.
             BackendError: The platform refused, or pods of this instance are up already.
             PodError: A pod ended during its start, or `stop` was called.
-            PodTimeout: Pods are missing after the time-out; the message names each and why.
+            PodTimeout: Pods are missing after the time-out; the message names every pod and its
+                reason.
         """
 
     @abstractmethod
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
-        """Take over the running pods of a keeper that died, and return them in rank order.
+        """Take over the running pods of a keeper that died, and return the pods in rank order.
 
-        Finds the pods by what `launch` wrote to `context.directory`. From then on this keeper's
-        silence counts for their lease, and `stop` ends them. A pod that has ended meanwhile is
-        returned as failed. Removes nothing where it fails: another keeper may try again.
+        Finds the pods by the notes of `launch` in `context.directory`. From then on, the lease
+        counts from the new keeper, and `stop` ends the pods. A pod that has ended meanwhile is
+        returned as failed. Removes nothing after a failure: another keeper may try again.
 
         Raises:
             WorkbenchError: The pods cannot be found.
@@ -107,9 +111,10 @@ class Place(PlaceOptions):
 
     @abstractmethod
     def refresh(self) -> Sequence[Pod]:
-        """Return the pods as they are now, in rank order; none before `launch` and after `stop`.
+        """Return the current pods in rank order; none before `launch` and after `stop`.
 
-        The keeper calls it every three seconds, so it may not block for more than about one.
+        The keeper calls `refresh` every three seconds. A call should not block for more than a
+        second.
         """
 
     @abstractmethod
@@ -122,25 +127,24 @@ class Place(PlaceOptions):
 
     @abstractmethod
     def stop(self) -> None:
-        """End and remove all that `launch` made, also where `launch` failed half way. Idempotent.
+        """End and remove all that `launch` made, also after a partial failure. Idempotent.
 
-        Blocks for some ten seconds at most. A `launch` or `restore` that is under way in another
-        thread fails soon with a PodError or BackendError. A pod that cannot be reached ends by its
-        lease.
+        Blocks for some ten seconds at most. A `launch` or `restore` in another thread fails soon
+        with a PodError or BackendError. An unreachable pod ends by its lease.
 
         Raises:
-            BackendError: The platform refused; the message says what is left and how to remove it.
+            BackendError: The platform refused; the message names the remains and their removal.
         """
 
     @abstractmethod
     def remove_left(self, directory: Path) -> None:
-        """Remove what a keeper of this cluster directory left on the platform. Idempotent.
+        """Remove the remains of a cluster directory's keeper on the platform. Idempotent.
 
-        The client calls it on an instance that has launched nothing: after a keeper was killed,
-        and again after every close. Does nothing where nothing is left.
+        The client calls the method on an instance without pods: after a keeper was killed, and
+        after every close. Does nothing where nothing is left.
 
         Raises:
-            BackendError: The platform refused; the message says what is left and how to remove it.
+            BackendError: The platform refused; the message names the remains and their removal.
         """
 
     def restore(
@@ -152,8 +156,8 @@ class Place(PlaceOptions):
     ) -> Sequence[Pod]:
         """Replace lost pods, by name, and return all pods in rank order.
 
-        A pod that cannot be replaced is returned as failed, with the reason in its message; the
-        run then continues without it or fails. Default: no pod is replaced.
+        A pod without a replacement is returned as failed, with the reason in its message. The run
+        then continues without the pod or fails. Default: no pod is replaced.
 
         Raises:
             WorkbenchError: No pod could be replaced.

@@ -1,6 +1,6 @@
-"""`Pod`, a snapshot of one worker, and `LaunchContext`.
+"""`Pod`, a snapshot of a worker, and `LaunchContext`.
 
-This module does without pydantic: a guardian then starts in half the time.
+The module avoids pydantic, so a guardian starts in half the time.
 """
 
 from __future__ import annotations
@@ -50,30 +50,31 @@ class Pod:
     """Its name within the cluster: `pod-0`, `pod-1`, …"""
     phase: Phase = Phase.PENDING
     address: str = ""
-    """IP address or host name by which the pods call each other; empty until known."""
+    """IP address or host name for the other pods; empty until known."""
     ssh_port: int = 22
-    """Port that reaches its SSH daemon from this machine."""
+    """Port of the SSH daemon, as seen from this machine."""
     ssh_address: str = ""
-    """Address that reaches its SSH daemon from this machine, such as that of a port-forward; empty: `address`."""
+    """Address of the SSH daemon from this machine, such as a port-forward's. Empty: `address`."""
     user: str = ""
     key: str = ""
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
     jump: Jump | None = None
     """The host to go through; None: straight."""
     connect_timeout_s: float = 5.0
-    """Seconds that each step of a new connection to it may take; where that is less, the login still has ten."""
+    """Time limit per step of a new connection, in seconds. A login has at least ten seconds."""
     slots: int = 1
-    """Ranks that it carries."""
+    """Number of ranks."""
     host_key: str = ""
     """Its SSH host key, `ssh-ed25519 AAAA…`; empty until known."""
     root: str = ""
-    """The folder on the pod that is this cluster's own, `…/<pod name>`; the part before the name is the same on all."""
+    """The cluster's own folder on the pod, `…/<pod name>`. The part before the name is equal on all
+    pods."""
     python: str = ""
     """The Python on the pod that has torch and DeepSpeed installed."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions on the pod, by package: python, torch, deepspeed, transformers, workbench, …"""
     message: str = ""
-    """Why it is in this phase, in the platform's words; for people."""
+    """Reason for the phase in the platform's words, for people."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; `from_dict` reads it back."""
@@ -89,7 +90,7 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchContext:
-    """What the keeper hands a backend: where the cluster lives and the key that pods must accept."""
+    """Data from the keeper for a place: the cluster's directory and the key for its pods."""
 
     cluster_id: str
     directory: Path
@@ -100,7 +101,8 @@ class LaunchContext:
     report: Callable[[str], None] = lambda _line: None
     """Takes one line of progress for people ("2 of 3 pods are up")."""
     arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None
-    """Takes the pods that are up by now, as far as the place tells, before the next line of progress; one that has no
-    address yet is still awaited, for the reason in its message."""
+    """Receives the running pods before the next line of progress. A pod without an address is still
+    awaited; its message holds the reason."""
     warm: bool = False
-    """Whether the pods' agents will keep a process with torch imported; pods of one machine can share the import."""
+    """Whether the pods' agents will keep a process with torch imported; pods of one machine can
+    share the import."""

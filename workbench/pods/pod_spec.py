@@ -1,4 +1,4 @@
-"""`PodSpec`: what one worker needs."""
+"""`PodSpec`: the resources of a worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Requirement = Annotated[str, AfterValidator(_requirement)]
 
 
 class PodSpec(Record):
-    """What one worker needs. All pods of a cluster are alike."""
+    """Resources of a worker. All pods of a cluster are alike."""
 
     label: ClassVar[str] = "pods"
 
@@ -34,7 +34,7 @@ class PodSpec(Record):
     memory_gib: Annotated[Positive, Unit("GiB")] | None = None
     """Memory in GiB; None leaves it to the place. Default None."""
     gpus: Count = 0
-    """GPUs; each becomes one slot. Without any, the pod has one slot. Default 0."""
+    """Number of GPUs; every GPU is a slot. A pod without GPUs has one slot. Default 0."""
     image: str | None = None
     """Container image, where the place runs containers. Default None: the place's own."""
     env: Environment = Field(default_factory=dict, repr=False)
@@ -42,9 +42,9 @@ class PodSpec(Record):
     pip: Annotated[
         Sequence[_Requirement], AfterValidator(tuple), Allowed("a list such as ['evaluate>=0.4']")
     ] = ()
-    """Packages that each pod gets, by its own pip, as the cluster starts: names with versions, addresses, or paths on
-    the pod. They lie in a folder of the cluster, behind the pod's own on the import path; what a pod has of its own
-    stays as it is. Default none."""
+    """Packages to install on the pods by pip at the cluster's start: names with versions,
+    addresses, or paths on the pod. The packages lie in a folder of the cluster, behind the pod's
+    own packages on the import path. The pod's own packages stay unchanged. Default none."""
 
     @property
     def slots(self) -> int:

@@ -1,4 +1,7 @@
-"""Cloudera ML's `cml.workers_v1`, its refusals made into our errors. The module exists only inside a session there."""
+"""Cloudera ML's `cml.workers_v1`, its refusals made into our errors.
+
+The module exists only inside a session there.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +51,12 @@ class WorkersApi:
 
 
 def has_ended(worker: Mapping[str, object]) -> bool:
-    """Whether the platform says of a worker that it will never run again."""
+    """Return whether a worker has ended, according to the platform."""
     return str(worker.get("status", "")).lower() in _ENDED
 
 
 def words_of(worker: Mapping[str, object]) -> str:
-    """Return what the platform tells of a worker, but for what may be secret.
+    """Return the platform's description of a worker, without fields that may be secret.
 
     Example:
         >>> words_of({"id": 7, "status": "failed", "reason": "no such image", "env": {"TOKEN": "x"}})
@@ -68,12 +71,12 @@ def words_of(worker: Mapping[str, object]) -> str:
 
 
 def worker_ids(ids: Mapping[str, object]) -> list[object]:
-    """Return the platform's ids of the workers, which this session is none of."""
+    """Return the platform's ids of the workers, without pod 0 where the session is pod 0."""
     return [worker for worker in ids.values() if not isinstance(worker, Mapping)]
 
 
 def own_process(ids: Mapping[str, object]) -> Process | None:
-    """Return the process of the pod that this session is; None where it is none."""
+    """Return the process of pod 0 where the session is pod 0; else None."""
     match ids.get("pod-0"):
         case {"pid": int(pid), "start_time": int(start_time)}:
             return Process(pid=pid, start_time=start_time)

@@ -1,4 +1,7 @@
-"""`CMLPods`: workers of a Cloudera ML session, each told what to be by a private file in the folder that all share."""
+"""`CMLPods`: workers of a Cloudera ML session. Each reads its configuration from a private file.
+
+The file lies in the project folder, which the session and all workers share.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _check_arguments(options: Mapping[str, object]) -> Mapping[str, object]:
 
 
 class CMLPods(Place):
-    """Pods that are workers of this Cloudera ML session."""
+    """Workers of the current Cloudera ML session as pods."""
 
     model_config = ConfigDict(populate_by_name=True)
     label: ClassVar[str] = "CMLPods"
@@ -70,13 +73,14 @@ class CMLPods(Place):
     nvidia_gpu: Count | None = None
     """GPUs. Default: what the `PodSpec` says."""
     port: Port = 2222
-    """Port of the workers' SSH daemons; a free one is taken where something else holds it."""
+    """Port of the workers' SSH daemons. If the port is taken, a free one is used. Default 2222."""
     project: str = "/home/cdsw"
     """The project's folder, which session and workers share."""
     root: Annotated[str, AfterValidator(_check_root)] = "/tmp"
-    """The folder on the workers, not shared, below which each pod has its own."""
+    """Folder on the workers for the pods' own folders. It must not be shared. Default `/tmp`."""
     session: bool = False
-    """Whether this session is pod 0 itself, with its own GPUs, so that one worker less is launched. Default false."""
+    """Whether the session itself is pod 0, with its own GPUs. One worker less is then launched.
+    Default false."""
     arguments: Annotated[Mapping[str, object], AfterValidator(_check_arguments)] = Field(
         default_factory=dict, alias="options"
     )
@@ -93,7 +97,7 @@ class CMLPods(Place):
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Launch one worker for each pod and wait until all have reported; see `Place.launch`."""
+        """Launch one worker per pod and wait until all have reported; see `Place.launch`."""
         if self._ids:
             raise BackendError(
                 f"these workers are launched already ({len(self._ids)}); stop them first"
@@ -155,7 +159,7 @@ class CMLPods(Place):
         return self._placed(came)
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Launch workers in the place of lost ones, which are stopped if they still run; see `Place.restore`."""
+        """Stop lost workers that still run and launch replacements; see `Place.restore`."""
         names, self._failed = sorted(lost), []
         with contextlib.suppress(BackendError):
             self._end({name: self._ids[name] for name in names})
@@ -187,7 +191,7 @@ class CMLPods(Place):
         return set(self._ids)
 
     def refresh(self) -> list[Pod]:
-        """Ask the platform; a worker that it no longer runs has failed."""
+        """Ask the platform for the workers; a worker that is no longer listed has failed."""
         if self._pods:
             listed = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
             own = own_process(self._ids)
@@ -210,7 +214,10 @@ class CMLPods(Place):
         return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
-        """Stop the workers that `launch` started and no others; one that the platform keeps ends by its lease."""
+        """Stop the workers of `launch` and no others.
+
+        A worker that cannot be stopped ends by its lease.
+        """
         with self._starting:
             self._stopped = True
         for file in self._files:
@@ -229,7 +236,7 @@ class CMLPods(Place):
             self._api.call("stop_workers", *workers)
 
     def remove_left(self, directory: Path) -> None:
-        """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory."""
+        """Stop the workers of a dead keeper, by the ids noted in the cluster's directory."""
         if self._recall(directory):
             self.stop()
 
@@ -245,7 +252,7 @@ class CMLPods(Place):
             )
 
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
-        """Ask for one worker, so that each has a name of ours."""
+        """Ask for a single worker, so that every worker has a name of ours."""
         file = Path(config.log).with_suffix(".json")
         words = ("-m", entries.CML_WORKER, str(file))
         asked = {
@@ -310,7 +317,7 @@ class CMLPods(Place):
         return f"{who}, last log line: {line}"
 
     def _placed(self, came: Sequence[Pod]) -> list[Pod]:
-        """Compare what workers say of their address with what the platform says; it need not say anything."""
+        """Compare the workers' own addresses with the platform's, where the platform names any."""
         addresses = {
             str(worker.get("id")): str(worker.get("ip_address") or "")
             for worker in self._api.call("list_workers")

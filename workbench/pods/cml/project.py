@@ -1,4 +1,6 @@
-"""`CMLProject`: jobs without a notebook, and applications that outlive the session, by Cloudera ML's API v2.
+"""`CMLProject`: jobs without a notebook, and applications, by Cloudera ML's API v2.
+
+Applications outlive the session.
 
 Fields and paths: https://docs.cloudera.com/machine-learning/cloud/rest-api-reference/index.html
 """
@@ -23,7 +25,7 @@ from workbench.base.record import Allowed, PathText, Record
 from workbench.pods.place import absolute
 
 KEY = "CDSW_APIV2_KEY"
-"""The variable that holds the API key; sessions have it."""
+"""Name of the variable with the API key; sessions have the variable."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,40}[A-Za-z0-9])?")
 _TIMEOUT_S = 30.0
@@ -59,9 +61,9 @@ def _check_address(url: str) -> str:
 
 
 class CMLProject(Record):
-    """A Cloudera ML project, whose jobs and applications are made by the platform's API v2.
+    """A Cloudera ML project: makes jobs and applications through API v2 of the platform.
 
-    The API key is taken from the variable CDSW_APIV2_KEY, which sessions have, and stands nowhere else.
+    The API key is read from the variable CDSW_APIV2_KEY, which sessions have, and stored nowhere.
     """
 
     label: ClassVar[str] = "CMLProject"
@@ -69,7 +71,7 @@ class CMLProject(Record):
     runtime: Annotated[
         str, Field(min_length=1), Allowed("the image's name with its tag, as the catalog shows it")
     ]
-    """Identifier of the runtime that jobs and applications have: its image, as the Runtime Catalog shows it."""
+    """Identifier of the runtime of jobs and applications: its image, as in the Runtime Catalog."""
     url: Annotated[str, AfterValidator(_check_address)] = ""
     """Address of the workbench. Default: the session's own, by CDSW_API_URL or CDSW_DOMAIN."""
     project: str = ""
@@ -89,20 +91,23 @@ class CMLProject(Record):
         timeout_s: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> CMLJob:
-        """Make a job that carries out a `SPEC.json` without a notebook, as `workbench run` does, and start it.
+        """Make and start a job that runs a `SPEC.json` without a notebook, as `workbench run` does.
 
         Args:
             spec: The specification, a file in the project's folder.
-            name: The job's name, which the platform shows.
-            out: Run directory to be made, in the project's folder. Default: beside the specification, with the name.
-            cpu: Processor cores of the job's own engine; workers have what the specification says.
-            memory_gib: Its memory in GiB.
-            nvidia_gpu: Its GPUs, for `LocalPods` or `CMLPods(session=True)`.
-            timeout_s: Seconds after which the platform ends it. Default None: the site's.
+            name: The job's name on the platform.
+            out: Run directory to be made, in the project's folder. Default: beside the
+                specification, with the name.
+            cpu: Processor cores of the job's own engine; workers have the specification's.
+            memory_gib: Memory of the engine in GiB.
+            nvidia_gpu: GPUs of the engine, for `LocalPods` or `CMLPods(session=True)`.
+            timeout_s: Seconds after which the platform ends the job. Default None: the site's
+                limit.
             env: More variables of the job. Default none.
 
         Raises:
-            ConfigError: The file is not there, is no specification, or lies outside the project; no session's key.
+            ConfigError: The file is missing, is no specification, or lies outside the project; or
+                there is no API key.
             BackendError: The platform refuses.
         """
         _check_name(name)
@@ -133,17 +138,21 @@ class CMLProject(Record):
         cpu: float = 1,
         memory_gib: float = 4,
     ) -> CMLApplication:
-        """Make an application that shows TensorBoard of a folder, such as a run directory; it outlives the session.
+        """Make an application that shows TensorBoard of a folder.
+
+        The application outlives the session.
 
         Args:
-            folder: What TensorBoard reads, in the project's folder: a run directory, or one of many.
+            folder: Folder in the project for TensorBoard: a run directory, or a folder of run
+                directories.
             name: The application's name.
-            subdomain: First part of its address, which nobody else may have. Default: the name with the project's id.
-            cpu: Its processor cores.
-            memory_gib: Its memory in GiB.
+            subdomain: First part of the application's address, unique on the site. Default: the
+                name with the project's id.
+            cpu: Processor cores of the application.
+            memory_gib: Memory of the application in GiB.
 
         Raises:
-            ConfigError: The folder is not there or outside the project; no session's key.
+            ConfigError: The folder is missing or outside the project; or there is no API key.
             BackendError: The platform refuses.
         """
         _check_name(name)
@@ -191,7 +200,7 @@ class CMLProject(Record):
         return whole
 
     def _script(self, name: str, argv: Sequence[str], more: str = "") -> str:
-        """Write what the platform runs, as it takes a file of the project alone; return its path there."""
+        """Write the platform's start script, a file of the project, and return its path there."""
         file = Path(self.folder, ".workbench", f"{name}.py")
         file.parent.mkdir(mode=0o700, exist_ok=True)
         write_text(file, _SCRIPT.format(argv=list(argv), more=more, folder=self.folder))
@@ -249,7 +258,7 @@ class CMLProject(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CMLJob:
-    """A job of a project and the one run of it that was started."""
+    """A job of a project and its started run."""
 
     project: CMLProject = field(repr=False)
     id: str
@@ -257,11 +266,14 @@ class CMLJob:
     """Id of its run."""
     name: str
     path: Path
-    """The run directory, which `Run.load` reads once it is there."""
+    """The run directory. `Run.load` reads the directory once the job has made it."""
 
     @property
     def status(self) -> str:
-        """The platform's word for the run, such as ENGINE_RUNNING; asked anew each time."""
+        """State of the run in the platform's words, such as ENGINE_RUNNING.
+
+        Every read asks the platform.
+        """
         return str(
             self.project._ask("GET", f"/jobs/{self.id}/runs/{self.run}").get(
                 "status", "ENGINE_UNKNOWN"
@@ -269,10 +281,10 @@ class CMLJob:
         )
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Wait until the run has ended and return the platform's word for how.
+        """Wait until the run has ended and return the final state in the platform's words.
 
         Raises:
-            PodTimeout: It has not ended in that time.
+            PodTimeout: The run has not ended in time.
         """
         return _await(lambda: self.status, _RUN_ENDED, timeout_s, f"job {self.name}")
 
@@ -297,7 +309,10 @@ class CMLApplication:
 
     @property
     def status(self) -> str:
-        """The platform's word for it, such as APPLICATION_RUNNING; asked anew each time."""
+        """State of the application in the platform's words, such as APPLICATION_RUNNING.
+
+        Every read asks.
+        """
         return str(
             self.project._ask("GET", f"/applications/{self.id}").get(
                 "status", "APPLICATION_UNKNOWN"
@@ -305,10 +320,10 @@ class CMLApplication:
         )
 
     def wait(self, timeout_s: float | None = 300) -> str:
-        """Wait until it runs or will not; return the platform's word.
+        """Wait until the application runs or has failed; return the state in the platform's words.
 
         Raises:
-            PodTimeout: Neither is so in that time.
+            PodTimeout: The application still starts when the time is over.
         """
         return _await(lambda: self.status, _APP_ENDED, timeout_s, f"application {self.name}")
 

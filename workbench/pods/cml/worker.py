@@ -1,4 +1,4 @@
-"""What a Cloudera ML worker runs: it holds the pod's guardian until that ends or nobody was logged in for the lease."""
+"""The program of a Cloudera ML worker: run the pod's guardian until the pod or its lease ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PORTS_TRIED = 5  # another process may take a port between the look and the dae
 
 
 def main(path: Path) -> int:
-    """Be the pod's guardian until the pod ends or nobody wants it any more; return the exit code."""
+    """Run the pod's guardian until the pod ends or is no longer wanted; return the exit code."""
     signal.signal(signal.SIGTERM, stop)
     config = WorkerConfig.from_line(path.read_bytes())
     root = Path(config.root)

@@ -1,4 +1,7 @@
-"""The doctor: looks at every pod at once over OpenSSH, past keeper and agents, and changes nothing there."""
+"""The doctor: examines all pods in parallel over OpenSSH, without keeper and agents.
+
+The doctor changes nothing on a pod.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,17 @@ class HostReport:
     pod: str
     address: str
     findings: tuple[Finding, ...]
-    """One a check, in the order of `CHECKS`; a check that does not apply (memory of no GPU) is left out."""
+    """Findings in the order of `CHECKS`. A check that does not apply is left out, such as memory of
+    no GPU."""
     interface: str = ""
     gpu_gib: float | None = None
     """GiB of its smallest GPU; None where none was found."""
     memory_limit_gib: float | None = None
-    """GiB of memory that its processes may have together; None where it is not known."""
+    """Limit on the memory of all processes of the pod, in GiB. None: unknown."""
 
     @property
     def reached(self) -> bool:
-        """Whether somebody could look around there."""
+        """Whether the examination ran on the pod."""
         return self.findings[0].verdict is Verdict.GOOD
 
     @property
@@ -50,7 +54,7 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis(Shown):
-    """What the doctor found on every host, and between them."""
+    """Findings of the doctor on every host, and between the hosts."""
 
     hosts: tuple[HostReport, ...]
     exchange: Exchange | None = None
@@ -66,7 +70,7 @@ class Diagnosis(Shown):
 
     @property
     def problems(self) -> list[tuple[HostReport, Finding]]:
-        """Return what is bad and what deserves a look, host by host."""
+        """Return failures and warnings, host by host."""
         wrong = (Verdict.BAD, Verdict.WARNING)
         return [
             (host, finding)
@@ -82,7 +86,10 @@ class Diagnosis(Shown):
 def examine_pods(
     pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec
 ) -> tuple[HostReport, ...]:
-    """Look at all pods at once; one that is silent is given up five seconds after the last answer of another."""
+    """Examine all pods in parallel.
+
+    Give up a silent pod five seconds after the last answer of another.
+    """
     here, answered_s = installed_versions(), 0.0
 
     def examine(pod: Pod) -> HostReport:
@@ -115,7 +122,7 @@ def judge_result(
     here: Mapping[str, str],
     pinned: Sequence[str] = (),
 ) -> HostReport:
-    """Judge what came of the command that looks around on a pod. Pure."""
+    """Turn the result of the examination command on a pod into findings. Pure."""
     facts = find_facts(seen.out)
     if facts is None:
         findings = [*_unreached(seen, pod, pinned)]
@@ -137,7 +144,7 @@ def judge_result(
 
 
 def _skew(there_s: float, began_s: float, ended_s: float) -> float:
-    """Return the seconds by which a clock is certainly off: its reading lay between two of ours if it agrees."""
+    """Return the least error of a clock in seconds, from readings of our clock before and after."""
     return max(0.0, there_s - ended_s) - max(0.0, began_s - there_s)
 
 

@@ -1,4 +1,7 @@
-"""How fast the pods speak to each other, how they slow each other down: one process a pod, ending with its stdin."""
+"""Speed of collectives between pods, and slowdown of a pod by the others, with one process per pod.
+
+The processes end with their stdin.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +26,28 @@ _END_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """What was measured between the pods, one process on each."""
+    """Measurements between the pods, with one process per pod."""
 
     pods: int
     backend: str = ""
-    """nccl or gloo; empty where it did not come to that."""
+    """nccl or gloo; empty if no measurement was made."""
     latency_s: float | None = None
     """Median seconds of an all-reduce of four bytes."""
     sizes: tuple[tuple[int, float], ...] = ()
-    """Median seconds of an all-reduce by its size in bytes, the sizes growing; none beyond one that took 0.5 s."""
+    """Pairs of size in bytes and median seconds of an all-reduce, in growing size. The first size
+    above 0.5 s is the last."""
     slowdowns: tuple[tuple[int, float], ...] = ()
-    """How many times longer a pod takes to compute while so many pods do: 1 but where pods share a processor."""
+    """How many times longer a pod takes to compute while so many pods do: 1 but where pods share a
+    processor."""
     meeting_s: float | None = None
-    """Mean seconds of an all-reduce of four bytes between computations of some milliseconds, which end unevenly where
-    pods share a processor."""
+    """Mean seconds of an all-reduce of four bytes between computations of some milliseconds, which
+    end unevenly where pods share a processor."""
     waited_s: float | None = None
     """The same after computations of some 40 milliseconds."""
     problem: str = ""
 
     def slowdown(self, pods: int) -> float:
-        """Return that of any number of pods, on the line between those measured.
+        """Return the slowdown for a number of pods, interpolated between measured numbers.
 
         Example:
             >>> Exchange(pods=4, slowdowns=((2, 1.0), (4, 2.0))).slowdown(3)
@@ -54,7 +59,7 @@ class Exchange:
         return max(1.0, high if few == many else low + (high - low) * (pods - few) / (many - few))
 
     def meet_s(self, pods: int) -> float:
-        """Return the seconds of the least all-reduce of ranks that compute: above the latency where they slow down.
+        """Return the seconds of the smallest all-reduce of busy ranks, at least the latency.
 
         Example:
             >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), meeting_s=0.005).meet_s(2)
@@ -64,7 +69,9 @@ class Exchange:
         return idle_s + max(0.0, (self.meeting_s or 0.0) - idle_s) * self._unevenness(pods)
 
     def wait_s(self, pods: int) -> float:
-        """Return the seconds that a rank waits for the others at the end of a step: none where they do not slow down.
+        """Return the seconds that a rank waits for the others at the end of a step.
+
+        0 without slowdown.
 
         Example:
             >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), waited_s=0.005).wait_s(2)
@@ -77,10 +84,10 @@ class Exchange:
         return (self.slowdown(pods) - 1) / most if most else 1.0
 
     def all_reduce_s(self, size: float, ranks: int) -> float:
-        """Return the seconds of an all-reduce of so many bytes among so many ranks, by what was measured.
+        """Return the seconds of an all-reduce of a number of bytes among a number of ranks.
 
-        Between the sizes measured it is on a line, beyond the largest as fast a byte as that. Of other numbers of ranks
-        the link is taken to carry as many bytes a second.
+        Between measured sizes the time is interpolated. Beyond the largest size, the time per byte
+        stays constant. For other numbers of ranks, the bandwidth of the link stays constant.
 
         Example:
             >>> Exchange(pods=2, latency_s=0.001, sizes=((1_000_000, 0.011),)).all_reduce_s(2_000_000, 2)
@@ -97,7 +104,10 @@ class Exchange:
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
-        """Return the bus bandwidth of the largest all-reduce, in 10^9 bytes per second; see `bus_bytes_per_s`."""
+        """Return the bus bandwidth of the largest all-reduce, in 10^9 bytes per second.
+
+        See `bus_bytes_per_s`.
+        """
         return bus_bytes_per_s(*self.sizes[-1], self.pods) / 1e9 if self.sizes else None
 
 

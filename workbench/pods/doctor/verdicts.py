@@ -1,4 +1,7 @@
-"""Judge what was found on a pod: how each check stands, and for what is wrong the thing to do. Pure."""
+"""Judge the facts of a pod: the state of every check, and the remedy for every failed check.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class GpuMemory(BaseModel):
 
 
 class CompileLock(BaseModel):
-    """A lock file of an op that is compiled when it is first used."""
+    """A lock file of an op that is compiled on first use."""
 
     path: str
     age_s: float
@@ -33,7 +36,10 @@ class CompileLock(BaseModel):
 
 
 class PodFacts(BaseModel):
-    """What a pod tells of itself; what a pod of an older version does not know is left at its default."""
+    """Facts that a pod reports about itself.
+
+    Facts unknown to a pod of an older version keep their default.
+    """
 
     time_s: float
     """The pod's clock, in seconds since the epoch."""
@@ -42,7 +48,7 @@ class PodFacts(BaseModel):
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
     memory_gib: float | None = None
-    """Memory that is free on its machine, whatever the pod's own limit."""
+    """Free memory of the pod's machine in GiB, regardless of the pod's own limit."""
     memory_limit_gib: float | None = None
     """The limit of its cgroup, or all that the machine has, whichever is less."""
     disk: DiskSpace | None = None
@@ -51,7 +57,10 @@ class PodFacts(BaseModel):
 
 
 def find_facts(output: str) -> PodFacts | None:
-    """Find the facts in what a command printed; a login shell may print words of its own before them."""
+    """Extract the facts from the output of a command.
+
+    A login shell may print lines before the facts.
+    """
     for line in reversed(output.splitlines()):
         try:
             return PodFacts.model_validate_json(line)
@@ -76,7 +85,7 @@ CHECKS = (
     "/dev/shm",
     "compiled ops",
 )
-"""In the order in which they are shown."""
+"""Names of the checks in display order."""
 MEMORY_OF_JOB = "the job's memory"
 
 _SKEW_S = 1.0

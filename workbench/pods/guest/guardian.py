@@ -1,11 +1,12 @@
-"""The process that is one local pod: its SSH daemon runs under it, and nothing that is started there outlives it.
+"""The process of a local pod. The pod's SSH daemon runs below it, and all processes end with it.
 
-Its configuration is one JSON line on stdin, its stderr the pod's log; every process of the pod is its to reap.
+The configuration is a JSON line on stdin. The process's stderr is the pod's log. The process reaps
+every process of the pod.
 
-- SIGTERM: TERM to all of them, KILL after two seconds, then it exits.
-- Its stdin ends, so the keeper is dead: the same once nobody has been logged in for the lease; a new keeper is. That
-  one may come just then: whoever makes the link `heir` first, it or this process, is right.
-- It is killed itself: the kernel kills its SSH daemon; the agents end by their own lease.
+- On SIGTERM, the guardian sends TERM to all processes, KILL after two seconds, and exits.
+- On the end of stdin, the keeper is dead. The guardian exits as above once no session was open for
+  the lease. A new keeper may take over: the first process to make the link `heir` decides.
+- If the guardian is killed, the kernel kills the SSH daemon, and the agents end by their own lease.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from workbench.pods.rendezvous.report import register
 PORT_IN_USE = 98
 
 NOTE = "guardian.json"
-"""The file, in the pod's folder, by which another keeper finds this process."""
+"""Name of the file in the pod's folder by which another keeper finds the guardian."""
 
 _HEIR, _NOBODY = "heir", "nobody"
 _GRACE_S = 2.0
@@ -52,7 +53,7 @@ _SSHD_START_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
-    """What a worker reads from stdin. Holds the token: never print it."""
+    """Configuration of a worker, read from stdin. Holds the token: never print it."""
 
     name: str
     address: str
@@ -70,7 +71,7 @@ class WorkerConfig:
     """The cluster's secret in hexadecimal."""
     allowed_from: str = "127.0.0.0/8"
     versions: Mapping[str, str] = field(default_factory=dict)
-    """What is installed, where the keeper knows it: a look takes 3 MiB for as long as the pod lives."""
+    """Installed versions, if the keeper knows them. Asking costs 3 MiB for the life of the pod."""
 
     def __repr__(self) -> str:
         return f"WorkerConfig({self.name} at {self.address}:{self.port})"
@@ -89,7 +90,7 @@ class _PortInUse(Exception):
 
 
 def taken_over(root: Path) -> bool:
-    """Have a pod outlive its lease for another keeper; False where that has ended, and the pod with it."""
+    """Keep a pod alive beyond its lease for another keeper; False if the pod has ended already."""
     try:
         (root / _HEIR).symlink_to("keeper")
     except OSError:
@@ -230,7 +231,7 @@ def _end(config: WorkerConfig) -> None:
         reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # then nobody is below it either, for it adopts orphans
+        except ChildProcessError:  # no process is below this one, which adopts orphans
             return []
         return live_descendants(os.getpid())
 

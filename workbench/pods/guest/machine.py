@@ -1,7 +1,7 @@
-"""What of this machine a pod may have: loopback addresses, ports, GPUs, and memory up to a limit.
+"""Resources of this machine for a pod: loopback addresses, ports, GPUs, and memory up to a limit.
 
-The limit is a memory cgroup, version 1 or 2, that all it starts stays in. Where it would be passed the kernel ends one
-of the group, a rank first: the agents ask for that order.
+The limit is a memory cgroup, version 1 or 2, around all processes of a pod. When the group reaches
+the limit, the kernel ends a process of the group, ranks first: the agents ask for this order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def loopback_addresses(count: int) -> list[str]:
 
 
 def free_port(addresses: Sequence[str]) -> int:
-    """Pick a port that is free on all these addresses. Another process may take it before it is used."""
+    """Pick a port that is free on all addresses.
+
+    Another process may take the port before its use.
+    """
     for port in random.sample(_PORTS, 200):
         if all(_is_free(address, port) for address in addresses):
             return port
@@ -50,7 +53,7 @@ def free_port(addresses: Sequence[str]) -> int:
 
 
 def check_free(addresses: Sequence[str], port: int) -> None:
-    """Refuse a port that is taken on one of these addresses."""
+    """Refuse a port that is taken on any of the addresses."""
     for address in addresses:
         if not _is_free(address, port):
             raise ConfigError(
@@ -59,7 +62,7 @@ def check_free(addresses: Sequence[str], port: int) -> None:
 
 
 def port_holder(address: str, port: int) -> int | None:
-    """Return the pid of the process that listens there, None if nobody does or it may not be seen (Linux only)."""
+    """Return the pid of the listening process; None if there is none or it is hidden (Linux)."""
     inodes = set(_listening_inodes(address, port))
     for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
         with contextlib.suppress(OSError):
@@ -90,7 +93,7 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def _listening_inodes(address: str, port: int) -> Iterator[str]:
-    """Walk over the sockets that listen on the port at this address or at all, as /proc/PID/fd names them."""
+    """Yield sockets that listen on the port, at the address or at all, as in /proc/PID/fd."""
     packed = socket.inet_aton(address)
     wanted = {
         f"{struct.unpack('=I', packed)[0]:08X}:{port:04X}",
@@ -116,7 +119,7 @@ def _by_whom(address: str, port: int) -> str:
 
 
 def visible_gpus(count: int) -> list[str]:
-    """Return the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the first visible GPUs, in the form of CUDA_VISIBLE_DEVICES."""
     if count == 0:
         return []
     gpus = gpu_names()
@@ -128,7 +131,7 @@ def visible_gpus(count: int) -> list[str]:
 
 
 def can_limit_memory() -> bool:
-    """Whether this user may limit the memory of pods on this machine; tries it."""
+    """Return whether this user may limit the memory of pods on this machine, by a trial."""
     limit = MemoryLimit.make(f"try-{os.getpid()}", 1.0)
     if limit is None:
         return False
@@ -160,7 +163,7 @@ class MemoryLimit:
         return None
 
     def take(self, pid: int) -> None:
-        """Put a process, and all that it starts from now on, under the limit."""
+        """Put a process and its future children under the limit."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> None:
@@ -174,7 +177,7 @@ class MemoryLimit:
 
 
 def _parents() -> Iterator[tuple[Path, int]]:
-    """Return the groups, with their versions, in which we may perhaps make one: our own, then the root that we see."""
+    """Yield the groups to try, with their versions: our own group, then the visible root."""
     paths = control_groups()
     if "memory" in paths:
         yield from (

@@ -1,7 +1,8 @@
-"""The first process of a Kubernetes pod: it runs the pod's SSH daemon, says who the pod is, and ends the pod.
+"""The first process of a Kubernetes pod: runs the SSH daemon, reports the pod, and ends the pod.
 
-Its text travels in a Secret and runs under the image's Python, so it needs the standard library alone. It ends, and
-the pod with it, on SIGTERM, with its SSH daemon, or when nobody (the keeper always is) was logged in for the lease.
+The program travels in a Secret and runs under the image's Python, so only the standard library is
+used. The pod ends on SIGTERM, with its SSH daemon, or when no login was open for the lease. The
+keeper is always logged in.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 REPORT = "@pod "
-"""Begins the one line of the pod's log that says who it is."""
+"""Prefix of the line with the pod's report in its log."""
 ACCOUNT = "--account"
-"""Has it write the accounts of the pod, by which its user id has a name, and end."""
+"""Option to write the pod's accounts, which name its user id, and exit."""
 
 SSHD_OPTIONS = """\
 PidFile none
@@ -53,7 +54,7 @@ MaxSessions 100
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
 """
-"""What every daemon of ours is told, wherever it runs: this key or nothing, and no way through it to elsewhere."""
+"""Options of every SSH daemon of ours: only our key may log in, and nothing is forwarded."""
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 _HIDDEN = re.compile(
@@ -64,7 +65,7 @@ _ACCOUNT_NAME = "pod"
 _LISTEN_S = 10.0
 _LOOK_S = 1.0
 LATE_S = 5.0
-"""A look that comes so much later than the one before: the machine slept, or its processes were frozen."""
+"""Delay of a check, in seconds, from which the machine is taken to have slept or been frozen."""
 
 
 class Stop(BaseException):
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_accounts(path: Path) -> int:
-    """Write the image's accounts, and first this user id with a shell: a cluster may choose any id, and sshd asks."""
+    """Write the image's accounts, with a shell for this user id: a cluster may choose any id."""
     lines = [
         line
         for line in Path("/etc/passwd").read_text().splitlines()
@@ -236,7 +237,10 @@ def can_be_set(value: str) -> bool:
 def start_sshd(
     sshd: str, config: str, before: Callable[[], object] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon in the foreground, its log on stderr. It hands its configuration on to sessions, so no file is."""
+    """Start a daemon in the foreground, its log on stderr.
+
+    It hands its configuration on to sessions, so no file is.
+    """
     argv = [sshd, "-D", "-e", "-f", "/dev/stdin"]
     daemon = subprocess.Popen(argv, stdin=subprocess.PIPE, preexec_fn=before)
     assert daemon.stdin is not None
@@ -249,7 +253,10 @@ def start_sshd(
 
 
 def _version_options(sshd: str) -> str:
-    """Keep sshd 9.8 and later from shutting an address out after a failed login: a port-forward has but one."""
+    """Keep sshd 9.8 and later from blocking an address after a failed login.
+
+    All connections of a port-forward come from the same address.
+    """
     done = subprocess.run(
         [sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
     )
@@ -312,7 +319,7 @@ def reap() -> dict[int, int]:
 
 
 def has_sessions(daemon: int) -> bool:
-    """Whether the daemon has a child; it forks one for each connection."""
+    """Return whether the daemon has a child; the daemon forks a child per connection."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             if int(stat.read_text().rpartition(")")[2].split()[1]) == daemon:

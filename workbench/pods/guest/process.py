@@ -1,4 +1,4 @@
-"""The keeper's side of a local pod's worker process: started, found again, or swept away where its keeper has died."""
+"""The keeper's side of a local pod's worker process: start, adopt and clean up."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _SESSION_VARIABLES = (
 
 
 class AdoptedProcess:
-    """What is needed of `Popen`, for a worker that another keeper started and that is not our child."""
+    """The part of `Popen` that we use, for a worker of another keeper: not a child of ours."""
 
     stdin = None
     returncode = None
 
     def __init__(self, root: Path):
-        """Find the process that is the pod with this folder, by what it noted there."""
+        """Find the guardian of a pod by the note in the pod's folder."""
         note = read_json(root / NOTE)
         self._process: Process | None = None
         with contextlib.suppress(KeyError, ValueError):
             self._process = Process(int(str(note["pid"])), int(str(note["start_time"])))
 
     def poll(self) -> int | None:
-        """Return None while it runs, and while nothing can be opened to look; how it ended is not known."""
+        """Return None while the process runs or cannot be checked, else 0. The exit code is unknown."""
         if self._process is None:
             return 0
         return None if self._process.is_alive() or not _can_look() else 0
@@ -75,7 +75,7 @@ class AdoptedProcess:
 
 
 def _can_look() -> bool:
-    """Whether this process has a descriptor free to read what the system says of another process."""
+    """Return whether a file descriptor is free, to read the state of another process."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
@@ -92,7 +92,7 @@ class LocalWorker:
     """The process; its stdin stays open for as long as the keeper lives."""
     started_s: float
     address: str = ""
-    """Empty for one that another keeper started."""
+    """Address of the pod; empty for a worker of another keeper."""
 
     @classmethod
     def adopted(cls, root: Path) -> LocalWorker:
@@ -102,7 +102,10 @@ class LocalWorker:
 
     @classmethod
     def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
-        """Start the process, under a limit if there is one, and hand it its configuration on stdin, token and all."""
+        """Start the process, under a limit if given, and write its configuration to stdin.
+
+        The configuration holds the token.
+        """
         with open(config.log, "ab", opener=private) as log:
             process = start(
                 "-m",
@@ -120,7 +123,7 @@ class LocalWorker:
                 limit.take(
                     process.pid
                 )  # it waits for its configuration and has started nothing yet
-        with contextlib.suppress(BrokenPipeError):  # it died already; whoever watches says how
+        with contextlib.suppress(BrokenPipeError):  # it died already; the watch reports how
             process.stdin.write(config.to_line())
         return cls(
             config.name, config.root, Path(config.log), process, time.monotonic(), config.address
@@ -148,7 +151,7 @@ class LocalWorker:
 
 
 def session_environment() -> dict[str, str]:
-    """Return what the sessions of a pod get, as a terminal on this machine has it: search path, caches, proxies."""
+    """Return the environment of a pod's sessions: search path, caches, proxies, as in a terminal."""
     own = _pick(_SESSION_VARIABLES)
     own["PATH"] = str(Path(sys.executable).parent) + os.pathsep + own.get("PATH", os.defpath)
     usable = {name: value for name, value in own.items() if can_be_set(value)}
@@ -171,7 +174,7 @@ def private(path: str, flags: int) -> int:
 
 
 def unsettled_guardians(folder: Path) -> list[Process]:
-    """Return the guardians that were started there, also those that have made no folder of their pod yet."""
+    """Return the guardians started in a folder, including guardians without a pod folder so far."""
     guardians = []
     for process in process_table().values():
         with contextlib.suppress(OSError):
@@ -186,6 +189,6 @@ def unsettled_guardians(folder: Path) -> list[Process]:
 
 
 def sweep(roots: Sequence[str]) -> None:
-    """Kill what a worker that was killed itself has left of its pod."""
+    """Kill the remaining processes of pods whose worker was killed."""
     if roots:
         end_all(lambda: of_pods(roots), grace_s=0.0)

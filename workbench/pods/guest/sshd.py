@@ -1,4 +1,4 @@
-"""One OpenSSH daemon for one pod, run as the calling user; the machine's own sshd and its files are not touched."""
+"""An OpenSSH daemon of a pod, run as the calling user; the machine's own sshd stays untouched."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Daemon:
     public_key: str
     environment: Mapping[str, str]
     allowed_from: str = "127.0.0.0/8"
-    """The addresses that may log in: one, or a network."""
+    """Addresses that may log in: a single address or a network."""
 
     @property
     def host_key(self) -> str:
@@ -50,7 +50,7 @@ class Daemon:
         write_text(self.folder / "authorized_keys", allowed)
 
     def config(self) -> str:
-        """Return the text of sshd_config, which is nowhere written: sessions may be given a proxy with its password."""
+        """Return the text of sshd_config. The text is never stored: a session's proxy may hold a password."""
         session = " ".join(_quoted(f"{name}={value}") for name, value in self.environment.items())
         own = _CONFIG.format(
             listen=f"{check_address(self.address)}:{check_port(self.port)}",
@@ -73,7 +73,7 @@ def find_sshd() -> str:
 
 
 def login_user() -> str:
-    """Return the name of the calling user, having seen that OpenSSH will let that user in and run commands."""
+    """Return the name of the calling user. Refuse a user whom OpenSSH would not let in."""
     try:
         account = pwd.getpwuid(os.geteuid())
     except KeyError as error:

@@ -1,4 +1,7 @@
-"""What happens between this machine and existing hosts; nothing is made on any before all have let us in."""
+"""Steps on existing hosts: log in, make folders, remove folders.
+
+Nothing is made on any host before all hosts have accepted the login.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
 CONNECT_S = 5.0
-"""Seconds that hosts have by default until those that cannot be used are named."""
+"""Default time limit for logins in seconds. Hosts that fail are named after it."""
 _STEP, _ALL_NAMED = (
     0.9,
     0.96,
@@ -63,12 +66,13 @@ class HostFacts:
     python: str
     versions: Mapping[str, str]
     gpus: int
-    """GPUs that this login may use."""
+    """GPUs that are usable by the login."""
     cores: int
-    """Processor cores that this login may use."""
+    """Processor cores that are usable by the login."""
     memory_gib: float
     daemon: Sequence[str]
-    """Address and port of its SSH daemon and the boot id of its machine: two names of one host give the same."""
+    """Address and port of its SSH daemon and the boot id of its machine: two names of one host give
+    the same."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -81,7 +85,7 @@ def connect_all(
     timeout_s: float = CONNECT_S,
     report: Callable[[str], None] = lambda _line: None,
 ) -> list[tuple[str, str]]:
-    """Log in to all hosts at once and close again; see `keys.try_login`. Report those that take long."""
+    """Log in to all hosts at once and close again; see `keys.try_login`. Report slow hosts."""
     from workbench.pods.hosts.keys import try_login
 
     pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
@@ -117,7 +121,7 @@ def connect_all(
 
 
 def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
-    """Do something for each item at once; the items stand for these pods."""
+    """Run an action for all items in parallel; errors name the pods."""
     with ThreadPoolExecutor(max_workers=_at_once([pod.jump for pod in pods])) as pool:
         futures = [pool.submit(action, item) for item in items]
         wait(futures)
@@ -172,7 +176,7 @@ def remove_pod_folder(
 
 
 def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:
-    """Refuse hosts that are not what is asked for, or not as many as they have names."""
+    """Refuse hosts that lack what the spec asks for, and two names of the same machine."""
     troubles = [
         f"{pod.address}: {lack}"
         for pod, host in zip(pods, facts, strict=True)
@@ -234,14 +238,14 @@ def _ask(
 
 @cache
 def far_end_script() -> str:
-    """Return `far_end.py` with what it imports of this package, and without the folder it is run in on its path."""
+    """Return `far_end.py` and the modules of ours that it imports, as a single script."""
     head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
     modules = (folders, process, versions, far_end)
     return head + "".join(map(_without_own_imports, modules))
 
 
 def _without_own_imports(module: ModuleType) -> str:
-    """Return a module's text without its imports from this package, which all stand in one script."""
+    """Return a module's text without its imports from this package, for the single script."""
     source = inspect.getsource(module)
     lines = source.splitlines(keepends=True)
     for statement in ast.parse(source).body:
@@ -310,7 +314,10 @@ def pod_of(
 
 
 def with_facts(pod: Pod, host: HostFacts) -> Pod:
-    """Complete a pod; the version of this package is ours, which the keeper sends."""
+    """Complete a pod with the host's facts.
+
+    The package version is ours, as the keeper sends the package.
+    """
     return replace(
         pod, root=host.root, python=host.python, versions={**host.versions, "workbench": VERSION}
     )

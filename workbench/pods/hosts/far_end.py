@@ -1,7 +1,7 @@
-"""What existing hosts run when a pod is made there and when it goes: standard library, and parts of `base/` sent along.
+"""The program on existing hosts that makes and removes a pod.
 
-Run as `python - JSON`; ends only processes with the pod's own mark and what they started, and removes only the folder
-that `enter` made.
+Uses the standard library and parts of `base/`. Run as `python - JSON`. Ends only processes with the
+pod's own mark and their descendants. Removes only the folder that `enter` made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workbench.base.process import (
 from workbench.base.versions import gpu_names, installed_versions
 
 ANSWER = "@workbench-host "
-"""What the answer's line begins with; a login may print other things before it."""
+"""Prefix of the answer's line; a login may print other lines before the answer."""
 
 _FOLDER = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{16}")  # as `SSHPods` names a cluster's folder
 _POD = re.compile(r"pod-[0-9]{1,5}")
@@ -40,7 +40,7 @@ _LOG_LINES = 200
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked; return the answer, with the key `error` where it cannot be done."""
+    """Carry out the request; return the answer, with the key `error` on failure."""
     os.umask(0o077)
     try:
         return enter(**request["enter"]) if "enter" in request else leave(**request["leave"])
@@ -51,7 +51,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_names(folder: str, pod: str) -> None:
-    """Refuse, with a ValueError, what is no name of a cluster's folder or of a pod: the record may be a stranger's."""
+    """Refuse invalid names of a cluster's folder or a pod, with a ValueError: the record is untrusted."""
     if not _FOLDER.fullmatch(folder):
         raise ValueError(
             f"{folder[:80]!r} is not the name of a cluster's folder on a host, NAME-16 hex digits"
@@ -61,7 +61,7 @@ def check_names(folder: str, pod: str) -> None:
 
 
 def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
-    """Make the pod's folder `root/folder/pod` and say what this host is."""
+    """Make the pod's folder `root/folder/pod` and return the host's facts."""
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
     if why := weakness(own.parent):
@@ -97,7 +97,7 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
 
 
 def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
-    """End what bears the pod's mark, remove the pod's folder, and the cluster's once no pod is left there."""
+    """End the pod's processes, remove its folder, and the cluster's folder after the last pod."""
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
     place = own / pod
@@ -110,7 +110,7 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
 
 
 def _ours(root: str) -> list[Process]:
-    """Find the live processes with the pod's mark and all that descend from them; never this one or those above it."""
+    """Return live processes with the pod's mark and their descendants, without our own ancestors."""
     marked = [process.pid for process in with_mark(POD_MARK, [root])]
     table = process_table()
     ours = descendants(table, marked) - ancestors(table, os.getpid())

@@ -1,4 +1,4 @@
-"""Whether a host that answers is the one meant: its key against known_hosts and vouched fingerprints, none added."""
+"""Check of a host's identity: its key against known_hosts and vouched fingerprints. Adds no key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS = (
 
 
 def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Check a host's key and that it lets us in; return its key and that of its jump host."""
+    """Check a host's key and log in; return the keys of the host and its jump host."""
     if host.jump is None:
         return _try_one(host, trust, timeout_s, None), ""
     hop_key = _try_one(host.jump, trust, timeout_s, None)
@@ -47,7 +47,7 @@ def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[s
 
 
 def known_keys(host: Host) -> list[str]:
-    """Return the keys (`type base64`) that the host's known_hosts files hold for it; ssh-keygen reads them."""
+    """Return the keys (`type base64`) of a host in its known_hosts files, as read by ssh-keygen."""
     name = host.known_as or known_hosts_name(host.reached or host.address, host.port)
     keys = []
     for file in host.known_hosts:
@@ -70,7 +70,7 @@ def known_keys(host: Host) -> list[str]:
 
 
 def vouched(host: Host, trust: Mapping[str, str]) -> str:
-    """Return the fingerprint that the user vouches for, under the host's name or its address and port."""
+    """Return the user's vouched fingerprint of a host, by its name or its address and port."""
     names = (host.address, f"{host.address}:{host.port}", host.where, host.reached)
     return next((trust[name] for name in names if name in trust), "")
 
@@ -92,7 +92,7 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
 def _prove_key(
     host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None
 ) -> Transport:
-    """Have the host prove a key: of a known type if there is one, else the one with the vouched fingerprint."""
+    """Make the host prove a key: of a known type if any, else with the vouched fingerprint."""
     destination = _destination(host, pinned, timeout_s)
     kinds = [line.split(" ")[0] for line in pinned] or _KINDS[:1]
     first = handshake(connect(destination, timeout_s, hop), destination, kinds, timeout_s)

@@ -1,4 +1,4 @@
-"""Existing hosts as a user names them; `~/.ssh` is read only through `ssh -G`, for a user who asked for it."""
+"""Existing hosts as a user names them. `~/.ssh` is read only on request, and only by `ssh -G`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONFIG_S = 10.0
 
 
 class NamedHost(Record):
-    """One machine as a user names it; what is left out is filled in later."""
+    """A machine as a user names it. Omitted fields are filled in later."""
 
     label: ClassVar[str] = "host"
 
@@ -36,12 +36,12 @@ class NamedHost(Record):
     key: LocalPath = ""
     """Path of the private key to log in with; empty: the default of all hosts."""
     slots: Size = 0
-    """Ranks that it carries; 0: what the pod's spec says."""
+    """Ranks of the host; 0: the number in the pod's spec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One machine and the way to it: a `NamedHost`, and what an OpenSSH configuration adds."""
+    """A machine and the route to it: a `NamedHost` with additions from an OpenSSH configuration."""
 
     address: str
     user: str = ""
@@ -65,7 +65,7 @@ class Host:
 
     @property
     def written(self) -> str | dict[str, object]:
-        """Return it as a person would write it for `read_host`."""
+        """The host in the form that `read_host` reads."""
         return self.address if len(given := self.to_dict()) == 1 else given
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Host:
 
 
 def read_host(given: object) -> Host:
-    """Read one host as a user wrote it: "name", "user@name:port", or an object with the fields.
+    """Read a host as a user wrote it: "name", "user@name:port", or an object with the fields.
 
     Example:
         >>> read_host("ada@gpu-1:2222").where
@@ -108,7 +108,7 @@ def from_hostfile(path: Path) -> list[Host]:
 
 
 def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
-    """Fill in what an OpenSSH configuration says of a host; what was given beside it stands."""
+    """Fill empty fields of a host from an OpenSSH configuration; given fields stay."""
     options = _ask_ssh(host.address, config)
     jump = options.get("proxyjump", ["none"])[0]
     command = options.get("proxycommand", ["none"])[0]
@@ -140,7 +140,7 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
 
 
 def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -> Host:
-    """Fill what is still empty with defaults, for the host and the one on the way to it."""
+    """Fill empty fields of a host and its jump host with defaults."""
     if not (host.key or key):
         raise ConfigError(
             f"no key to log in to {host.address} with: give SSHPods(…, key=PATH of your private key), one in the host's"
@@ -194,5 +194,5 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
 
 
 def _first_there(paths: Sequence[str]) -> str:
-    """Return the first identity file that exists; ssh lists its defaults too, most of which do not."""
+    """Return the first identity file that exists; most of ssh's default files do not."""
     return next((str(path) for text in paths if (path := Path(text).expanduser()).is_file()), "")

@@ -1,7 +1,7 @@
-"""`SSHPods`: pods on machines that exist, reached through their own SSH daemons with the user's own key.
+"""`SSHPods`: pods on existing machines, reached through their SSH daemons with the user's key.
 
-Owns nothing there but the folders that it makes and the agents that are started in them, and stops nothing else.
-`~/.ssh` is read only when asked, and never written; a host key that nobody vouches for is refused.
+Owns only its own folders and agents on the machines, and stops nothing else. `~/.ssh` is read only
+on request, and never written. An unknown host key is refused unless the user vouches for it.
 """
 
 from __future__ import annotations
@@ -109,17 +109,17 @@ class SSHPods(Place):
     trust: Annotated[Mapping[str, str], AfterValidator(_check_marks)] = Field(default_factory=dict)
     """Fingerprints (`SHA256:…`) of host keys to believe, by host."""
     jump: Annotated[NamedOrGiven | None, Allowed("a host, as text or as an object, or None")] = None
-    """A host to go through, written like one of `hosts`; it must allow forwarding."""
+    """Jump host, written like an entry of `hosts`; it must allow forwarding."""
     ssh_config: bool | LocalPath = False
-    """True to take user, port, key, jump host and known hosts from your ssh configuration where nothing is said here;
-    or the path of such a file. Default: it is not read."""
+    """True: take user, port, key, jump host and known hosts from your ssh configuration where they
+    are not given here. A path: read that file instead. Default: no configuration is read."""
     python: Annotated[str, _on_hosts("python")] = "python3"
-    """The Python on the hosts that has torch and DeepSpeed; `~/` stands for the home folder there."""
+    """Python on the hosts with torch and DeepSpeed; `~/` is the home folder there."""
     root: Annotated[str, _on_hosts("root")] = "~/.cache/deepspeed-workbench"
-    """The folder on the hosts below which each cluster makes one of its own."""
+    """Folder on the hosts; every cluster makes its own folder inside."""
     connect_timeout_s: Annotated[Positive, Unit("s")] = entry.CONNECT_S
-    """Seconds that hosts get to let us in before those that do not are named and the start fails. Default 5; a line
-    with a round trip of two seconds needs 30."""
+    """Time limit for the login to all hosts, in seconds. Failed hosts are then named and the start
+    fails. Default 5; a line with a round trip of two seconds needs 30."""
 
     _identity: Identity | None = None
     _pods: list[Pod] = PrivateAttr(default_factory=list)
@@ -147,7 +147,7 @@ class SSHPods(Place):
         return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in {**options, 'hosts': hosts}.items())})"
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Log in to the first `count` hosts, name all that fail in `connect_timeout_s`, then make a folder on each."""
+        """Log in to the first `count` hosts, name all failures, then make a folder on every host."""
         if self._pods:
             raise BackendError(
                 f"these hosts are in use already ({len(self._pods)} pods); stop them first"
@@ -176,7 +176,7 @@ class SSHPods(Place):
             raise
 
     def hosts_for(self, count: int) -> list[Host]:
-        """Return the first hosts with all that it takes to log in to them; reaches none of them."""
+        """Return the first hosts with complete login data; connects to none."""
         if count > len(self.hosts):
             raise ConfigError(
                 f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name more in hosts=[…]"
@@ -213,7 +213,10 @@ class SSHPods(Place):
     def restore(
         self, lost: Collection[str], _spec: PodSpec, _context: LaunchContext, /
     ) -> list[Pod]:
-        """Return the pods; a lost one has failed, for there is no other host, until a look finds that it answers."""
+        """Return the pods, lost ones as failed: there is no other host.
+
+        A later look may find them again.
+        """
         why = "its host does not answer, and there is no other in its place"
         return [
             replace(pod, phase=Phase.FAILED, message=why) if pod.name in lost else pod
@@ -221,7 +224,7 @@ class SSHPods(Place):
         ]
 
     def refresh(self) -> list[Pod]:
-        """Return the pods; a host whose connection broke is Unknown until it answers again."""
+        """Return the pods; a host with a broken connection is Unknown until it answers again."""
         self._pods = [self._look(pod) for pod in self._pods]
         return list(self._pods)
 
@@ -240,7 +243,10 @@ class SSHPods(Place):
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
-        """End what we started and remove our folders; where a host cannot be reached, the agent ends by its lease."""
+        """End what we started and remove our folders.
+
+        Where a host cannot be reached, the agent ends by its lease.
+        """
         self._stopped = True
         if (
             self._working.locked()
@@ -256,7 +262,10 @@ class SSHPods(Place):
                 self._identity.destroy()
 
     def remove_left(self, directory: Path) -> None:
-        """Tidy up the hosts after a keeper that was killed, by what it noted in the cluster's directory. Idempotent."""
+        """Clean up the hosts of a dead keeper, by its note in the cluster's directory.
+
+        Idempotent.
+        """
         note = directory / "hosts" / _NOTE
         if note.is_file():
             self._recall(note, [Pod.from_dict(pod) for pod in json.loads(read_text(note))["pods"]])
@@ -288,7 +297,7 @@ class SSHPods(Place):
         )  # a key of its own is not needed: each pod names the user's
         self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
-        # Nobody can have made it before us: the name is told to nobody.
+        # No other user can have made the folder: its name is secret until now.
         self._folder = (
             re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
         )
@@ -310,7 +319,7 @@ class SSHPods(Place):
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:
-        """See whether the connection to a host stands, and try now and then to open a broken one."""
+        """Check the connection to a host, and now and then try to open a broken connection."""
         connection = self._connections[pod.name]
         if not connection.is_open:
             if time.monotonic() - self._tried_s.get(pod.name, -_AGAIN_S) < _AGAIN_S:

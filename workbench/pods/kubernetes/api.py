@@ -1,7 +1,7 @@
-"""The calls to a Kubernetes API server: made again where that can help, refused in the server's own words.
+"""Calls to a Kubernetes API server, with retries where useful. Errors carry the server's own words.
 
-The server is where options, this pod's account or a kubeconfig say; to find it sends nothing but what a kubeconfig's
-login helper does.
+The options, the account of this pod or a kubeconfig name the server. Finding the server sends
+nothing, apart from a login helper of the kubeconfig.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _ROLE = "docker/kubernetes/rbac.yaml has the Role that is needed"
 
 class ApiRefusal(BackendError):
     def __init__(self, message: str, status: int, retry_after_s: float | None = None):
-        """Keep the HTTP status, 0 where there was no answer, and how long the server wants us to wait."""
+        """Keep the HTTP status, 0 without an answer, and the wait that the server asks for."""
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
 
 
 class KubeApi:
-    """One API server and one namespace. Several threads may use it."""
+    """An API server and a namespace. Several threads may share an instance."""
 
     def __init__(self, options: KubernetesOptions):
         from kubernetes import client
@@ -64,7 +64,7 @@ class KubeApi:
             return self._call(
                 "create", kind, self._function("create", kind), self.namespace, manifest
             )
-        except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names
+        except _MadeBefore:  # by an earlier try whose answer was lost: the names are ours alone
             return (
                 self.read_pod(text(part(manifest, "metadata").get("name")))
                 if kind == "pod"
@@ -72,7 +72,7 @@ class KubeApi:
             )
 
     def delete(self, kind: Kind, name: str, uid: str = "", *, grace_s: int | None = None) -> None:
-        """Delete an object if it is there, and if it is still the one with this uid."""
+        """Delete an object if it exists and still has the given uid."""
         body: Manifest = {"preconditions": {"uid": uid}} if uid else {}
         body |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
         try:
@@ -89,7 +89,10 @@ class KubeApi:
         return [(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in listed]
 
     def end_pods(self, pods: Iterable[tuple[str, str]]) -> list[str]:
-        """Delete pods that we made, and with the first, their owner, all else; return why one could not be."""
+        """Delete our pods.
+
+        The first owns all other objects. Return the reasons of failed deletions.
+        """
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             return [words for words in pool.map(self._end_pod, pods) if words]
 
@@ -103,7 +106,7 @@ class KubeApi:
     def list_everywhere(
         self, kind: Literal["node", "pod"], **selector: str
     ) -> list[Manifest] | None:
-        """Return the objects of all namespaces; None where this account may not see them."""
+        """Return the objects of all namespaces; None if the account may not list them."""
         function = (
             self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
         )
@@ -140,7 +143,7 @@ class KubeApi:
         return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
 
     def own_pod(self) -> Owner | None:
-        """Return the pod that this process runs in, None outside a cluster or in another namespace."""
+        """Return the pod of this process; None outside a cluster or in another namespace."""
         if not self.in_cluster or account_namespace() != self.namespace:
             return None
         name = socket.gethostname()
@@ -194,7 +197,7 @@ class KubeApi:
     def _again(
         self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Call until it is answered: an overloaded server says when, a failing one is asked again for a while."""
+        """Repeat a call while the server is overloaded or failing, within a time limit."""
         deadline, tries = time.monotonic() + _PATIENCE_S, 0
         while True:
             try:
@@ -259,7 +262,7 @@ class _MadeBefore(Exception):
 
 
 def _pause_s(error: ApiRefusal, tries: int) -> float:
-    """Return the seconds until the next try: what the server said, or 0.2 s doubling, with a fifth of chance."""
+    """Return the seconds until the next try: the server's, or a doubling time from 0.2 s, with jitter."""
     asked_s = error.retry_after_s if error.retry_after_s is not None else min(5.0, 0.2 * 2**tries)
     return asked_s * random.uniform(1.0, 1.2)
 
@@ -281,10 +284,10 @@ def _mistakes(error: ValueError) -> str:
 
 
 def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
-    """Find the API server: what the options name, else the service account of this pod, else the kubeconfig.
+    """Find the API server: from the options, this pod's service account, or the kubeconfig.
 
-    Returned are the client's `Configuration`, which holds credentials (never print it), the namespace, and whether this
-    is a pod of the cluster.
+    Returns the client's `Configuration`, the namespace, and whether this process runs in the
+    cluster. The configuration holds credentials: never print it.
     """
     import yaml
     from kubernetes import client, config
@@ -322,7 +325,7 @@ def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
 
 
 def account_namespace() -> str:
-    """Return the namespace that this process runs in; empty outside a cluster."""
+    """Return the namespace of this process; empty outside a cluster."""
     with contextlib.suppress(OSError):
         return _NAMESPACE.read_text().strip()
     return ""

@@ -1,4 +1,4 @@
-"""`nodes`: a cluster's nodes with their GPUs, what of them is free, and how many pods would be scheduled now."""
+"""`nodes`: the nodes of a Kubernetes cluster, their GPUs, and the number of pods that fit now."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ Amounts = Counter[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One node, and what a pod would get there."""
+    """A node, and the resources for a pod there."""
 
     name: str
     product: str
-    """What GPU it has, by its labels; its instance type where they do not say; empty where neither does."""
+    """GPU model from the node's labels; else the instance type; else empty."""
     gpus: int
     """GPUs that pods can be given."""
     taken: int | None
     """GPUs that pods bound there ask for; None where pods may not be listed."""
     gpu_memory_gib: float | None
-    """Memory of one GPU by its labels; None where they do not say."""
+    """Memory of a GPU in GiB, from the labels. None: unknown."""
     free_cpus: float
     free_memory_gib: float
-    """Processor cores and memory that no pod asks for; all there is where pods may not be listed."""
+    """Free cores and memory; all of the node's if its pods may not be listed."""
     fits: int
     """Pods of the asked kind that would be scheduled here now."""
     why: str
@@ -59,11 +59,11 @@ class NodeTable(Shown):
     count: int
     """How many of it."""
     note: str = ""
-    """What could not be seen, and what to do about it; empty where all was."""
+    """Information that was not accessible, and the remedy; empty if all was accessible."""
 
     @property
     def schedulable(self) -> int:
-        """Pods of the asked kind that would be scheduled now, by the nodes that could be seen."""
+        """Number of pods that could be scheduled now on the visible nodes."""
         return sum(node.fits for node in self.nodes)
 
     @property
@@ -80,7 +80,10 @@ class NodeTable(Shown):
 
     @property
     def gpu_memory_gib(self) -> float | None:
-        """The least memory of a GPU on the nodes that would take a pod; None where labels do not say."""
+        """The least memory of a GPU on the nodes that would take a pod.
+
+        None where labels do not say.
+        """
         sizes = [node.gpu_memory_gib for node in self.nodes if node.fits and node.gpus]
         return (
             min((size for size in sizes if size is not None), default=None)
@@ -91,20 +94,20 @@ class NodeTable(Shown):
 
 @suggests("nodes")
 def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int = 1) -> NodeTable:
-    """Look at a Kubernetes cluster's nodes: their GPUs, free and taken, and what a job's pods would get now.
+    """List the nodes of a Kubernetes cluster, their GPUs, and the share for a job's pods.
 
-    Quotas, affinity between pods and what a scheduler would preempt are not looked at. An account that may not list
-    nodes gets an empty table whose note says what is missing; one that may not list other namespaces' pods sees all
-    GPUs as free, and the note says so.
+    Ignores quotas, affinity between pods and preemption. Without permission to list nodes, the
+    table is empty and its note names the permission. Without permission to list pods of other
+    namespaces, all GPUs count as free, and the note says so.
 
     Args:
         backend: The place, `KubernetesPods(…)`.
-        pod: What each pod asks for. Default: `PodSpec()`, one core.
-        count: How many pods the job takes.
+        pod: Resources of a pod. Default: `PodSpec()`, one core.
+        count: Number of pods of the job.
 
     Raises:
-        ConfigError: It is another place, or its kubeconfig cannot be used.
-        BackendError: The API server does not answer, or does not know who asks.
+        ConfigError: The place is another, or its kubeconfig cannot be used.
+        BackendError: The API server does not answer, or rejects the credentials.
     """
     if not isinstance(backend, KubernetesOptions):
         raise ConfigError(
@@ -148,7 +151,7 @@ def node_of(
     options: KubernetesOptions,
     asked: PodSpec,
 ) -> Node:
-    """Read a node and the pods bound to it, None where they are not known."""
+    """Read a node and the pods bound to it; None for pods that are unknown."""
     labels, gpu = _labels(node), options.gpu_resource
     there = _amounts(node.get("status", {}).get("allocatable") or {})
     used = sum((requests_of(pod) for pod in pods or ()), Counter(pods=len(pods or ())))
@@ -170,7 +173,7 @@ def node_of(
 
 
 def requests_of(pod: Mapping[str, Any]) -> Amounts:
-    """Return what a pod takes of its node: its containers together, or its largest first one where that is more."""
+    """Return a pod's requests: the sum of its containers, or of the largest init container."""
     spec = pod["spec"]
     first = spec.get("initContainers") or ()
     beside = [each for each in first if each.get("restartPolicy") == "Always"]

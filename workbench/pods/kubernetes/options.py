@@ -1,4 +1,4 @@
-"""What `KubernetesPods` can be told: one record, checked when it is made. Knows no manifest and opens nothing."""
+"""Options of `KubernetesPods`: a record, checked when made. Reads no manifest and opens nothing."""
 
 from __future__ import annotations
 
@@ -68,17 +68,18 @@ class KubernetesOptions(PlaceOptions):
     kind: ClassVar[str] = "kubernetes"
 
     image: str = ""
-    """Container image of the pods, with sshd and the pinned requirements; `PodSpec.image` goes before it."""
+    """Container image of the pods, with sshd and the pinned requirements; `PodSpec.image` goes
+    before it."""
     namespace: Name = ""
-    """Namespace of all that is made. Default: the one this notebook runs in, or the kubeconfig's, or `default`."""
+    """Namespace of all objects. Default: the notebook's own, or the kubeconfig's, or `default`."""
     kubeconfig: LocalPath = ""
-    """Path of a kubeconfig. Default: the service account where this runs in a cluster, else `KUBECONFIG` or
-    `~/.kube/config`."""
+    """Path of a kubeconfig. Default: the service account where this runs in a cluster, else
+    `KUBECONFIG` or `~/.kube/config`."""
     context: str = ""
     """Context of the kubeconfig. Default: its current one."""
     reach: Annotated[str, Choice(("auto", "direct", "port-forward"))] = "auto"
-    """How SSH gets to the pods: `direct` to their addresses, or through the API server's `port-forward`. Default
-    `auto`: direct inside a cluster, port-forward outside."""
+    """How SSH gets to the pods: `direct` to their addresses, or through the API server's
+    `port-forward`. Default `auto`: direct inside a cluster, port-forward outside."""
     gpu_resource: str = "nvidia.com/gpu"
     """Name under which the cluster counts GPUs. Default `nvidia.com/gpu`."""
     node_selector: Texts = Field(default_factory=dict)
@@ -90,33 +91,38 @@ class KubernetesOptions(PlaceOptions):
     priority_class: Name = ""
     """Priority class of the pods. Default: the cluster's."""
     service_account: Name = ""
-    """Service account of the pods; they get no token of it. Default: the namespace's."""
+    """Service account of the pods, without its token. Default: the namespace's."""
     image_pull_secrets: Annotated[Sequence[Name], Allowed("a list of names of Secrets")] = ()
     """Secrets with which the image is pulled. Default none."""
     run_as_user: Annotated[
         Size | None, Allowed("1 or more, as pods never run as root, or None")
     ] = 1000
-    """User id of everything in a pod, never 0; it needs a name in the image. None takes the image's, or the one that
-    the cluster gives, as OpenShift does, with or without a name. Default 1000."""
+    """User id of everything in a pod, never 0. The image must have a name for the id. None: the
+    image's or the cluster's id, as on OpenShift, with or without a name. Default 1000."""
     capabilities: Annotated[
         Sequence[Annotated[str, AfterValidator(_check_capability)]], AfterValidator(tuple)
     ] = ()
-    """Capabilities of the containers, as `["IPC_LOCK"]` for RDMA; all others are dropped. Default none."""
+    """Capabilities of the containers, as `["IPC_LOCK"]` for RDMA; all others are dropped. Default
+    none."""
     read_only_root: bool = True
-    """Whether the image's own files cannot be written: caches are then in the pod's folder, and `/tmp` is empty and the
-    pod's own. False for images whose programs write elsewhere. Default true."""
+    """Whether the image's own files cannot be written: caches are then in the pod's folder, and
+    `/tmp` is empty and the pod's own. False for images whose programs write elsewhere. Default
+    true."""
     shm_gib: Annotated[Positive, Unit("GiB")] = 1.0
     """Size of `/dev/shm`, which counts as memory of the pod. Default 1."""
     ephemeral_storage_gib: Annotated[Positive, Unit("GiB")] | None = None
-    """Disk of the node that a pod may fill with its folder, `/tmp` and logs. Default: the namespace's."""
+    """Disk of the node that a pod may fill with its folder, `/tmp` and logs. Default: the
+    namespace's."""
     extra_resources: Annotated[
         Mapping[str, int | str],
         AfterValidator(_check_resources),
         Allowed("an object of resources to amounts"),
     ] = Field(default_factory=dict)
-    """More that each pod asks for: devices of RDMA and EFA by number, huge pages by size. Default none."""
+    """Further resources of every pod: RDMA and EFA devices by number, huge pages by size. Default
+    none."""
     pvc: Name = ""
-    """A volume claim for the pods' folders, which then stay there when the pods go. Default none: they go too."""
+    """Volume claim for the pods' folders. The folders then stay when the pods end. Default none:
+    they are removed."""
     volumes: Annotated[
         Sequence[Annotated[Volume, nested(Volume.from_dict)]],
         AfterValidator(check_volumes),
@@ -124,9 +130,11 @@ class KubernetesOptions(PlaceOptions):
     ] = ()
     """More volumes and where they are mounted. Default none."""
     pull_timeout_s: Annotated[Positive, Unit("s")] = 1800
-    """Seconds that pulling the image may take before the start's own time-out runs. Default half an hour."""
+    """Seconds that pulling the image may take before the start's own time-out runs. Default half an
+    hour."""
     secrets: Annotated[Texts, AfterValidator(_check_sources)] = Field(default_factory=dict)
-    """Environment from Secrets, variable to `secret/key`, as in `{"HF_TOKEN": "hub/token"}`. Default none."""
+    """Environment from Secrets, variable to `secret/key`, as in `{"HF_TOKEN": "hub/token"}`.
+    Default none."""
     labels: Annotated[Mapping[Label, str], Allowed("an object of text to text")] = Field(
         default_factory=dict
     )
@@ -134,9 +142,11 @@ class KubernetesOptions(PlaceOptions):
     annotations: Texts = Field(default_factory=dict)
     """Annotations on the pods. Default none."""
     queue: Name = ""
-    """Kueue's local queue: the pods become one pod group, admitted together or not at all. Default none."""
+    """Kueue's local queue: the pods become one pod group, admitted together or not at all. Default
+    none."""
     pod_group_label: Label = ""
-    """A label that is set to the cluster's name on every pod, for other gang schedulers. Default none."""
+    """A label that is set to the cluster's name on every pod, for other gang schedulers. Default
+    none."""
     port: Annotated[
         int,
         Field(ge=1024, le=65535),
@@ -146,10 +156,10 @@ class KubernetesOptions(PlaceOptions):
     python: str = "python3"
     """The image's Python that has torch and DeepSpeed. Default `python3`."""
     deadline_s: Annotated[Positive, Unit("s")] = 86_400
-    """Seconds after which Kubernetes ends every pod, whatever happens. Default a day."""
+    """Seconds after which Kubernetes ends every pod in any case. Default a day."""
 
     @property
     def sources(self) -> Mapping[str, tuple[str, str]]:
-        """The Secret and its key that each variable is taken from."""
+        """Secret and key for every variable."""
         parts = {variable: source.partition("/") for variable, source in self.secrets.items()}
         return {variable: (name, key) for variable, (name, _, key) in parts.items()}

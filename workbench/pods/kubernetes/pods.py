@@ -1,4 +1,7 @@
-"""`KubernetesPods`: pods of a Kubernetes cluster; all that is made are a Secret, a headless Service and the pods."""
+"""`KubernetesPods`: pods of a Kubernetes cluster.
+
+All that is made are a Secret, a headless Service and the pods.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,13 @@ _MARGIN_S = 60.0  # the agent ends its ranks at the end of the lease; the pod st
 
 
 class KubernetesPods(KubernetesOptions, Place):
-    """Pods of a Kubernetes cluster. Takes what `KubernetesOptions` lists; starts nothing when made.
+    """Pods of a Kubernetes cluster.
+
+    Takes the options of `KubernetesOptions`; starts nothing when made.
 
     Raises:
-        ConfigError: An option cannot be, or the kubernetes package is missing; the message says what to do.
+        ConfigError: An option is invalid, or the kubernetes package is missing; the message names
+            the remedy.
     """
 
     observes_pods: ClassVar[bool] = True
@@ -81,7 +87,7 @@ class KubernetesPods(KubernetesOptions, Place):
             raise
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the pods over that carry the name which their keeper noted in the cluster's directory."""
+        """Take over the pods with the name that their keeper noted in the cluster's directory."""
         base = read_json(context.directory / _RECORD).get("base")
         if not base:
             raise BackendError(
@@ -92,7 +98,10 @@ class KubernetesPods(KubernetesOptions, Place):
         return session.adopt(pods)
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Make lost pods again; all where the first is among them, which owns the others. See `Place.restore`."""
+        """Make lost pods again; all pods if the first, their owner, is lost.
+
+        See `Place.restore`.
+        """
         session, pods = self._session, self.refresh()
         if session is None or not pods:
             raise BackendError("no Kubernetes pods were launched, or they were stopped")
@@ -119,9 +128,10 @@ class KubernetesPods(KubernetesOptions, Place):
         return self._session.log(name, tail)
 
     def stop(self) -> None:
-        """Delete the pods and await their end. Idempotent; where the server refused or was away, it is asked again.
+        """Delete the pods and await their end. Idempotent; a repeated call retries after a refusal.
 
-        The record in the cluster's directory stays until nothing is left: `remove_left` finds the objects by it.
+        The record in the cluster's directory stays until nothing is left. `remove_left` reads the
+        record.
         """
         with self._turn:
             session = self._session
@@ -132,7 +142,7 @@ class KubernetesPods(KubernetesOptions, Place):
             self._record.unlink(missing_ok=True)
 
     def remove_left(self, directory: Path) -> None:
-        """Delete what a keeper has left of the cluster of this directory, by its record there. Idempotent."""
+        """Delete the objects of a cluster directory's keeper, by its record there. Idempotent."""
         record = directory / _RECORD
         noted = read_json(record)
         base, server = noted.get("base"), noted.get("server")
@@ -185,7 +195,7 @@ class KubernetesPods(KubernetesOptions, Place):
         return Session(api, objects, context, forward)
 
     def _sweep(self, api: KubeApi) -> None:
-        """Delete the pods of keepers that died, once they have ended by themselves."""
+        """Delete ended pods of dead keepers."""
         from workbench.pods.kubernetes.manifests.objects import MANAGED_BY
         from workbench.pods.kubernetes.status import leftovers
 

@@ -1,7 +1,8 @@
-"""A port of a pod, on a loopback port of this machine: each connection travels through the API server's WebSocket.
+"""A port of a pod on a loopback port of this machine, tunnelled through the API server's WebSocket.
 
-Speaks `v4.channel.k8s.io`: a message's first byte is its channel (0 data, 1 complaints), a channel's first message the
-port. Not the client's own `PortForward`, which holds what a slow reader has not taken in memory, without a limit.
+Speaks `v4.channel.k8s.io`. The first byte of a message is its channel: 0 for data, 1 for errors.
+The first message of a channel is the port. The client's own `PortForward` buffers without limit for
+a slow reader, so we do not use it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DATA, _ERROR = 0, 1
 
 
 class PortForward:
-    """Listen on 127.0.0.1 for as long as it is open, and carry what comes."""
+    """Listen on 127.0.0.1 while open, and forward every connection."""
 
     def __init__(self, dial: Callable[[], Any], port: int):
         self._dial, self._remote_port = dial, port
@@ -59,7 +60,7 @@ class PortForward:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Carry one connection to its end; whatever happens, both sides of it are closed."""
+        """Serve a connection to its end, then close both sides in any case."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             channel = self._dial()
@@ -82,7 +83,7 @@ class PortForward:
             connection.close()
 
     def _note(self, trouble: str) -> None:
-        """Write a line when the way breaks and when the pod is heard again, none for each connection in between."""
+        """Log when the tunnel breaks and when it works again, but not for connections in between."""
         with self._lock:
             has_changed = bool(trouble) != self._is_broken and not self._closed
             self._is_broken = bool(trouble)

@@ -1,4 +1,7 @@
-"""The pods of one cluster in Kubernetes; all is remembered before it is asked for, so that `close` finds it."""
+"""The pods of a cluster in Kubernetes.
+
+Every object is noted before its creation, so `close` finds all.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _AWAY_S = 5.0  # a watch that broke is mostly there again sooner
 class _Look:
     seen: Mapping[str, Any] | None
     gone: str
-    """What is to be said of it once it was deleted by others."""
+    """Message for the user after a deletion by others."""
 
 
 class Session:
@@ -86,11 +89,11 @@ class Session:
             self._events.close()
 
     def restore(self, lost: Collection[int]) -> list[Pod]:
-        """Make pods again that were lost, not the first, under their names and with their host keys."""
+        """Make lost pods again, except the first, with their names and host keys."""
         names = {self._objects.names[index] for index in lost}
         made, self._made = self._made, [pod for pod in self._made if pod[0] not in names]
         for name, uid in made:
-            if name in names:  # at once: of a node that is lost, nobody would confirm the end
+            if name in names:  # at once: a lost node never confirms the end
                 self._api.delete("pod", name, uid, grace_s=0)
         with self._changed:
             self._changed.wait_for(lambda: not names & self._watched.names, _GONE_S)
@@ -106,7 +109,7 @@ class Session:
             self._pods = {**before, **self._pods}
 
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
-        """Take over the pods that another session made, and all that belongs to them."""
+        """Take over the pods of another session, and all their objects."""
         self._made = [
             (name, "") for name in self._objects.names
         ]  # so that `close` finds them if the next call fails
@@ -134,7 +137,7 @@ class Session:
         return [_with_look(pod, looks[index], away) for index, pod in sorted(self._pods.items())]
 
     def log(self, name: str, tail: int) -> str:
-        """Return the last lines of a pod's log; of one that is gone, those that were read last."""
+        """Return the last lines of a pod's log; for a deleted pod, the lines read last."""
         names = [f"pod-{index}" for index in range(self._objects.count)]
         if name not in names:
             raise ConfigError(
@@ -148,7 +151,10 @@ class Session:
         return "\n".join(self._logs.get(name, "").splitlines()[-tail:])
 
     def close(self) -> None:
-        """Delete all that was made and wait until the pods are gone. Idempotent; after an error it tries again."""
+        """Delete all objects and wait until the pods are gone.
+
+        Idempotent; retries after an error.
+        """
         if self._removed:
             return
         self._closed.set()
@@ -171,7 +177,7 @@ class Session:
         self._removed = True
 
     def _make_all(self) -> None:
-        """Make the first pod, which owns what comes after it: with it, all goes, whoever deletes it."""
+        """Make the first pod. All later objects belong to the first pod and are removed with it."""
         objects, notebook = self._objects, self._api.own_pod()
         metadata: Any = self._make("pod", objects.pod(0, notebook))["metadata"]
         owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
@@ -325,7 +331,7 @@ class Session:
             self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
 
     def _await_gone(self, names: set[str]) -> None:
-        """Wait until the kubelets have ended the pods; one whose node is lost is not waited for long."""
+        """Wait until the kubelets have ended the pods, with a limit for pods of lost nodes."""
         deadline = time.monotonic() + _GONE_S
         while True:
             with self._changed:
@@ -343,7 +349,7 @@ class Session:
 
 
 def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:
-    """Return words for objects that could not be removed: of one error that many pods met, it is said once."""
+    """Return the message on objects that could not be removed; repeated reasons appear once."""
     selector = f"{CLUSTER_LABEL}={base}"
     return (
         f"Kubernetes objects of {base} may still be in namespace {namespace}: {'; '.join(dict.fromkeys(why))}. Call the"
@@ -357,7 +363,7 @@ def _clock(when_s: float) -> str:
 
 
 def _with_look(pod: Pod, look: _Look, away: str) -> Pod:
-    """Return a pod as it was last seen; `away` is why the server does not say what it is now."""
+    """Return a pod in its last known state; `away` is the reason for a silent server."""
     if look.seen is None:
         return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
     phase = status.phase_of(look.seen)

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a pod, read: its phase, whether it is up, why it is not, and who it says it is."""
+"""Read the state of a pod in Kubernetes: its phase, readiness, obstacles and own report."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ _HOPELESS = {
         "CrashLoopBackOff",
     ),
 }
-"""Reasons for waiting that no waiting mends: an image or a Secret that is not there, a command that cannot start."""
+"""Waiting reasons that never resolve: a missing image or Secret, a command that cannot start."""
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _NO_IMAGE = re.compile(
     r"not found|NotFound|manifest unknown|does not exist|unauthorized|authentication required|authorization failed"
     r"|access denied|is denied|Forbidden|invalid",
     re.IGNORECASE,
 )
-"""Causes of a failed pull that no waiting mends. A registry that is away, slow or busy (429) may answer later."""
+"""Causes of failed pulls that never resolve. A registry that is down, slow or busy (429) may
+recover."""
 _NO_CONFIG_MAP = re.compile(r'configmap "[^"]+" not found')
 
 _PULLS = ("Pulling", "Pulled", "Failed", "BackOff")
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _WARNINGS_SHOWN = 2
 _HEALTHY = re.compile(r'Startup probe failed|.*: object "[^"]*"/"[^"]*" not registered$')
-"""Messages of events that every start may have: no daemon listens yet, or kubelet has not read a new Secret."""
+"""Messages of events that every start may have: no daemon listens yet, or kubelet has not read a
+new Secret."""
 _PULL_CAUSE = re.compile(r'^(Failed to pull image "[^"]*"|Error): ')
 _FORGOTTEN_S = 600.0
 LOOK_S = 5.0
@@ -56,7 +58,7 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
 
 
 def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
-    """Whether its node has stopped reporting: `Ready` is False without a reason, and its containers run."""
+    """Return whether the node is silent: `Ready` is False without a reason, and containers run."""
     # The controller of nodes sets it so. A kubelet, which knows of failed probes and of containers that have ended,
     # always gives a reason, such as ContainersNotReady.
     ready = _condition(pod, "Ready", "False")
@@ -82,14 +84,17 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def is_going(pod: Mapping[str, Any]) -> bool:
-    """Whether it has ended because it is being deleted: it is Succeeded for a moment, since its program ends with 0."""
+    """Return whether the pod ends by a deletion.
+
+    Its phase is Succeeded for a moment, with exit code 0.
+    """
     return bool(_metadata(pod).get("deletionTimestamp")) and phase_of(pod).is_terminal
 
 
 def is_hopeless(
     pod: Mapping[str, Any], made: Collection[str] = (), events: Iterable[Mapping[str, Any]] = ()
 ) -> bool:
-    """Whether waiting will not help: it ended, is being deleted, or lacks something, but for claims being made."""
+    """Return whether waiting is useless: the pod ended, is deleted, or lacks something for good."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
         return True
     if any(_waiting(container).get("reason") in _HOPELESS for container in _containers(pod)):
@@ -111,7 +116,10 @@ def _has_failed_pull(pod: Mapping[str, Any]) -> bool:
 
 
 def _pull_words(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return why a pull failed: from the container's state, and from the Event, where older kubelets leave it alone."""
+    """Return the cause of a failed pull, from the container's state and the Event.
+
+    Older kubelets write the cause to the Event alone.
+    """
     texts = [str(_waiting(container).get("message", "")) for container in _containers(pod)]
     texts += [str(event.get("message", "")) for event in events if event.get("reason") == "Failed"]
     image_names = re.compile(r'image "[^"]*"')  # a name may hold such words itself
@@ -119,7 +127,7 @@ def _pull_words(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> 
 
 
 def is_pulling(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the node pulls the pod's image: that was begun and has not ended, or it failed and is tried again."""
+    """Return whether the node pulls the pod's image, or tries a failed pull again."""
     if phase_of(pod) is Phase.PENDING and _has_failed_pull(pod):
         return True
     if phase_of(pod) is not Phase.PENDING or any(
@@ -150,13 +158,13 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
 
 
 def as_gone(pod: Mapping[str, Any], when: str) -> str:
-    """Return words for a pod that somebody else deleted, with the reason where that is known."""
+    """Return the message for a pod deleted by others, with the reason if known."""
     words = why(pod)
     return f"it was deleted at {when}, not by this cluster" + (f"; {words}" if words else "")
 
 
 def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str, str]]:
-    """Return name and uid of pods that nobody looks after: they and all of their cluster ended ten minutes ago."""
+    """Return name and uid of abandoned pods: all pods of their cluster ended ten minutes ago."""
     clusters: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
         clusters.setdefault(_metadata(pod).get("labels", {}).get(CLUSTER_LABEL, ""), []).append(pod)
@@ -176,7 +184,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.pulling = False
-        """Whether a node pulls an image, which is not slow to start for that: the time does not count."""
+        """Whether a node pulls an image; the start's time-out does not count meanwhile."""
         self._begun: dict[int, float] = {}
 
     def look(
@@ -209,7 +217,7 @@ class Waits:
 
 
 def listed(waits: Mapping[int, str]) -> str:
-    """Name pods with what they wait for; those with the same reason together.
+    """Name pods with their waiting reasons; pods with the same reason are grouped.
 
     Example:
         >>> listed({0: "", 2: "no room", 3: "no room", 4: "no room", 7: "no room"})
@@ -241,7 +249,7 @@ def _names(indices: Sequence[int]) -> str:
 
 
 def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None]) -> str:
-    """Find who a pod that is up says it is; its log may take a moment to be there."""
+    """Find the report of a running pod in its log, which may take a moment to appear."""
     deadline = time.monotonic() + _REPORT_S
     while True:
         text, trouble = "", None
@@ -264,7 +272,10 @@ def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None
 
 
 def _ended_s(pod: Mapping[str, Any]) -> float:
-    """Return when the last container ended, in seconds since the epoch; when the pod was made where none started."""
+    """Return when the last container ended, in seconds since the epoch.
+
+    When the pod was made where none started.
+    """
     ends = [
         container.get("state", {}).get("terminated", {}).get("finishedAt")
         for container in _containers(pod)
@@ -280,7 +291,7 @@ def _uid_of(event: Mapping[str, Any]) -> object:
 def _warnings(
     pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], told: Sequence[str]
 ) -> list[str]:
-    """Return the warnings of a pod's events, but for those of healthy starts and for what the status tells itself."""
+    """Return the warnings of a pod's events, without start-up probes and repeated states."""
     uid, warnings = _metadata(pod).get("uid"), []
     for event in events:
         if _uid_of(event) != uid or event.get("type") != "Warning":

@@ -1,6 +1,6 @@
-"""Some Kubernetes objects, kept up to date: one list, then a watch, in a thread.
+"""Kubernetes objects, kept up to date in a thread: a list, then a watch.
 
-A watch whose place is too old (410), or that broke, begins again with a list, so that no deletion is missed.
+A watch that broke or is too old (410) starts again with a list, so no deletion is missed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _GONE = 410
 
 
 class WatchedObjects:
-    """The objects of one kind that a selector finds, by uid."""
+    """Objects of a kind and a selector, by uid."""
 
     def __init__(self, api: KubeApi, kind: Kind, changed: threading.Condition, **selector: str):
         self.objects: dict[str, Mapping[str, Any]] = {}
-        """What is there, by uid, in the order in which it was seen. Read it with the lock held."""
+        """Existing objects by uid, in the order of discovery. Hold the lock to read them."""
         self.gone: dict[str, tuple[Mapping[str, Any], float]] = {}
-        """What is no more: as it was last seen, and when it was missed in seconds since the epoch."""
+        """Deleted objects by uid: the last known state, and the time of the deletion in seconds
+        since the epoch."""
         self.error: WorkbenchError | None = None
         """Why the watch stands still; None while it goes."""
         self._error_since_s = 0.0
@@ -43,17 +44,23 @@ class WatchedObjects:
 
     @property
     def names(self) -> set[str]:
-        """The names of what is there. Read it with the lock held."""
+        """Names of the existing objects. Hold the lock to read them."""
         return {str(item["metadata"]["name"]) for item in self.objects.values()}
 
     def trouble(self, least_s: float) -> str:
-        """Return why the server has said nothing for some time; empty while it does. Read it with the lock held."""
+        """Return the reason for a silent server; empty while the server answers.
+
+        Hold the lock to call.
+        """
         if self.error is None or time.monotonic() - self._error_since_s < least_s:
             return ""
         return str(self.error)
 
     def forget(self, names: Collection[str]) -> None:
-        """Leave out of `gone` what had one of these names, for others take them; the lock is held."""
+        """Drop deleted objects with these names, as new objects take the names.
+
+        Hold the lock to call.
+        """
         self.gone = {
             uid: gone for uid, gone in self.gone.items() if gone[0]["metadata"]["name"] not in names
         }
@@ -65,7 +72,7 @@ class WatchedObjects:
             self._thread.join(2.0)
 
     def _wake(self) -> None:
-        """Wake whoever reads the watch: only shutting the socket does."""
+        """Wake the reader of the watch by shutting its socket down."""
         connection = getattr(self._response, "connection", None)
         with contextlib.suppress(OSError, AttributeError):
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]

@@ -1,8 +1,8 @@
-"""`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own, without root.
+"""`LocalPods`: pods on this machine. Each is a real OpenSSH daemon on its own loopback address.
 
-CPU is shared with all else that runs here; `memory_gib` binds where this user may make a memory cgroup
-(`can_limit_memory`), and `image` means nothing. The pods of a cluster share one import of torch.
-Pods under a memory limit, which counts what each imports, and pods with GPUs import it themselves.
+No root is needed. All processes of the machine share the CPU. `memory_gib` binds if this user may
+make a memory cgroup (`can_limit_memory`); `image` has no effect. The pods of a cluster share
+one import of torch. Pods with a memory limit or their own GPUs do not share the import.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LocalPods(Place):
     _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
     _limits: list[machine.MemoryLimit] = PrivateAttr(default_factory=list)
     _kept: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
-    """The workers beside those that are just started again."""
+    """The other workers, while lost ones are started again."""
     _fork_server: ForkServer | None = None
     _stopped: bool = False
     _keep_folders: bool = False
@@ -111,7 +111,10 @@ class LocalPods(Place):
         raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the pods over; start those that their lease or a restart of this machine has ended in their folders."""
+        """Take the pods over.
+
+        Start pods again in their folders after an end by lease or by a reboot.
+        """
         lives = {pod.name: taken_over(Path(pod.root)) for pod in pods}
         self._workers = {pod.name: LocalWorker.adopted(Path(pod.root)) for pod in pods}
         for name, worker in self._workers.items():
@@ -183,7 +186,10 @@ class LocalPods(Place):
         return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
-        """End all processes of the pods, in five seconds at most, and remove the folders; the logs stay. Idempotent."""
+        """End all processes of the pods, in five seconds at most, and remove the folders.
+
+        The logs stay. Idempotent.
+        """
         with self._starting:  # no worker may start unseen beside `_end`
             self._stopped = True
             every, self._kept = {**self._kept, **self._workers}, {}
@@ -202,7 +208,7 @@ class LocalPods(Place):
         (folder / f"{FORK_SERVER_NAME}.sock").unlink(missing_ok=True)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
-        """Do what `stop` says, of those workers alone, without telling a launch that is under way to give up."""
+        """End workers as `stop` does, without cancelling a launch that is under way."""
         workers = list((self._workers if those is None else those).values())
         roots, fork_server = [worker.root for worker in workers], self._fork_server
         for worker in workers:
@@ -278,7 +284,7 @@ class LocalPods(Place):
             raise
 
     def _start_fork_server(self, spec: PodSpec, context: LaunchContext) -> None:
-        """Have torch imported once for all pods, from as early as can be, where that makes no difference to a pod."""
+        """Start the shared import of torch early, if all pods can use the same import."""
         alike = not spec.gpus and (spec.memory_gib is None or not machine.can_limit_memory())
         with self._starting:
             self._check_not_stopped()

@@ -1,1 +1,1 @@
-"""Where workers report themselves, each with a proof that it belongs to the cluster."""
+"""Reports of workers, with proof of their cluster."""

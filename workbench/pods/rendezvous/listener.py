@@ -1,6 +1,6 @@
-"""Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else.
+"""The receiver of workers' reports: a TCP listener for N proven reports before a deadline.
 
-Nothing in a report is trusted, since whoever sent it may be anybody.
+Reports are untrusted: any process may send a report. Invalid input never ends the listener.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ class Rendezvous:
         self._listener.close()
 
     def _accept(self) -> None:
-        """Take a connection and send it its nonce; with too many, the one that idled longest has to go."""
+        """Accept a connection and send its nonce.
+
+        Above the limit, drop the longest idle connection.
+        """
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -188,7 +191,10 @@ class Rendezvous:
         self._close(pending)
 
     def _say(self, pending: _WorkerConnection, message: dict[str, str]) -> None:
-        """Send one line; it is far smaller than an empty socket buffer, so it goes out whole or the peer is gone."""
+        """Send a line.
+
+        It fits into an empty socket buffer, so a partial write means a dead peer.
+        """
         with contextlib.suppress(OSError):
             pending.socket.send(to_line(message))
 

@@ -1,7 +1,7 @@
-"""How a worker tells the rendezvous who it is: the worker's half of the exchange, and the proofs of both.
+"""The worker's side of the rendezvous: its report, and the proofs of both sides.
 
-JSON lines over TCP: a nonce; the report and an HMAC over both nonces and the report; an HMAC in answer. The cluster's
-token itself never travels.
+JSON lines over TCP: a nonce; the report and an HMAC over both nonces and the report; an HMAC in
+answer. The cluster's token itself never travels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIELDS = ("name", "address", "ssh_port", "user", "slots", "host_key", "root", "
 
 
 def proof(token: bytes, role: str, *parts: str) -> str:
-    """Return the HMAC-SHA256 by which `role` ("worker" or "rendezvous") proves the token over an exchange."""
+    """Return the HMAC-SHA256 of `role` ("worker" or "rendezvous") over the parts of an exchange."""
     message = b"".join(
         len(part.encode()).to_bytes(4, "big") + part.encode() for part in (role, *parts)
     )
@@ -39,7 +39,7 @@ def encode_report(pod: Pod) -> str:
 
 
 def register(host: str, port: int, token: bytes, pod: Pod, *, timeout_s: float) -> None:
-    """Report this pod to the rendezvous; blocks until it was taken. Repeating it does no harm."""
+    """Report the pod to the rendezvous; blocks until accepted. Repeated calls do no harm."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,1 +1,1 @@
-"""SSH to a pod, in three ways: paramiko for the keeper, OpenSSH for the doctor, OpenSSH in bulk for large files."""
+"""SSH to a pod: paramiko for the keeper, OpenSSH for the doctor and for large files."""

@@ -1,4 +1,4 @@
-"""A command that runs on a pod, both streams always drained, since one that is full blocks the other."""
+"""A command on a pod. Both streams are always drained, since a full stream blocks the other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _READ_BYTES = 65_536
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completed:
     exit_code: int
-    """What it returned; -1 if it was killed by a signal."""
+    """Exit code; -1 after a signal."""
     stdout: str
     """Bytes that are not UTF-8 as backslash escapes."""
     stderr: str
 
 
 class RemoteStream:
-    """A command that runs on a pod, to be talked to through stdin and stdout; one thread may read, another write."""
+    """A command on a pod with open stdin and stdout. A thread may read while another writes."""
 
     def __init__(self, channel: paramiko.Channel, host: str, command: str) -> None:
         self.host = host
@@ -59,7 +59,7 @@ class RemoteStream:
 
     @property
     def exit_code(self) -> int | None:
-        """What it returned (-1: it was killed, or the connection was lost), None while it runs."""
+        """Exit code; -1 after a signal or a lost connection; None while the command runs."""
         return self.channel.recv_exit_status() if self.channel.exit_status_ready() else None
 
     def wait(self, timeout_s: float) -> int | None:
@@ -68,7 +68,10 @@ class RemoteStream:
         return self.exit_code
 
     def close(self) -> None:
-        """Close the channel. The remote command sees the end of its stdin and is not killed. Idempotent."""
+        """Close the channel.
+
+        The remote command sees the end of its stdin and is not killed. Idempotent.
+        """
         self.channel.close()
 
     def _drain_stderr(self) -> None:
@@ -81,7 +84,7 @@ class RemoteStream:
         del self._stderr[:-_STDERR_KEPT_BYTES]
 
     def error(self, what: str) -> RemoteError:
-        """Make the error for something that went wrong with it, with the tail of its stderr."""
+        """Make an error for a failure of the command, with the tail of its stderr."""
         words = self.stderr.strip()
         text = f"{self.command!r} on {self.host} {what}" + (
             f"; it wrote: {words[-500:]}" if words else ""

@@ -1,9 +1,9 @@
-"""One SSH connection to one pod, over paramiko: the keeper's way, many commands on one login that stays open.
+"""An SSH connection to a pod over paramiko: the keeper's way. Many commands share a login.
 
-Small files travel too, each whole or not at all: written beside its place, checked, then renamed. A program there takes
-what is sent, since SFTP says nothing of a disk that is full until it is too late.
+Small files travel on it, too. A file is written beside its place, checked, then renamed. A program
+on the pod receives the file, since SFTP reports a full disk too late.
 
-Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a deadline.
+Keep-alives reveal a dead peer to no caller (faults.md, 9): set a deadline for every wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DONE = {"take": "written", "holds": "read"}
 
 
 class SSHConnection:
-    """A connection to one pod. Several threads may use it at once."""
+    """A connection to a pod. Several threads may use it at once."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
         self.pod = pod
@@ -93,7 +93,7 @@ class SSHConnection:
         self._transport = self._hop = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
-        """Run a command to its end. A process it leaves behind that holds its output is not waited for."""
+        """Run a command to its end. Background processes that hold its output are not awaited."""
         stream = self.stream(argv)
         try:
             return complete(stream, stdin, time.monotonic() + timeout_s)
@@ -133,7 +133,10 @@ class SSHConnection:
             )
 
     def stamp_of(self, remote: str | PurePosixPath, digest: str, stamp: str = "") -> str:
-        """Return a stamp of a file with this SHA-256, empty for any other; one whose stamp is known is not read."""
+        """Return the stamp of a file with the given SHA-256, else empty.
+
+        A file with a known stamp is not read.
+        """
         return str(self._ask_far_end(["holds", str(remote), digest, stamp])["stamp"])
 
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
@@ -173,9 +176,7 @@ class SSHConnection:
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)
-        for _ in range(
-            _KILLED_AT_MOST
-        ):  # whoever kills it kills no run with it: it can be asked again
+        for _ in range(_KILLED_AT_MOST):  # killing it kills no run: the command can be repeated
             done = self.run(argv, data, timeout_s=_FILE_S + len(data) / _SLOWEST_PER_S)
             if done.exit_code >= 0:
                 break
@@ -225,7 +226,7 @@ class SSHConnection:
 
 
 def _to_bytes(command: str) -> bytes:
-    """Return a command as it travels: file names keep their bytes, and no locale here refuses a letter."""
+    """Return a command as bytes: file names keep their bytes, under any locale."""
     try:
         return os.fsencode(command)
     except UnicodeEncodeError:  # of a locale such as ISO-8859-1, which lacks it

@@ -1,4 +1,7 @@
-"""The ephemeral key of one cluster and the host keys of its pods, in one private folder; `~/.ssh` is left alone."""
+"""The ephemeral key of a cluster and its pods' host keys, in a private folder.
+
+`~/.ssh` is untouched.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ class Identity:
 
     @property
     def ssh_config(self) -> Path:
-        """The configuration for `ssh -F`; with it OpenSSH reads neither the user's nor the machine's."""
+        """The configuration for `ssh -F`.
+
+        With it OpenSSH reads neither the user's nor the machine's.
+        """
         return self.folder / "ssh_config"
 
     @property
@@ -93,7 +99,10 @@ class Identity:
         return self.key.with_suffix(".pub").read_text().strip()
 
     def pin(self, pods: Iterable[Pod]) -> None:
-        """Trust these pods' host keys and no others. Replaces known_hosts and ssh_config atomically."""
+        """Trust these pods' host keys and no others.
+
+        Replaces known_hosts and ssh_config atomically.
+        """
         listed = list(pods)
         jumps = list(dict.fromkeys(pod.jump for pod in listed if pod.jump is not None))
         trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
@@ -116,14 +125,14 @@ class Identity:
         return [line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[0] == name]
 
     def destroy(self) -> None:
-        """Remove the key and all that lies beside it. Idempotent."""
+        """Remove the key and its folder's content. Idempotent."""
         with contextlib.suppress(OSError):
             self.key.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse a private key that is missing or that others may read, as OpenSSH does."""
+    """Refuse a private key that is missing or readable by others, as OpenSSH does."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
@@ -157,13 +166,13 @@ def check_key_line(line: str) -> str:
 
 
 def fingerprint(line: str) -> str:
-    """Return a public key line's fingerprint as `ssh` shows it: SHA256 in base64 without padding."""
+    """Return the fingerprint of a public key line in ssh's form: SHA256 in base64, without padding."""
     digest = hashlib.sha256(base64.b64decode(check_key_line(line).split(" ")[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def generate_key(path: Path, comment: str) -> None:
-    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 whatever the umask."""
+    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 under any umask."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
         subprocess.run(
@@ -226,7 +235,10 @@ def _block(host: str, port: int, lines: Sequence[str]) -> str:
 
 
 def _proxy_command(identity: Identity, number: int) -> str:
-    """Return the command that reaches through a jump host; ProxyJump would not quote the configuration's path."""
+    """Return the command that reaches through a jump host.
+
+    ProxyJump would not quote the configuration's path.
+    """
     config = shlex.quote(str(identity.ssh_config)).replace("%", "%%")
     return f"ssh -F {config} -W [%h]:%p -- {_JUMP.format(number)}"
 

@@ -1,7 +1,7 @@
-"""How the OpenSSH client, pdsh and mpirun are told to use a cluster's identity and nothing of the user's.
+"""Options for the OpenSSH client, pdsh and mpirun to use a cluster's identity, and no other.
 
-Also runs a command through the client and keeps ssh's own words: for the doctor, which is to meet the launchers'
-refusals, and to work where the keeper's own connections do not.
+Also runs a command through the client and keeps ssh's own words, for the doctor. The doctor meets
+the refusals of the launchers, and works where the keeper's connections do not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[
 
 
 def pdsh_environment(identity: Identity) -> dict[str, str]:
-    """Return the variables that make pdsh connect through OpenSSH with this identity."""
+    """Return the variables for pdsh to connect through OpenSSH with this identity."""
     path = str(identity.ssh_config)
     if any(c in path for c in "%'") or len(path.split()) != 1:
         raise ConfigError(
@@ -37,7 +37,7 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
 
 
 def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
-    """Write an executable that is `ssh` with this identity; return its path: OpenMPI's `plm_rsh_agent`."""
+    """Write an executable `ssh` with the identity, for OpenMPI's `plm_rsh_agent`; return its path."""
     path = identity.folder / f"ssh-{pods[0].name}"  # a pod is in one run at a time
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(
@@ -105,7 +105,7 @@ def run_over_openssh(
     timeout_s: float,
     answered_s: Callable[[], float] = lambda: 0.0,
 ) -> CommandResult:
-    """Give up after `timeout_s`, counted from the last answer of another pod (`time.monotonic`) where that is later."""
+    """Give up `timeout_s` after the start, or after the last answer of another pod if later."""
     began_s, waits_from_s = time.time(), time.monotonic()
     try:
         process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)

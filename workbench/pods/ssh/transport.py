@@ -1,4 +1,7 @@
-"""A paramiko transport to a host, one function a step; nothing is sent to a host before its key was compared."""
+"""A paramiko transport to a host, one function a step.
+
+Nothing is sent to a host before its key was compared.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +40,16 @@ Wire: TypeAlias = "socket.socket | paramiko.Channel"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
     name: str
-    """What the errors call it."""
+    """Name of the host in errors."""
     address: str
-    """Address that reaches it from where the connection comes from."""
+    """Address of the host, as seen from the origin of the connection."""
     port: int
     user: str = ""
     key: Path = Path()
     pinned: Sequence[str] = ()
     """The host keys to accept, `type base64`."""
     connect_timeout_s: float = 5.0
-    """Seconds that each step may take; where that is less, banner and login still have ten."""
+    """Time limit per step in seconds. Banner and login have at least ten seconds."""
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""The Kubernetes objects of one cluster, as plain manifests: a Secret, a headless Service and the pods. Pure."""
+"""The Kubernetes objects of a cluster as manifests: a Secret, a headless Service, pods. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.pods.ssh.identity import check_key_line
 Manifest = dict[str, object]
 
 CLUSTER_LABEL = "deepspeed-workbench/cluster"
-"""The label that all objects of one cluster carry; its value is their common name."""
+"""Label of all objects of a cluster; the value is their common name."""
 MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
 _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
@@ -38,7 +38,7 @@ _GRACE_S = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostKey:
-    """The key by which one pod proves itself. Never print it."""
+    """The host key of a pod. Never print it."""
 
     private: str
     """In OpenSSH's form."""
@@ -67,7 +67,7 @@ class HostKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A pod whose end takes our objects with it: Kubernetes' own garbage collection."""
+    """The pod that owns our objects: Kubernetes' garbage collection removes them with the pod."""
 
     name: str
     uid: str
@@ -96,7 +96,7 @@ class ClusterObjects:
     """Its `env` is not in any manifest: ranks get it over SSH."""
     count: int
     lease_s: float
-    """Seconds that a pod outlives a keeper that fell silent."""
+    """Seconds that a pod outlives a silent keeper."""
     wait_s: float
     """Seconds that a pod waits for the first login."""
 
@@ -123,7 +123,7 @@ class ClusterObjects:
         return f"{_WORK_PATH}/{self.base}/pod-{index}"
 
     def secret(self, public_key: str, host_keys: Sequence[HostKey], owner: Owner) -> Manifest:
-        """Return the Secret: the key that may log in, a host key for each pod, and the program they start."""
+        """Return the Secret: the key for logins, a host key per pod, and the pods' program."""
         files = {
             "start.py": Path(pod_main.__file__).read_text(encoding="utf-8"),
             "authorized_keys": f"restrict {check_key_line(public_key)}\n",
@@ -154,7 +154,7 @@ class ClusterObjects:
         return made_claims(self.options.volumes)
 
     def claim(self, volume: Volume, owner: Owner) -> Manifest:
-        """Return a claim that goes with the first pod, unless it is kept."""
+        """Return a volume claim, owned by the first pod unless the claim is kept."""
         claim = self._object("PersistentVolumeClaim", volume.claim, None if volume.keep else owner)
         return {**claim, "spec": volume.claim_spec(self.count)}
 
@@ -222,7 +222,7 @@ class ClusterObjects:
         }
 
     def _account_container(self) -> Manifest:
-        """Return the container that gives the user id a name, where the image has none for it: sshd needs one."""
+        """Return the container that names the user id, for images without a name: sshd needs one."""
         options = self.options
         wanted = {
             name: amount

@@ -1,4 +1,4 @@
-"""The parts of a pod's manifest that follow from the options alone, for our own pods and those of a job. Pure."""
+"""Parts of a pod's manifest that depend on the options alone, for our pods and for jobs. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from workbench.pods.pod_spec import PodSpec
 
 
 def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
-    """Return what a pod asks for, which is its limit too.
+    """Return the resources of a pod, as requests and limits alike.
 
     Example:
         >>> resources(PodSpec(cpus=0.5, memory_gib=2), KubernetesOptions())
@@ -24,7 +24,7 @@ def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
 
 
 def placement(options: KubernetesOptions) -> dict[str, object]:
-    """Return the fields that say where a pod may run, and as whom; those that were not given are absent."""
+    """Return the fields for scheduling and accounts; options that were not given are absent."""
     fields: dict[str, object] = {
         "nodeSelector": dict(options.node_selector),
         "tolerations": list(options.tolerations),
@@ -58,7 +58,10 @@ def container_security(options: KubernetesOptions) -> dict[str, object]:
 
 
 def cache_env(options: KubernetesOptions, folder: str) -> list[dict[str, object]]:
-    """Return the variables that keep caches out of a home folder that cannot be written, and the hub's in its own."""
+    """Return variables that move caches out of a read-only home folder.
+
+    The hub's cache has its own folder.
+    """
     names = ("XDG_CACHE_HOME", "TRITON_HOME", "MPLCONFIGDIR") if options.read_only_root else ()
     hub = [("HF_HOME", volume.mount) for volume in options.volumes if volume.hub_cache]
     return [
@@ -82,7 +85,7 @@ def volume_mounts(options: KubernetesOptions) -> list[dict[str, object]]:
 
 
 def volumes(options: KubernetesOptions) -> list[dict[str, object]]:
-    """Return the volumes of `volume_mounts`; `shm` is in place of the small `/dev/shm` that containers have."""
+    """Return the volumes of `volume_mounts`; `shm` replaces the small `/dev/shm` of containers."""
     own = [volume.volume(f"volume-{number}") for number, volume in enumerate(options.volumes)]
     shm = {"medium": "Memory", "sizeLimit": f"{round(options.shm_gib * 1024)}Mi"}
     return [*own, {"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]

@@ -1,4 +1,4 @@
-"""`Volume`: what is mounted in the pods, and from where; checked when it is made. Pure."""
+"""`Volume`: a source and a mount point in the pods, checked when made. Pure."""
 
 from __future__ import annotations
 
@@ -66,42 +66,49 @@ Name = Annotated[
 
 
 class Volume(Record):
-    """A volume of Kubernetes pods and where it is mounted; without a source, an empty folder of each pod's own."""
+    """A volume of Kubernetes pods and its mount point.
+
+    Without a source: an empty folder per pod.
+    """
 
     label: ClassVar[str] = "Volume"
 
     mount: Annotated[str, AfterValidator(_check_mount)]
     """Absolute path in the pods."""
     claim: Name = ""
-    """A volume claim, which all pods share. With `size_gib` it is made; without, it must be there."""
+    """Volume claim, shared by all pods. With `size_gib` the claim is created; without, it must
+    exist."""
     config_map: Name = ""
     """A ConfigMap; its keys are files that can only be read."""
     host_path: Annotated[str, AfterValidator(_check_host_path)] = ""
-    """A folder or file of each pod's node; most clusters forbid it."""
+    """Folder or file of the pod's node; most clusters forbid host paths."""
     nfs: Annotated[str, AfterValidator(_check_nfs)] = ""
     """A folder of an NFS server, `server:/folder`."""
     read_only: bool = False
     """Whether pods can only read it. Default false."""
     sub_path: Annotated[str, AfterValidator(_check_sub_path)] = ""
-    """The folder or file of the volume that is mounted. Default: all of it."""
+    """Folder or file of the volume to mount. Default: all of it."""
     size_gib: Annotated[Positive, Unit("GiB")] | None = None
-    """Size of the claim that is made, or the most that an empty folder may take. Default None."""
+    """Size of the claim to create, or the limit of an empty folder, in GiB. Default None."""
     storage_class: Name = ""
-    """Storage class of the claim that is made. Without `claim`, each pod gets a claim of its own, which goes with it.
-    Default: the cluster's."""
+    """Storage class of the created claim. Without `claim`, every pod gets its own claim, which is
+    removed with the pod. Default: the cluster's."""
     keep: bool = False
-    """Whether the claim that is made stays when the cluster ends; one of the name is taken as it is. Default false."""
+    """Whether the created claim stays when the cluster ends. An existing claim of the name is then
+    used as it is. Default false."""
     medium: Annotated[
         str,
         Field(pattern=r"^(|Memory|HugePages(-\d+[KMG]i)?)$"),
         Allowed("'', 'Memory', 'HugePages' or a size of pages, as in 'HugePages-2Mi'"),
     ] = ""
-    """What an empty folder lies on: the node's disk, `Memory`, or huge pages as `HugePages-2Mi`. Default: the disk."""
+    """What an empty folder lies on: the node's disk, `Memory`, or huge pages as `HugePages-2Mi`.
+    Default: the disk."""
     hub_cache: bool = False
-    """Whether it is the hub's cache, HF_HOME: with a claim, all pods fetch a model once. Default false."""
+    """Whether it is the hub's cache, HF_HOME: with a claim, all pods fetch a model once. Default
+    false."""
 
     def model_post_init(self, context: object) -> None:
-        """Refuse options that contradict each other."""
+        """Refuse contradictory options."""
         super().model_post_init(context)
         sources = [
             name for name in ("claim", "config_map", "host_path", "nfs") if getattr(self, name)
@@ -171,7 +178,7 @@ class Volume(Record):
 
 
 def check_volumes(volumes: Sequence[Volume]) -> Sequence[Volume]:
-    """Refuse two volumes in one place, two caches and a claim that is made in two ways."""
+    """Refuse two volumes at the same mount point, two caches, and contradictory claims."""
     mounts = [volume.mount for volume in volumes]
     if twice := sorted({mount for mount in mounts if mounts.count(mount) > 1}):
         raise ConfigError(

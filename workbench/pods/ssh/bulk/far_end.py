@@ -1,9 +1,9 @@
-"""The pod's end of a file's way: `python -IS -c` of this file's text, over SSH; standard library only.
+"""The pod's side of a file transfer: `python -IS -c` of this text, over SSH; standard library only.
 
-`send PATH OFFSET` writes a line of JSON, the bytes from there on, and a line with the SHA-256 of the whole file; with
-names after it, the same of these files of the folder PATH, one after the other as if they were one.
-`receive PATH PART` says how much of a part is there, takes the rest, and names the file only if the SHA-256 agrees.
-`take PATH SIZE SHA256` does so with a small file; `holds PATH SHA256 STAMP` says whether it is as it should be.
+`send PATH OFFSET` writes a line of JSON, the bytes from the offset on, and a line with the SHA-256
+of the whole file. With names after it, `send` does the same for files of the folder PATH, joined.
+`receive PATH PART` reports the size of a part, takes the rest, and renames the file if the SHA-256
+agrees. `take PATH SIZE SHA256` receives a small file. `holds PATH SHA256 STAMP` checks a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not
 
 
 def main(argv: list[str]) -> int:
-    """Do what is asked; what the disk refuses is said in a line `{"error": WORDS}`."""
+    """Carry out a command; report errors of the disk in a line `{"error": WORDS}`."""
     verb, path, *rest = argv
     verbs: dict[str, Callable[..., int]] = {
         "send": _send,
@@ -74,7 +74,7 @@ def _size_of(path: str) -> int:
 
 
 def _pieces(files: list[str], sizes: list[int], cut: int) -> Iterator[bytes]:
-    """Yield what is in files, one after the other; no piece goes across the byte `cut` of it all."""
+    """Yield the content of joined files in pieces; no piece crosses the byte `cut`."""
     at = 0
     for path, left in zip(files, sizes, strict=True):
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
@@ -138,7 +138,7 @@ def _fill(path: str, part: str, file: int) -> int:
 
 
 def _own_part(part: str) -> tuple[str, int]:
-    """Open a part that nobody else writes; one whose writer stays takes its part along, and another is begun."""
+    """Open a part for exclusive writing; if another writer holds a part, begin a new file."""
     until = time.monotonic() + _WRITER_S
     while True:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,7 @@
-"""A child process, read and written in large pieces, with a limit on silence; a nameless file takes its stderr."""
+"""A child process, read and written in large pieces, with a limit on silence.
+
+A nameless file takes its stderr.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ class Pipe:
                     stream.close()
 
     def readline(self) -> bytes:
-        """Return a line, without its end; a longer one than any of ours, or one that never ends, is Broken."""
+        """Return a line without its end; raise Broken for an overlong or endless line."""
         deadline = time.monotonic() + _HASHED_S
         while b"\n" not in self._spare:
             if len(self._spare) > _LONGEST_LINE:

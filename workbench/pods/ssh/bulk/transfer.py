@@ -1,6 +1,6 @@
-"""Large files between this machine and a pod: on from where a break left them, and verified on both sides.
+"""Large files between this machine and a pod: resumed after a break, and verified on both sides.
 
-Over `ssh`, since Paramiko's ciphers cost two to three times the processor time of OpenSSH's.
+Uses `ssh`, since Paramiko's ciphers need two to three times the processor time of OpenSSH's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from workbench.pods.ssh.openssh import ssh_argv
 
 logger = logging.getLogger(__name__)
 LARGE = 8 << 20
-"""From so many bytes on a file is worth a connection of its own; opening one takes some tenths of a second."""
+"""From so many bytes on a file is worth a connection of its own; opening one takes some tenths of a
+second."""
 _PIECE = 1 << 20
 _PAUSE_S = 0.5
 _AGAIN = 2  # times that a file is carried anew because it arrived as another
@@ -50,11 +51,12 @@ class SshRoute:
     host: str
     python: str
     command: Callable[[Sequence[str]], list[str]]
-    """Returns the argument list, on this machine, that runs a command there."""
+    """Returns the local argument list that runs a command on the pod."""
     by_hand: Callable[[str], str] = field(default=lambda _path: "")
     """Returns the line by which a person can fetch a file there; empty where there is none."""
     patience_s: float = 120.0
-    """Seconds without a new byte after which it is given up; a line that breaks is opened again until then."""
+    """Seconds without a new byte before the transfer is given up. A broken connection is reopened
+    until then."""
     why_gone: Callable[[], str] = field(default=lambda: "")
     """Returns why the pod will not answer again; empty while it may."""
 
@@ -62,7 +64,7 @@ class SshRoute:
 def route_to(
     pod: Pod, identity: Identity, patience_s: float, why_gone: Callable[[], str] = lambda: ""
 ) -> SshRoute:
-    """Return the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
+    """Return the route to a pod through the OpenSSH client, with the cluster's identity alone."""
     options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
 
     def command(argv: Sequence[str]) -> list[str]:
@@ -92,7 +94,7 @@ def far_end_argv(python: str, *words: str) -> list[str]:
 
 
 def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
-    """Read what the pod's end says; what it cannot do is an error that names the pod."""
+    """Read the answer of the pod's side; its failure is raised as an error with the pod's name."""
     facts = from_line(line)
     if full := facts.get("full"):
         raise disk_full(full["folder"], full["needed"], full["free"], where=pod)
@@ -108,7 +110,7 @@ def fetch_file(
     tell: Progress = lambda _done, _size: None,
     names: Sequence[str] = (),
 ) -> str:
-    """Fetch a file, or `names` of a folder as one file; what an earlier try left does not travel again."""
+    """Fetch a file, or the files `names` of a folder as a single file. Resume an earlier transfer."""
     local.parent.mkdir(parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
@@ -155,7 +157,7 @@ def fetch_file(
 def send_file(
     route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None
 ) -> str:
-    """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again."""
+    """Send a file of any size, replacing the old file (mode 0600); resume an earlier transfer."""
     tries = _Tries(
         route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there"
     )
