@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.answers import judge
 from workbench.jobs.data.sources.dataset import Mini, prepare
 from workbench.jobs.data.sources.mini import mini_tables
 from workbench.jobs.data.tables import SqlTable
 from workbench.results.answers.predictions import Predictions, judge_answers, read_predictions
-from workbench.rundir.answers import judge
 
 TABLE = SqlTable(
     id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.rundir.answers import Answer, judge, share, write_answers
+from workbench.finetune.answers import Answer, judge, share, write_answers
 
 
 @pytest.mark.parametrize(

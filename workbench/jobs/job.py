@@ -19,7 +19,8 @@ from workbench.base.record import Record
 Success = Literal["record", "exit code"]
 """How a rank proves that it is done: by a record `done.json` that it writes itself, or by exit code 0."""
 
-_COMMON = ("launcher", "env", "restarts", "stall_timeout_s")
+COMMON = ("launcher", "env", "restarts", "stall_timeout_s")
+"""Options that every kind of job declares."""
 _GRACE_S = 60.0
 
 
@@ -180,8 +181,13 @@ class Job(Record):
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
         super().__pydantic_init_subclass__(**options)
-        if missing := [name for name in _COMMON if name not in cls.model_fields]:
+        if missing := [name for name in COMMON if name not in cls.model_fields]:
             raise TypeError(f"the job class {cls.__name__} lacks the options {', '.join(missing)}")
+        if hidden := [name for name in cls.model_fields if hasattr(Job, name)]:
+            raise TypeError(
+                f"options of the job class {cls.__name__} hide members of Job: {', '.join(hidden)}; "
+                "rename the options"
+            )
 
     # Facts.
 

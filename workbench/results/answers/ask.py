@@ -8,6 +8,7 @@ from typing import Protocol
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
+from workbench.finetune.answers import judge
 from workbench.jobs.data.messages import Message
 from workbench.jobs.refusals import no_template
 from workbench.results.answers.conversation import Conversation
@@ -20,7 +21,6 @@ from workbench.results.answers.questions import (
     tables_of,
 )
 from workbench.results.answers.server import check_model, server_of
-from workbench.rundir.answers import judge
 from workbench.rundir.paths import RunPaths
 
 _AT_ONCE, _MOST = 64, 1024  # rows in the first request and in a later one

@@ -11,8 +11,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.shown import Shown, as_grid
 from workbench.base.table import Grid, data_frame
 from workbench.base.words import count, percent
+from workbench.finetune.answers import Answer, judge, read_answers, share
 from workbench.jobs.data.sources.convert import read_tables
-from workbench.rundir.answers import Answer, judge, read_answers, share
 
 if TYPE_CHECKING:
     from pandas import DataFrame

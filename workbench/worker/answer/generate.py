@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, TextStreamer
 
+from workbench.finetune.answers import Answer, judge
 from workbench.jobs.data.rows import Example
-from workbench.rundir.answers import Answer, judge
 from workbench.worker.data.rows import Row
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks

@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import parts, text
+from workbench.finetune.answers import Answer, judge, share
 from workbench.jobs.data.rows import Example, table_from
 from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.evaluation import LOSS, answered_rows, perplexity
 from workbench.jobs.finetune import FineTune
-from workbench.rundir.answers import Answer, judge, share
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
 from workbench.worker.data.rows import aligned

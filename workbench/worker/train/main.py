@@ -13,13 +13,13 @@ from transformers import AutoTokenizer, TrainerCallback
 from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
+from workbench.finetune.answers import Answer, share, write_answers
 from workbench.jobs.adapters import LocalSgd
 from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.evaluation import evaluates
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.jobs.prompts import wording
-from workbench.rundir.answers import Answer, share, write_answers
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
 from workbench.worker.data import rows as data

@@ -1,0 +1,157 @@
+"""Kinds of jobs by name, and one of another package that runs on two real pods."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from poll import until
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
+from workbench.base import entries
+from workbench.base.errors import ConfigError
+from workbench.base.shown import as_text
+from workbench.jobs import registry
+from workbench.jobs.job import COMMON, Job
+from workbench.rundir.events import STATE_EVENTS
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.view import RunView
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Stand for an installed package: its module, and the metadata that holds its entry points."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copy(Path(__file__).with_name("countkind.py"), site)
+    info = site / "countkind-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: countkind\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[workbench.jobs]\n"
+        "count = countkind:Counting\n"
+        "absent = countkind:Nothing\n"
+        "alien = pathlib:Path\n"
+        "script = countkind:Counting\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        patch.setenv("PYTHONPATH", str(site))  # for the keeper, as site-packages would be
+        yield site
+    sys.modules.pop("countkind", None)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path = tmp_path_factory.mktemp("c") / "cluster"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
+        yield cluster
+
+
+def counting(**options: object) -> Job:
+    return registry.job_from_dict({"kind": "count", **options})
+
+
+def test_every_built_in_kind_is_registered_under_its_own_word() -> None:
+    for kind in entries.JOBS:
+        assert registry.job_class(kind).kind == kind
+    assert registry.job_class("script") is Script
+    assert type(registry.job_from_dict({})) is FineTune
+
+
+def test_an_unknown_kind_is_refused_with_the_kinds_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"'dpo'.*finetune.*script|'dpo'.*count") as refused:
+        registry.job_from_dict({"kind": "dpo"})
+    assert all(kind in str(refused.value) for kind in ("count", "finetune", "script"))
+
+
+def test_another_package_cannot_replace_a_built_in_kind() -> None:
+    assert registry.kinds()["script"] == entries.JOBS["script"]
+    assert registry.job_class("script") is Script
+
+
+@pytest.mark.parametrize(("kind", "place"), [("absent", "Nothing"), ("alien", "pathlib:Path")])
+def test_a_wrong_entry_point_is_named(kind: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=place):
+        registry.job_class(kind)
+
+
+def test_a_kind_that_lacks_an_option_or_a_verb_is_refused_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match="launcher, env, restarts, stall_timeout_s"):
+        type("Bare", (Job,), {"kind": "bare", "__module__": __name__})
+    options = {name: Script.__annotations__[name] for name in COMMON}
+    defaults = {"launcher": "ssh", "env": {}, "restarts": 0, "stall_timeout_s": None}
+    body = {"kind": "idle", "__module__": "workbench.jobs.script", "__annotations__": options}
+    idle = type("Idle", (Job,), {**body, **defaults})
+    with pytest.raises(TypeError, match=r"prepare.*program_on"):
+        idle()
+
+
+@pytest.mark.filterwarnings("ignore:Field name")
+def test_an_option_that_would_hide_a_member_of_every_job_is_refused() -> None:
+    body = {"__module__": "workbench.jobs.script", "__annotations__": {"word": "str"}}
+    with pytest.raises(TypeError, match=r"Hides.*word"):
+        type("Hides", (Script,), {**body, "word": ""})
+
+
+def test_only_a_fine_tuning_job_may_send_state_events() -> None:
+    assert FineTune.events == STATE_EVENTS
+    assert not Script.events
+
+
+@pytest.mark.slow
+def test_a_job_of_another_package_is_prepared_sent_run_and_reported(cluster: Cluster) -> None:
+    run = cluster.submit(counting(upto=3, say="tick", env={"SOME": "value"}))
+    result = run.wait(120, progress=False)
+    result.raise_for_status()
+    assert result.state is RunState.SUCCEEDED
+    assert result.world_size == 2
+    for rank in (0, 1):
+        log = run.paths.rank_log(rank, "stdout").read_text()
+        assert log.splitlines() == ["tick 0", "tick 1", "tick 2"]
+    assert (run.paths.root / "files" / "last.txt").read_text() == "2"
+    assert result.technique == "count"
+    assert '"data": "tick-3"' in run.paths.origin.read_text()
+    spec = RunSpec.load(run.paths.spec)
+    assert spec.job == counting(upto=3, say="tick", env={"SOME": "${SOME}"})
+    view = RunView(run.paths.root)
+    view.refresh()
+    assert view.state is RunState.SUCCEEDED
+    assert run.id in as_text(run)
+
+
+@pytest.mark.slow
+def test_a_job_of_another_package_stops_when_asked(cluster: Cluster) -> None:
+    run = cluster.submit(counting(upto=10_000))
+    until(lambda: "n 3" in "\n".join(RunView(run.paths.root).log(1)))
+    assert run.state is RunState.RUNNING
+    run.stop()
+    result = run.wait(60, progress=False)
+    assert result.state is RunState.STOPPED
+    assert "ended by themselves" in result.message
+
+
+@pytest.mark.slow
+def test_the_failure_of_a_job_of_another_package_is_told_in_its_users_files(
+    cluster: Cluster,
+) -> None:
+    run = cluster.submit(counting(env={"COUNT_WORDS": "unused"}, say=" ", upto=2))
+    result = run.wait(60, progress=False)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert result.error.kind == "IndexError"
+    assert 'File "counting", line' in result.error.traceback
+
+
+@pytest.mark.slow
+def test_a_refusal_of_a_job_of_another_package_leaves_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = counting()
+    monkeypatch.setattr(type(job), "ranks", lambda self, slots: 9)
+    with pytest.raises(ConfigError, match="at most 8 ranks"):
+        cluster.submit(job, path=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
