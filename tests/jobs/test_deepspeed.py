@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.choices import Technique
 from workbench.jobs.deepspeed import keys as dskeys
 from workbench.jobs.deepspeed.config import resolve
@@ -21,7 +22,7 @@ from workbench.jobs.deepspeed.not_done import NOT_DONE
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.spec import ClusterSpec
 
-WITH_DEEPSPEED = [t for t in Technique if t.uses_deepspeed]
+WITH_DEEPSPEED = [t for t in Technique if technique_of(t).uses_deepspeed]
 
 
 def own(config: object, **options: object) -> FineTune:
@@ -38,7 +39,7 @@ def test_every_shipped_file_fits_its_technique(
     job = FineTune(technique=technique, optimizer=optimizer, precision=precision)
     config = resolve(job, gpus=gpus)
     assert config is not None
-    assert config["zero_optimization"]["stage"] == Technique(technique).zero_stage  # type: ignore[index]
+    assert config["zero_optimization"]["stage"] == technique_of(technique).zero_stage  # type: ignore[index]
     assert json.loads(json.dumps(config)) == config
 
 

@@ -13,12 +13,11 @@ from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
 from workbench.finetune.checkup import slowdowns
+from workbench.finetune.techniques.sizes import Memory, Parameters, Trace
 from workbench.jobs.choices import Technique
 from workbench.planner.forecast import Scaling, Speeds, scaling_of
-from workbench.planner.memory import Memory
 from workbench.planner.setting import setting_of
 from workbench.planner.table import Fit, Pace, PlanRow, PlanTable
-from workbench.planner.tracing import Parameters, Trace
 from workbench.pods.doctor.exchange import Exchange
 
 

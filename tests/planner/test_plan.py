@@ -15,6 +15,7 @@ from workbench import FineTune, gpus_for, plan
 from workbench.base.child import HELPER, child_environment
 from workbench.base.errors import ConfigError
 from workbench.cli import main
+from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.choices import Technique
 from workbench.planner.gpus import KINDS
 from workbench.planner.plan import predict
@@ -445,7 +446,7 @@ def test_a_trace_that_fails_refuses_its_own_rows_alone(
         table = plan(job, pods=2, gpu_memory_gib=8)
         assert asked.pop() == arithmetic
         for row in table.rows:
-            fails = Technique(row.technique).replicates
+            fails = technique_of(row.technique).replicates
             assert (row.fit is Fit.REFUSED) == fails, row.technique
             assert (
                 "cannot be traced in autocast-bf16" in row.why and "no such kernel" in row.why

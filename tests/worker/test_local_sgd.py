@@ -15,9 +15,9 @@ from forkedruns import Plan, Ran
 from measured import MEASURED
 from safetensors.torch import load_file
 
+from workbench.finetune.techniques.averaging import ParameterAveraging
 from workbench.jobs.adapters import LocalSgd
 from workbench.worker.checkpoint.tensor_tree import read_tree
-from workbench.worker.train.local_sgd import ParameterAveraging
 
 PATIENCE_S = 900
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(PATIENCE_S + 60)]

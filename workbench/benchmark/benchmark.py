@@ -24,7 +24,7 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
@@ -119,7 +119,7 @@ class Benchmark(Shown):
         """
         made = []
         for spec in (RunSpec.load(Path(spec).expanduser()) for spec in specs):
-            pods = 1 if spec.job.word == Technique.SINGLE else spec.pods or spec.cluster.count
+            pods = 1 if runs_alone(spec.job.word) else spec.pods or spec.cluster.count
             made.append(cls([spec.job], pods=[pods], pod=spec.cluster.pods, path=path))
         if not made:
             raise ConfigError("specs is empty; give paths of SPEC.json files")

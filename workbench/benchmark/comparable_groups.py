@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.finetune.techniques.registry import YARDSTICK
 from workbench.planner.forecast import Scaling
 from workbench.planner.table import Pace
 
@@ -215,7 +216,7 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
     if row.outcome is not Outcome.SUCCEEDED:
         return None
     technique, _, peft = row.technique.partition(" ")
-    wanted = [" ".join(filter(None, (name, peft))) for name in (technique, "single")]
+    wanted = [" ".join(filter(None, (name, peft))) for name in (technique, YARDSTICK)]
     ones = [s for s in among if s.row.pods == 1 and s.row.outcome is Outcome.SUCCEEDED]
     candidates = [s for name in wanted for s in ones if s.row.technique == name]
     # Of several, one with the same launcher is the nearer yardstick.

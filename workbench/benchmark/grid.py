@@ -13,10 +13,9 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import whole
 from workbench.base.record import Allowed, Record, Size
 from workbench.base.words import counted
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
-from workbench.jobs.refusals import check_ranks
 from workbench.jobs.script import Script
 
 
@@ -75,8 +74,7 @@ class _Factors(Record):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         for technique in self.techniques or ():
-            if technique not in list(Technique):
-                raise one_of("technique", technique, list(Technique))
+            technique_of(technique)  # or refuse it
         allowed = {name for job in self.jobs for name in type(job).model_fields} | {
             "global_batch_size"
         }
@@ -141,18 +139,18 @@ def _tuned(
     job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int
 ) -> FineTune:
     technique = given or job.technique
-    check_ranks(technique, pods * slots if technique != Technique.SINGLE else pods)
+    alone = technique_of(technique).alone
+    technique_of(technique).refuse_ranks(pods if alone else pods * slots)
     changed: dict[str, object] = {**options, **({"technique": str(given)} if given else {})}
     if "global_batch_size" in changed:
-        ranks = 1 if technique == Technique.SINGLE else pods * slots
+        ranks = 1 if alone else pods * slots
         steps = changed.get("gradient_accumulation_steps", job.gradient_accumulation_steps)
         of_one = job.replace(per_device_train_batch_size=1, gradient_accumulation_steps=steps)
         changed |= _batch(changed.pop("global_batch_size"), of_one.global_batch(ranks))
     if technique != job.technique:
         # What only the job's own technique knows does not go with it to another.
         changed = {
-            "fsdp": {},
-            "local_sgd": {},
+            **{each.options: {} for each in TECHNIQUES if each.options},
             "deepspeed": None,
             "device_map": None,
             "max_memory": {},

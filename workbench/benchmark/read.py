@@ -15,7 +15,8 @@ from workbench.base.files import read_json
 from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
-from workbench.jobs.choices import LossOn, Peft, Sampling, Technique
+from workbench.finetune.techniques.registry import runs_alone
+from workbench.jobs.choices import LossOn, Peft, Sampling
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.registry import job_from_dict
@@ -141,7 +142,7 @@ def _absolute(value: object) -> object:
 
 def _pods_and_ranks(spec: Json) -> tuple[int, int]:
     job, cluster = part(spec, "job"), part(spec, "cluster")
-    if job.get("technique") == Technique.SINGLE:
+    if runs_alone(job.get("technique")):
         return 1, 1
     pods = whole(spec.get("pods")) or whole(cluster.get("count")) or 1
     return pods, pods * max(1, whole(part(cluster, "pods").get("gpus")) or 0)

@@ -17,7 +17,7 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import YARDSTICK
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.planner.plan import scaling
@@ -145,11 +145,7 @@ class Schedule:
             for item in self._items
             if isinstance(item.planned.job, FineTune)
         ]
-        if (
-            not isinstance(planned.job, FineTune)
-            or planned.pods < 2
-            or Technique.SINGLE not in techniques
-        ):
+        if not isinstance(planned.job, FineTune) or planned.pods < 2 or YARDSTICK not in techniques:
             return {}
         if self._exchange is None and alone:
             self._exchange = self._cluster.doctor().exchange

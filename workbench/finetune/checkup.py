@@ -9,7 +9,8 @@ from typing import Any
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.client.result import RunResult
 from workbench.client.submission import Submission
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.local_sgd import LocalSGD
+from workbench.finetune.techniques.registry import TECHNIQUES, YARDSTICK
 from workbench.jobs.finetune import FineTune
 from workbench.planner.forecast import Scaling
 from workbench.planner.plan import as_planned, plan, predict
@@ -58,7 +59,7 @@ def plan_for(
 ) -> PlanTable:
     """Plan a job for pods between which was measured, after timing a few of its steps on one of them."""
     paces: dict[str, Pace] = {}
-    for technique in (Technique.SINGLE, Technique.ZERO1, Technique.ZERO3, Technique.FSDP):
+    for technique in (each.name for each in TECHNIQUES if not each.timed_as):
         try:
             timed = _timed(job, technique)
         except ConfigError:  # QLoRA has fewer techniques
@@ -78,9 +79,7 @@ def plan_for(
             rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION
         )
     if exchange:
-        exchange = replace(
-            exchange, slowdowns=slowdowns(cluster, job, exchange, paces[Technique.SINGLE])
-        )
+        exchange = replace(exchange, slowdowns=slowdowns(cluster, job, exchange, paces[YARDSTICK]))
     return plan(job, paces=paces, exchange=exchange, **options)
 
 
@@ -91,9 +90,7 @@ def slowdowns(
     if exchange.slowdown(exchange.pods) < _SHARED:
         return exchange.slowdowns
     try:
-        apart = _timed(job, Technique.LOCAL_SGD).replace(
-            local_sgd={"sync_steps": 10 * _TIMED_STEPS}
-        )
+        apart = _timed(job, LocalSGD.name).replace(local_sgd={"sync_steps": 10 * _TIMED_STEPS})
     except ConfigError:  # QLoRA
         return exchange.slowdowns
     alone_s = Scaling().step_s(alone, rows=alone.rows, accumulation=_ACCUMULATION)
@@ -118,7 +115,7 @@ def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
         return run.wait(progress=False)
 
 
-def _timed(job: FineTune, technique: Technique) -> FineTune:
+def _timed(job: FineTune, technique: str) -> FineTune:
     """Return a few steps of a job on one pod, without all that is not a step."""
     return as_planned(job, technique).replace(
         max_steps=_TIMED_STEPS,

@@ -11,7 +11,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.base.json_values import Json, items, part, whole
 from workbench.base.package import file_digest
-from workbench.jobs.choices import Optimizer, Precision, Sampling, Schedule, Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.jobs.choices import Precision, Sampling, Schedule
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
@@ -179,16 +180,11 @@ def row_order(root: Path) -> int:
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:
     """Return why the checkpoints of a job are of use only to as many ranks; empty where any number can go on."""
-    why = {
-        "each rank of local-sgd has weights of its own": job.technique == Technique.LOCAL_SGD,
-        f"the states of {job.optimizer} are in blocks of a rank's shard": (
-            Optimizer(job.optimizer).uses_bitsandbytes and job.technique != Technique.DDP
-        ),
-        "round_robin_gradients puts weights in an order of their number": (
-            part(config, "zero_optimization").get("round_robin_gradients") is True
-        ),
-    }
-    return next((words for words, so in why.items() if so), "")
+    if why := technique_of(job.technique).bound_to_ranks(job):
+        return why
+    if part(config, "zero_optimization").get("round_robin_gradients") is True:
+        return "round_robin_gradients puts weights in an order of their number"
+    return ""
 
 
 def _check_ranks(

@@ -6,44 +6,16 @@ from enum import StrEnum
 
 
 class Technique(StrEnum):
-    """How the training state is spread over the ranks."""
+    """Names of the techniques. `finetune/techniques` has a file for each, which says what it does."""
 
     SINGLE = "single"
-    """One rank on the first pod, no DeepSpeed: the yardstick of all others."""
     DDP = "ddp"
-    """torch's DistributedDataParallel: every rank holds everything, gradients are averaged."""
     ZERO1 = "zero1"
-    """DeepSpeed ZeRO stage 1: optimizer states sharded."""
     ZERO2 = "zero2"
-    """DeepSpeed ZeRO stage 2: gradients and optimizer states sharded."""
     ZERO3 = "zero3"
-    """DeepSpeed ZeRO stage 3: parameters, gradients and optimizer states sharded."""
     ZERO3_OFFLOAD = "zero3-offload"
-    """ZeRO stage 3 with optimizer states and parameters kept in host memory."""
     FSDP = "fsdp"
-    """torch's own sharding (`fully_shard`) of parameters, gradients and optimizer states, layer by layer."""
     LOCAL_SGD = "local-sgd"
-    """Every rank holds everything and steps by itself; weights are averaged every few steps, with an outer momentum."""
-
-    @property
-    def uses_deepspeed(self) -> bool:
-        return self.zero_stage > 0
-
-    @property
-    def zero_stage(self) -> int:
-        """Return the ZeRO stage, 0 where there is none."""
-        stages = {
-            Technique.ZERO1: 1,
-            Technique.ZERO2: 2,
-            Technique.ZERO3: 3,
-            Technique.ZERO3_OFFLOAD: 3,
-        }
-        return stages.get(self, 0)
-
-    @property
-    def replicates(self) -> bool:
-        """Whether every rank holds the whole training state."""
-        return self in (Technique.SINGLE, Technique.DDP, Technique.LOCAL_SGD)
 
 
 class Peft(StrEnum):

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from workbench.base import entries
 from workbench.base.files import is_folder, user_path
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.evaluation import Metric, function_name, metric_function, own_metrics
@@ -124,10 +124,10 @@ class FineTune(FineTuneOptions, Job):
         )
 
     def pods_wanted(self, count: int) -> int:
-        return 1 if self.technique == Technique.SINGLE else count
+        return 1 if technique_of(self.technique).alone else count
 
     def ranks(self, slots: int) -> int:
-        return 1 if self.technique == Technique.SINGLE else slots
+        return 1 if technique_of(self.technique).alone else slots
 
     def batch_factors(self, ranks: int) -> Sequence[int]:
         return self.per_device_train_batch_size, self.gradient_accumulation_steps, ranks

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import Fsdp
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.choices import (
     Attention,
     LossOn,
@@ -14,12 +14,9 @@ from workbench.jobs.choices import (
     Peft,
     Precision,
     Schedule,
-    Shard,
-    Technique,
 )
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.evaluation import check_evaluation
-from workbench.jobs.launcher import Launcher
 from workbench.jobs.model import (
     TINY_LLAMA,
     Family,
@@ -58,10 +55,6 @@ def check_together(job: FineTuneOptions) -> None:
             "activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers"
         )
     _check_device_map(job)
-    if job.torch_compile and job.technique == Technique.FSDP:
-        raise ConfigError(
-            "torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage"
-        )
     if (
         job.packing
         and job.attn_implementation == Attention.FLASH_ATTENTION_2
@@ -149,12 +142,7 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
-    fsdp = Fsdp.from_dict(job.fsdp)
-    if gpus < 2 and fsdp.shard == Shard.HYBRID and fsdp.group is None:
-        raise ConfigError(
-            "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
-            "use 'full' or 'grads', or give a group"
-        )
+    technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
     if gpus and (missing := [gpu for gpu in job.max_memory if int(gpu) >= gpus]):
         raise ConfigError(
             f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop it"
@@ -167,23 +155,8 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
         raise ConfigError(
             "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
         )
-    if job.precision == Precision.FP16 and job.technique != Technique.FSDP:
-        raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
     if Optimizer(job.optimizer).uses_bitsandbytes:
         raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
-
-
-def check_ranks(technique: str, ranks: int) -> None:
-    """Refuse a technique that takes another number of ranks."""
-    if technique == Technique.SINGLE and ranks > 1:
-        raise ConfigError(
-            f"technique 'single' is one rank on one pod, and {ranks} are asked for; use 'ddp'"
-        )
-    if technique == Technique.LOCAL_SGD and ranks < 2:
-        raise ConfigError(
-            "technique 'local-sgd' averages the weights of several ranks, and there is one; use 'single', or two pods "
-            "or more"
-        )
 
 
 def _check_prompt(job: FineTuneOptions, has_template: bool | None) -> None:
@@ -204,32 +177,14 @@ def _check_prompt(job: FineTuneOptions, has_template: bool | None) -> None:
 
 
 def _check_technique(job: FineTuneOptions) -> None:
-    technique = Technique(job.technique)
-    if technique is Technique.SINGLE and job.launcher != Launcher.SSH:
-        raise ConfigError(
-            f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'"
-        )
-    if job.deepspeed is not None and not technique.uses_deepspeed:
-        raise ConfigError(
-            f"technique '{technique}' runs without DeepSpeed: drop `deepspeed`, or choose zero1, zero2 or zero3"
-        )
-    for key, options, owner in (
-        ("fsdp", job.fsdp, Technique.FSDP),
-        ("local_sgd", job.local_sgd, Technique.LOCAL_SGD),
-    ):
-        if options and technique is not owner:
+    # Options that one technique alone reads.
+    for owner in TECHNIQUES:
+        if owner.options and getattr(job, owner.options) and owner.name != job.technique:
             raise ConfigError(
-                f"{key} has options, and the technique is '{technique}'; choose '{owner}', or drop them"
+                f"{owner.options} has options, and the technique is '{job.technique}'; choose '{owner.name}', or drop "
+                "them"
             )
-    fsdp = Fsdp.from_dict(job.fsdp)
-    if fsdp.group is not None and fsdp.shard != Shard.HYBRID:
-        raise ConfigError(
-            f"fsdp group is for shard 'hybrid', and shard is '{fsdp.shard}'; drop one"
-        )
-    if fsdp.layer_parameters is not None and fsdp.layers:
-        raise ConfigError(
-            "fsdp layers and layer_parameters both say what is sharded by itself; give one"
-        )
+    technique_of(job.technique).refuse(job)
 
 
 def _check_device_map(job: FineTuneOptions) -> None:
@@ -237,26 +192,14 @@ def _check_device_map(job: FineTuneOptions) -> None:
         raise ConfigError(
             "max_memory says what device_map puts on each GPU: give device_map='auto' too"
         )
-    if job.device_map and job.technique != Technique.SINGLE:
-        raise ConfigError(
-            f"device_map spreads layers over the GPUs that one process sees, and technique '{job.technique}' takes a "
-            "process for each; use 'single', or 'fsdp' without device_map, which spreads weights over the GPUs of all "
-            "pods"
-        )
     if job.device_map and job.torch_compile:
         raise ConfigError("torch_compile with device_map is not offered: drop one of them")
 
 
 def _check_peft(job: FineTuneOptions) -> None:
-    technique = Technique(job.technique)
     if job.lora and job.peft == Peft.NONE:
         raise ConfigError(
             "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them"
-        )
-    if job.peft == Peft.QLORA and technique.zero_stage == 3:
-        raise ConfigError(
-            f"peft 'qlora' with technique '{technique}' would shard weights of 4 bits; "
-            "use 'fsdp', which can, 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
         )
     if job.peft == Peft.QLORA and job.precision == Precision.FP16:
         raise ConfigError(
@@ -285,7 +228,7 @@ def _check_schedule(job: FineTuneOptions) -> None:
 
 
 def _check_optimizer(job: FineTuneOptions) -> None:
-    optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
+    optimizer = Optimizer(job.optimizer)
     fields = type(job).model_fields
     adams = [
         n
@@ -295,12 +238,4 @@ def _check_optimizer(job: FineTuneOptions) -> None:
     if optimizer is Optimizer.SGD and adams:
         raise ConfigError(
             f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'"
-        )
-    if optimizer.uses_bitsandbytes and technique is Technique.ZERO3_OFFLOAD:
-        raise ConfigError(
-            f"optimizer '{optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use 'adamw', or 'zero3'"
-        )
-    if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
-        raise ConfigError(
-            f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'"
         )

@@ -11,19 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.jobs.choices import Technique
-from workbench.planner.setting import Setting
+from workbench.finetune.techniques.registry import YARDSTICK, technique_of
+from workbench.finetune.techniques.sizes import Exchanges, Setting, Trace
 from workbench.planner.table import Fit, Pace, PlanRow
-from workbench.planner.tracing import Trace
 from workbench.pods.doctor.exchange import Exchange
-
-TIMED_AS = {
-    Technique.DDP: Technique.SINGLE,
-    Technique.LOCAL_SGD: Technique.SINGLE,
-    Technique.ZERO2: Technique.ZERO1,
-    Technique.ZERO3_OFFLOAD: Technique.ZERO3,
-}
-"""Techniques whose step on one pod is as good as another's; the others have work of their own beside the model's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,52 +56,12 @@ def scaling_of(
     pods = setting.ranks // setting.on_pod
     if exchange is None or exchange.latency_s is None or not exchange.sizes or pods == 1:
         return None
+    exchanges = Exchanges(setting=setting, trace=trace, network=exchange)
     return Scaling(
-        sending_s=_sending_s(setting, trace, accumulation, exchange),
+        sending_s=technique_of(setting.technique).sending_s(exchanges, accumulation),
         slowdown=exchange.slowdown(pods),
         shards=setting.shards,
     )
-
-
-def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange) -> float:
-    technique, ranks = setting.technique, setting.ranks
-    latency_s, wait_s = (
-        exchange.meet_s(ranks // setting.on_pod),
-        exchange.wait_s(ranks // setting.on_pod),
-    )
-    reduced_s = exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks)
-    gathered_s = exchange.all_reduce_s(setting.compute_bytes * trace.trained, ranks) / 2
-    match technique:
-        case Technique.DDP:
-            return wait_s + reduced_s
-        case Technique.LOCAL_SGD:
-            return (wait_s + reduced_s) / setting.sync_steps
-        case Technique.ZERO1:
-            return wait_s + reduced_s + gathered_s
-        case Technique.ZERO2:
-            return accumulation * (wait_s + reduced_s) + gathered_s
-    if setting.shards < ranks:  # within a pod, and a replica on each
-        return accumulation * exchange.all_reduce_s(
-            setting.reduce_bytes * trace.trained, ranks // setting.on_pod
-        )
-    # Each layer by itself: gathered before its forward pass and, unless it was kept, its backward pass; then scattered,
-    # which gloo does by an all-reduce. ZeRO-3 scatters by buckets; small parameters it gathers once a step, each.
-    zero3 = technique.zero_stage == 3
-    persist = setting.persist if zero3 else 0
-    kept, small = trace.no_larger_than(persist)
-    layers = [layer for layer in trace.layers if layer.largest > persist]
-    twice = 0 if setting.gathers_all else sum(layer.all for layer in layers)
-    gathered = max(0, trace.parameters - kept) + max(0, twice - kept)
-    whole_s, kept_s = (
-        exchange.all_reduce_s(setting.compute_bytes * size, ranks) / 2 for size in (gathered, kept)
-    )
-    scattered_s = reduced_s if exchange.backend == "gloo" else reduced_s / 2
-    scatters = -(-trace.trained // setting.bucket) if zero3 else len(layers) + 1
-    messages = (
-        (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist) + scatters
-    )
-    at_the_end_s = kept_s + (small - 1) * (exchange.latency_s or 0.0) if small else 0.0
-    return accumulation * (whole_s + scattered_s + messages * latency_s) + at_the_end_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +83,9 @@ class Speeds:
         )
         if not setting or not scaling:
             return row
-        single = self.paces[Technique.SINGLE]
-        pace = self.paces.get(TIMED_AS.get(setting.technique, setting.technique), single)
+        single = self.paces[YARDSTICK]
+        technique = technique_of(setting.technique)
+        pace = self.paces.get(technique.timed_as or technique.name, single)
         step_s = scaling.step_s(
             pace, rows=self.micro, accumulation=accumulation, spread_s=single.update_s
         )
@@ -152,6 +104,6 @@ class Speeds:
     def speed_ups(self, rows: Sequence[PlanRow], accumulation: int) -> dict[int, float]:
         """Return the most that several pods make of one by accumulation, doubled from the job's up to 64 times it."""
         able = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
-        several = [row for row in able if row.technique != Technique.LOCAL_SGD]
+        several = [row for row in able if technique_of(row.technique).same_losses]
         times = [accumulation << bits for bits in range(7)] if several else []
         return {k: max(self.added(row, k).speed_up or 0.0 for row in several) for k in times}

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.base.errors import ConfigError, one_of, suggests
+from workbench.base.errors import ConfigError, suggests
 from workbench.base.shown import Shown
-from workbench.jobs.choices import Precision, Technique
+from workbench.finetune.techniques.registry import by_preference, technique_of
+from workbench.finetune.techniques.sizes import Trace
+from workbench.jobs.choices import Precision
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
-from workbench.planner.plan import CHEAPEST, as_planned, row_of, traced
+from workbench.planner.plan import as_planned, row_of, traced
 from workbench.planner.setting import arithmetic_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.table import Fit, PlanRow
-from workbench.planner.tracing import Trace
 
 KINDS: Mapping[str, tuple[float, bool]] = {
     "T4": (14.6, False),
@@ -106,13 +107,13 @@ def gpus_for(
         if value < 1:
             raise ConfigError(f"{name} is {value}; allowed: a whole number from 1")
     for name in techniques or ():
-        if name not in [*Technique]:
-            raise one_of("technique", name, [*Technique])
+        technique_of(name)  # or refuse it
     job = job.replace(device_map=None, max_memory={})
     decided = choose(job, gpus=1)
     without = decided.replace(precision=Precision.FP32) if job.precision is None else decided
     jobs = {bf16: decided if bf16 else without for _, bf16 in kinds.values()}
-    planned = [as_planned(each, technique) for each in jobs.values() for technique in CHEAPEST]
+    names = [technique.name for technique in by_preference()]
+    planned = [as_planned(each, technique) for each in jobs.values() for technique in names]
     trace = traced(job, [arithmetic_of(each) for each in planned], gpus=1, lengths=lengths)
     rows = []
     for kind, (memory, bf16) in kinds.items():
@@ -160,9 +161,9 @@ def _least(
 ) -> GpuRow | None:
     """Return the row where some technique fits on so many GPUs of a pod and pods."""
     (gpus, pods), (memory_gib, allowed) = at, bounds
-    able = [Technique.SINGLE] if gpus * pods == 1 else []
-    able += [t for t in CHEAPEST if t not in (Technique.SINGLE, Technique.LOCAL_SGD)]
-    for technique in (t for t in able if t in (allowed or able)):
+    able = [t for t in by_preference() if t.same_losses and (not t.alone or gpus * pods == 1)]
+    able.sort(key=lambda technique: not technique.alone)
+    for technique in (t.name for t in able if not allowed or t.name in allowed):
         try:
             planned = as_planned(job, technique)
             setting = setting_of(planned, pods=pods, gpus=gpus, model=model_config(job.model))

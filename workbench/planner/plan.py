@@ -8,16 +8,17 @@ from typing import Annotated
 
 from workbench.base.errors import ConfigError, suggests
 from workbench.base.record import Allowed, Positive, Record, Size
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import TECHNIQUES, by_preference, technique_of
+from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.launcher import Launcher
 from workbench.planner.forecast import Scaling, Speeds, scaling_of
 from workbench.planner.memory import host_of, need_of
-from workbench.planner.setting import Setting, request_of, setting_of
+from workbench.planner.setting import request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.table import GIB, Fit, Pace, PlanRow, PlanTable
-from workbench.planner.tracing import Request, Trace, cached_trace, trace_step
+from workbench.planner.tracing import Request, cached_trace, trace_step
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.kubernetes.nodes import NodeTable
 
@@ -26,20 +27,7 @@ Limits = tuple[float | None, float | None]
 MARGIN = 0.9
 """Share of the memory there is: what is predicted may be a tenth off."""
 _MOST_ROWS = 1 << 16
-# From the least that goes over the network for a step to the most, then what waits for the host: facts measured with
-# 3 ranks and gloo in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2, ZeRO-3 and FSDP
-# 2.00 or more each micro-batch. `single` leaves every other pod idle, so it is the cheapest only where there is one;
-# `local-sgd` sends least, and is last because it does not follow the losses of the others.
-CHEAPEST = (
-    Technique.DDP,
-    Technique.ZERO1,
-    Technique.ZERO2,
-    Technique.FSDP,
-    Technique.ZERO3,
-    Technique.ZERO3_OFFLOAD,
-    Technique.SINGLE,
-    Technique.LOCAL_SGD,
-)
+_NAMES = [technique.name for technique in TECHNIQUES]
 
 
 class _Hardware(Record):
@@ -98,13 +86,13 @@ def plan(  # noqa: PLR0913
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
-    settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
+    settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [
         refused.get(name) or _row(settings[name], trace, micro, limits)
-        for name in techniques or list(Technique)
+        for name in techniques or _NAMES
     ]
     accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
     if paces:
@@ -194,7 +182,7 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
         local_sgd=job.local_sgd if own else {},
         device_map=job.device_map if own else None,
         max_memory=job.max_memory if own else {},
-        launcher=job.launcher if technique != Technique.SINGLE else Launcher.SSH.value,
+        launcher=Launcher.SSH.value if technique_of(technique).alone else job.launcher,
     )
 
 
@@ -256,10 +244,13 @@ def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
 def _marked(rows: Sequence[PlanRow]) -> list[PlanRow]:
     """Mark the cheapest row that fits; a tight one only where no other does."""
     alone = all(row.ranks <= 1 for row in rows)
-    order = [Technique.SINGLE, *CHEAPEST] if alone else list(CHEAPEST)
+    order = by_preference()
+    if alone:  # then no other pod is idle
+        order.sort(key=lambda technique: not technique.alone)
+    places = {technique.name: place for place, technique in enumerate(order)}
     for fit in (Fit.FITS, Fit.TIGHT):
         fitting = [row for row in rows if row.fit is fit]
         if fitting:
-            best = min(fitting, key=lambda row: order.index(Technique(row.technique)))
+            best = min(fitting, key=lambda row: places[row.technique])
             return [replace(row, cheapest=row is best) for row in rows]
     return list(rows)

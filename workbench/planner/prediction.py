@@ -14,14 +14,15 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import write_json
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import TECHNIQUES
+from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.planner.plan import MARGIN, Limits, as_planned, decided, fit_of, most_rows, row_of
-from workbench.planner.setting import Setting, setting_from, setting_of
+from workbench.planner.setting import setting_from, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.table import GIB, Fit, PlanRow
-from workbench.planner.tracing import Trace, cached_answer, trace_of
+from workbench.planner.tracing import cached_answer, trace_of
 
 LARGEST = "largest_micro_batch"
 """The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
@@ -95,14 +96,14 @@ def prediction_of(
 def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
     """Return the settings of other techniques that take the same ranks and whose step is the one that is traced."""
     others, config = dict[str, Any](), model_config(job.model)
-    for technique in Technique:
+    for technique in (each.name for each in TECHNIQUES):
         with contextlib.suppress(ConfigError):
             other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)
             if technique != job.technique and (other.arithmetic, other.ranks) == (
                 setting.arithmetic,
                 setting.ranks,
             ):
-                others[technique.value] = asdict(other)
+                others[technique] = asdict(other)
     return others
 
 

@@ -9,9 +9,9 @@ from enum import StrEnum
 from workbench.base.errors import ConfigError
 from workbench.base.shown import Shown
 from workbench.base.words import counted
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.sizes import Memory
 from workbench.jobs.finetune import FineTune
-from workbench.planner.memory import Memory
 from workbench.pods.doctor.exchange import Exchange
 
 GIB = 2**30
@@ -131,7 +131,9 @@ class PlanTable(Shown):
     def fastest(self) -> PlanRow | None:
         """The fastest row that fits, `local-sgd` left out, which changes the result; None where no speed is known."""
         speeds = [
-            row for row in self.rows if row.samples_per_s and row.technique != Technique.LOCAL_SGD
+            row
+            for row in self.rows
+            if row.samples_per_s and technique_of(row.technique).same_losses
         ]
         fitting = [row for row in speeds if row.fit in (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN)]
         return max(fitting, key=lambda row: row.samples_per_s or 0.0, default=None)

@@ -10,14 +10,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import replies
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
+from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -27,99 +28,6 @@ arithmetic; of spread layers `part`, the same."""
 _MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
 _LIMIT_S = 300.0
 _FORM = 2  # of the cached files; another number makes those of before be ignored
-
-
-class Moment(NamedTuple):
-    """What is held at a moment of a step beside weights, gradients and optimizer states: lines over the rows."""
-
-    base: float
-    """Bytes, whatever the rows."""
-    row: float
-    """Bytes a row."""
-    logits: float
-    """Those of `base` that tensors over the vocabulary take."""
-    logits_row: float
-    """Those of `row`."""
-    gradients: float
-    """Elements of gradients that parameters have got by then."""
-
-    def held(self, rows: int) -> float:
-        return max(0.0, self.base + rows * self.row)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parameters:
-    """Elements of a group of parameters: a transformer layer's, or those of no layer."""
-
-    frozen: int
-    """That are not trained and stay in whole numbers of bytes."""
-    trained: int
-    packed: int
-    """That are not trained and can be held in 4 bits."""
-    largest: int
-    """Of the largest one."""
-    largest_packed: int
-    """Of the largest one that can be held in 4 bits."""
-    small: Mapping[int, int]
-    """How many parameters there are of each number of elements."""
-
-    @property
-    def all(self) -> int:
-        return self.frozen + self.trained + self.packed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
-    """What a training step of one model holds, by arithmetic, and the sizes of its parameters."""
-
-    moments: Mapping[str, Sequence[Moment]]
-    """By arithmetic, the moments that can be the highest."""
-    layers: Sequence[Parameters]
-    rest: Parameters
-    """What is in none of them: embeddings, the output layer, last norms."""
-    part: Trace | None = None
-    """What the fullest GPU holds of a model whose layers are spread over several; None where they are not."""
-    gpus: int = 1
-    """GPUs that it lies on."""
-    unplaced: str = ""
-    """Why its layers cannot be spread as they should be."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Why there are no moments of an arithmetic, by its name."""
-
-    @property
-    def _groups(self) -> Sequence[Parameters]:
-        return (self.rest, *self.layers)
-
-    @property
-    def parameters(self) -> int:
-        return sum(group.all for group in self._groups)
-
-    @property
-    def trained(self) -> int:
-        return sum(group.trained for group in self._groups)
-
-    @property
-    def packed(self) -> int:
-        return sum(group.packed for group in self._groups)
-
-    @property
-    def largest(self) -> int:
-        return max(group.largest for group in self._groups)
-
-    @property
-    def largest_packed(self) -> int:
-        """Elements of the largest parameter that 4 bits can hold."""
-        return max(group.largest_packed for group in self._groups)
-
-    def no_larger_than(self, elements: int) -> tuple[int, int]:
-        """Return the elements of all parameters that have no more than so many each, and how many these are."""
-        small = [
-            (size, times)
-            for g in self._groups
-            for size, times in g.small.items()
-            if size <= elements
-        ]
-        return sum(size * times for size, times in small), sum(times for _, times in small)
 
 
 def cached_trace(request: Request) -> Trace | None:

@@ -24,7 +24,8 @@ from workbench.base.json_values import items, part, parts, text, whole
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.finetune.evaluation import carried_metrics
-from workbench.jobs.choices import ROW_ORDER, Peft, Technique
+from workbench.finetune.techniques.registry import has_recipe, runs_alone
+from workbench.jobs.choices import ROW_ORDER, Peft
 from workbench.jobs.model import TINY_T5, Family
 from workbench.jobs.script import Script, references
 from workbench.planner.shapes import model_config
@@ -132,8 +133,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
     )
     parts = {
         "a causal model": family == Family.CAUSAL if family else causal,
-        f"technique {job.get('technique')!r}": job.get("technique")
-        in (Technique.FSDP, Technique.LOCAL_SGD),
+        f"technique {job.get('technique')!r}": not has_recipe(job.get("technique")),
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw")
         not in ("adamw", "sgd"),
@@ -367,7 +367,7 @@ def _start(
     result: ResultRecord, program: Sequence[str], options: Mapping[str, object]
 ) -> Sequence[str]:
     quoted, ranks = shlex.join(program), max(1, result.world_size)
-    if options.get("technique") == "single" or ranks == 1:
+    if runs_alone(options.get("technique")) or ranks == 1:
         return ["# the one rank", f".venv/bin/python {quoted}"]
     return [
         "# all ranks, from the first host (needs pdsh, and ssh without a password to every host of the hostfile)",

@@ -237,14 +237,10 @@ def training_options(
         "warmup_steps": next(
             n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None
         ),
-        # Under FSDP the fused update held twice as much in a measured run on CPUs.
-        "optim": _OPTIM[job["optimizer"]].removesuffix(
-            "_fused" if job["technique"] == "fsdp" else ""
-        ),
+        "optim": _OPTIM[job["optimizer"]],
         **_from_deepspeed(deepspeed or {}),
-        # Under FSDP the layers themselves are gathered in the half format; autocast would convert a second time.
-        "bf16": job["precision"] == "bf16" and job["technique"] != "fsdp",
-        "fp16": job["precision"] == "fp16" and job["technique"] != "fsdp",
+        "bf16": job["precision"] == "bf16",
+        "fp16": job["precision"] == "fp16",
         "tf32": job["precision"] == "tf32" if gpus else None,
         **(
             {_CHECKPOINTING: True}

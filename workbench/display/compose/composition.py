@@ -10,7 +10,7 @@ from typing import Any
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
 from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
@@ -80,11 +80,7 @@ class Composition(Mapping[str, Any]):
     @property
     def ranks(self) -> int:
         """The number of ranks: one for `single`, else one per slot."""
-        return (
-            1
-            if self["technique"] == Technique.SINGLE
-            else int(self.value("count")) * self.pods.slots
-        )
+        return 1 if runs_alone(self["technique"]) else int(self.value("count")) * self.pods.slots
 
     @property
     def place_options(self) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Option, Record
+from workbench.finetune.techniques.fsdp import FSDP
+from workbench.finetune.techniques.local_sgd import LocalSGD
 from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
-from workbench.jobs.choices import Peft, Technique
+from workbench.jobs.choices import Peft
 from workbench.jobs.evaluation import METRICS
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.options import PROMPTS, TRACKERS
@@ -115,8 +117,8 @@ _PROPOSALS: Mapping[str, Sequence[str]] = {
 }
 INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
     "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),
-    "fsdp": (Fsdp, "technique", (Technique.FSDP.value,)),
-    "local_sgd": (LocalSgd, "technique", (Technique.LOCAL_SGD.value,)),
+    "fsdp": (Fsdp, "technique", (FSDP.name,)),
+    "local_sgd": (LocalSgd, "technique", (LocalSGD.name,)),
 }
 """Options with options of their own, and the field and its values with which these mean something."""
 _BEGIN_WITH = {"count": 3}  # one pod, the default elsewhere, would show nothing of a cluster

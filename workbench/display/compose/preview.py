@@ -13,7 +13,7 @@ from typing import NamedTuple
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
 from workbench.display.compose.composition import Composition, find_problems
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.data.sources.dataset import Mini, dataset_from
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.launcher import Launcher
@@ -190,7 +190,7 @@ def _hostfile_note(composition: Composition) -> str:
 
 
 def _command(composition: Composition, pods: list[Pod]) -> str:
-    single = composition["technique"] == Technique.SINGLE
+    single = runs_alone(composition["technique"])
     used = pods[:1] if single else pods
     launcher = Launcher(composition["launcher"])
     identity = Identity(Path("CLUSTER/identity"))

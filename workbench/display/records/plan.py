@@ -5,9 +5,9 @@ from __future__ import annotations
 from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import YARDSTICK, technique_of
+from workbench.finetune.techniques.sizes import Memory
 from workbench.planner.gpus import GpuTable
-from workbench.planner.memory import Memory
 from workbench.planner.table import Fit, Pace, PlanRow, PlanTable
 
 _PARTS = (
@@ -231,7 +231,7 @@ def _fastest(table: PlanTable) -> str:
     several = [
         row
         for row in table.rows
-        if row.ranks > 1 and row.speed_up and row.technique != Technique.LOCAL_SGD
+        if row.ranks > 1 and row.speed_up and technique_of(row.technique).same_losses
     ]
     accumulation = table.job.gradient_accumulation_steps
     micro = "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
@@ -264,13 +264,13 @@ def _apart(table: PlanTable, speed_up: float) -> str:
         (
             row
             for row in table.rows
-            if row.technique == Technique.LOCAL_SGD and row.fit is not Fit.NOT
+            if row.fit not in (Fit.NOT, Fit.REFUSED) and not technique_of(row.technique).same_losses
         ),
         None,
     )
     faster = row is not None and (row.speed_up or 0.0) > 1.1 * speed_up
     return (
-        f"; local-sgd, whose losses are others, makes {row.speed_up:.2f}"
+        f"; {row.technique}, whose losses are others, makes {row.speed_up:.2f}"
         if row is not None and faster
         else ""
     )
@@ -302,7 +302,7 @@ def _method(table: PlanTable) -> list[str]:
         )
     notes += _stages(table)
     if table.paces:
-        notes.append(_timed(table.paces[Technique.SINGLE], table))
+        notes.append(_timed(table.paces[YARDSTICK], table))
     if table.paces and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
         notes.append(
             "zero2, zero3 and fsdp send gradients after every micro-batch, since no rank holds them whole; zero1 and "

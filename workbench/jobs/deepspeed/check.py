@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.base.redact import mask_secrets
-from workbench.jobs.choices import Communication, Optimizer, Precision, Schedule, Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.jobs.choices import Communication, Optimizer, Precision, Schedule
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.deepspeed.not_done import check_done
@@ -60,7 +61,7 @@ def check(
     check_done(config, source)
     _check_secrets(config, source)
     zero = part(config, "zero_optimization")
-    _check_zero(zero, Technique(job.technique), source)
+    technique_of(job.technique).refuse_config(zero, source)
     _check_stage_3(zero, world_size, source)
     _check_companions(config, source)
     if not gpus:
@@ -91,10 +92,6 @@ def value_at(config: Mapping[str, object], key: str) -> object:
     return config.get(name)
 
 
-def offloads(zero: Mapping[str, object], key: str) -> bool:
-    return part(zero, key).get("device") not in (None, "none")
-
-
 def _check_secrets(config: Mapping[str, object], source: str) -> None:
     text = json.dumps(config, default=str)
     named = _SECRET_KEY.search(text)
@@ -103,41 +100,6 @@ def _check_secrets(config: Mapping[str, object], source: str) -> None:
         raise ConfigError(
             f"{source}: {what} holds a secret, which would be written to the run directory; leave it out and give it "
             "as a variable, as in env={'COMET_API_KEY': …}"
-        )
-
-
-def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -> None:
-    stage = zero.get("stage", 0)
-    if stage != technique.zero_stage:
-        raise ConfigError(
-            f"{source}: zero_optimization.stage is {stage!r}, and technique '{technique}' is stage "
-            f"{technique.zero_stage}; change one of them"
-        )
-    for old in ("cpu_offload", "cpu_offload_param"):
-        if zero.get(old):
-            raise ConfigError(
-                f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param"
-            )
-    if technique is Technique.ZERO3_OFFLOAD and not offloads(zero, "offload_optimizer"):
-        raise ConfigError(
-            f"{source}: technique '{technique}' needs zero_optimization.offload_optimizer with a device; "
-            "add it, or choose technique 'zero3'"
-        )
-    allowed = {Technique.ZERO3_OFFLOAD: 2, Technique.ZERO3: 0}.get(
-        technique, 1
-    )  # of what stands there, in order
-    if wrong := [
-        key for key in ("offload_optimizer", "offload_param")[allowed:] if offloads(zero, key)
-    ]:
-        what = "optimizer states alone" if allowed else "nothing"
-        raise ConfigError(
-            f"{source}: zero_optimization.{wrong[0]} is set, and technique '{technique}' offloads {what}; "
-            "choose technique 'zero3-offload', or remove it"
-        )
-    if technique.zero_stage == 3 and zero.get("stage3_gather_16bit_weights_on_model_save") is False:
-        raise ConfigError(
-            f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save is false; it must be true "
-            "for the trained model to be saved whole"
         )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.base.json_values import part
-from workbench.jobs.choices import Optimizer, Precision, Technique
-from workbench.jobs.deepspeed.check import check, offloads
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero import is_offloaded
+from workbench.jobs.choices import Optimizer, Precision
+from workbench.jobs.deepspeed.check import check
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.options import FineTuneOptions
-from workbench.jobs.refusals import check_at_submit, check_ranks
+from workbench.jobs.refusals import check_at_submit
 
 
 def resolve(
@@ -36,9 +38,9 @@ def resolve(
     """
     job = choose(job, gpus=gpus, world_size=world_size)
     check_at_submit(job, gpus=gpus)
+    technique = technique_of(job.technique)
     if world_size is not None:
-        check_ranks(job.technique, world_size)
-    technique = Technique(job.technique)
+        technique.refuse_ranks(world_size)
     if not technique.uses_deepspeed:
         return None
     config, source = load(job)
@@ -80,7 +82,8 @@ def _fill_optimizer(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) 
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False
         return
-    if offloads(config["zero_optimization"], "offload_optimizer") and "optimizer" not in config:
+    offloaded = is_offloaded(config["zero_optimization"], "offload_optimizer")
+    if offloaded and "optimizer" not in config:
         auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
         config["optimizer"] = {"type": "AdamW", "params": auto}
     if not gpus and "optimizer" in config:

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part, text
+from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.jobs.adapters import Lora
-from workbench.jobs.choices import Communication, Optimizer, Peft, Precision, Technique
-from workbench.jobs.deepspeed.check import FIELDS, SCHEDULES, check_form, offloads, value_at
+from workbench.jobs.choices import Communication, Optimizer, Peft, Precision
+from workbench.jobs.deepspeed.check import FIELDS, SCHEDULES, check_form, value_at
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.model import ADAPTERS, TINY_LLAMA, TINY_T5, Family, family_by_name, model_family
 from workbench.jobs.options import FineTuneOptions
 
 _Options = TypeVar("_Options", bound=FineTuneOptions)
-_STAGES = {1: Technique.ZERO1, 2: Technique.ZERO2, 3: Technique.ZERO3}
 _OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 # peft's names, by ours.
 _LORA = {
@@ -165,10 +165,8 @@ def _first(*values: object) -> object:
     return next((value for value in values if value not in (None, "auto")), None)
 
 
-def _technique(zero: Mapping[str, Any]) -> Technique | None:
-    technique = _STAGES.get(zero.get("stage", 0))
-    is_offloaded = technique is Technique.ZERO3 and offloads(zero, "offload_optimizer")
-    return Technique.ZERO3_OFFLOAD if is_offloaded else technique
+def _technique(zero: Mapping[str, Any]) -> str | None:
+    return next((technique.name for technique in TECHNIQUES if technique.is_of(zero)), None)
 
 
 def _number_format(config: Mapping[str, object]) -> Precision | None:

@@ -13,6 +13,7 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import parse_json
+from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.options import FineTuneOptions
 
 
@@ -35,7 +36,8 @@ def load(job: FineTuneOptions | str | Path) -> tuple[dict[str, Any], str]:
         return copy.deepcopy(dict(job.deepspeed)), "deepspeed"
     if job.deepspeed is not None:
         return _load_file(job.deepspeed)
-    return _load_shipped(f"{job.technique}.json")
+    shipped = technique_of(job.technique).config
+    return _load_shipped(shipped or f"{job.technique}.json")
 
 
 def _load_file(given: str | Path) -> tuple[dict[str, Any], str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from workbench.base.json_values import number, part, whole
+from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.jobs.finetune import FineTune
 from workbench.planner.plan import MARGIN
 from workbench.planner.prediction import LARGEST
@@ -15,12 +16,7 @@ OF_SCRIPTS = (
     "smaller batches, with more gradient accumulation where the rows of a step are to stay",
     "fewer ranks on a pod, or more pods: each rank has a copy of what the script loads",
 )
-_LADDER = {
-    "zero1": "shards the optimizer's state over the ranks",
-    "zero2": "shards the gradients too",
-    "zero3": "shards gradients and parameters too",
-    "zero3-offload": "keeps optimizer and parameters in the pods' own memory",
-}
+_LADDER = {technique.name: technique.leaner for technique in TECHNIQUES if technique.leaner}
 """Each needs less memory than the one before, where there are ranks to shard over."""
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from workbench.finetune.techniques.registry import YARDSTICK, runs_alone
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
@@ -381,8 +382,8 @@ def _general_fixes(fault: RunFault, job: Job | None) -> tuple[str, ...]:
     match job:
         case Script():
             fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")
-        case FineTune() if job.technique != "single":
+        case FineTune() if not runs_alone(job.technique):
             fixes.append(
-                'technique="single", max_steps=2 tells in seconds whether one process alone fails too'
+                f'technique="{YARDSTICK}", max_steps=2 tells in seconds whether one process alone fails too'
             )
     return tuple(fixes)

@@ -12,7 +12,7 @@ from workbench.base.files import read_json
 from workbench.base.json_values import Json, part
 from workbench.base.shown import Shown
 from workbench.finetune.resume import bound_to_ranks
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.jobs.registry import job_from_dict
@@ -87,7 +87,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     options = options.replace(image=options.image or pod.image or "")
     _check(kind, job, options, part(read_json(paths.job), "deepspeed"))
     tuned = job if isinstance(job, FineTune) else None
-    single = tuned is not None and tuned.technique == Technique.SINGLE
+    single = tuned is not None and runs_alone(tuned.technique)
     count = raw.get("pods") or cluster.get("count") or 1
     nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
@@ -136,7 +136,7 @@ def _check(kind: str, job: Job, options: HandoverOptions, config: Json) -> None:
         raise ConfigError(
             f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out"
         )
-    alone = "it is one process" if tuned and tuned.technique == Technique.SINGLE else ""
+    alone = "it is one process" if tuned and runs_alone(tuned.technique) else ""
     if tuned and (why := alone or bound_to_ranks(tuned, config)):
         raise ConfigError(f"technique {tuned.technique!r} cannot be elastic: {why}")
 

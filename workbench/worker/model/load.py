@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
@@ -27,7 +28,7 @@ def frozen_dtype(job: FineTune) -> torch.dtype:
 def trained_dtype(job: FineTune) -> torch.dtype:
     """Return the number format of the weights that are trained: DeepSpeed updates an FP32 copy of half ones."""
     half = _HALF.get(job.number_format, torch.float32)
-    return half if Technique(job.technique).uses_deepspeed else torch.float32
+    return half if technique_of(job.technique).half_weights else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,20 +81,15 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
     """Return how `from_pretrained` reads weights: in their files' own format, as pages that ranks of a pod share."""
     if job.device_map:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
-    if job.peft == Peft.QLORA or Technique(job.technique).zero_stage == 3:
+    if job.peft == Peft.QLORA or technique_of(job.technique).reads_whole:
         return {}
     return {} if model_kind(job.model) is ModelKind.BUILTIN else {"dtype": "auto"}
 
 
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     """Put a loaded model into the number format and to the device that it is trained in, a tensor at a time."""
-    technique = Technique(job.technique)
-    if (
-        technique is Technique.FSDP
-        or technique.zero_stage == 3
-        or job.peft == Peft.QLORA
-        or job.device_map
-    ):
+    technique = technique_of(job.technique)
+    if technique.places_weights or job.peft == Peft.QLORA or job.device_map:
         return loaded
     # Adapters are not there yet: beneath them all weights are frozen.
     dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
@@ -103,7 +99,7 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
         parameter.data = parameter.data.to(device=device, dtype=dtype)
     # Buffers are never rounded unless DeepSpeed's layers compute with them: the frequencies of rotary positions, which
     # no file holds, would turn into others.
-    from_files = model.state_dict().keys() if technique.uses_deepspeed else ()
+    from_files = model.state_dict().keys() if technique.half_weights else ()
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and (dtype == torch.float32 or name in from_files):
             buffer.data = buffer.data.to(dtype)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from workbench.planner.memory import SAVED_AT_ONCE
+from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
 from workbench.worker.rank import collectives as ranks
 
 _LAYER = re.compile(r".*?\.\d+\.")

@@ -1,89 +1,23 @@
-"""torch's own sharding (`fully_shard`, FSDP2) of a model over the ranks that the launcher has started.
-
-The Trainer must not be asked for FSDP itself: accelerate 1.15 gives plain DDP on CPUs without a word. Gradients are cut
-up after every micro-batch, as under ZeRO-2 and 3: more traffic with accumulation, but no rank holds them whole.
-"""
+"""The parts of a model that FSDP shards each by itself: layers of a class, or parts of a size."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Communication, Precision, Shard
-from workbench.jobs.finetune import FineTune
 from workbench.worker.model.layers import named_layers
-from workbench.worker.model.load import frozen_dtype, trained_dtype
-from workbench.worker.rank import collectives as ranks
-
-_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
-def shard_model(model: Any, job: FineTune, *, gpus: int) -> None:
-    """Shard a model in place: every transformer layer by itself, and what is left as one more group."""
-    options = Fsdp.from_dict(job.fsdp)
-    least = options.layer_parameters
-    layers = layers_of(model, options.layers) if least is None else parts_of(model, least)
-    if not gpus:
-        _return_what_is_freed()
-    how: dict[str, Any] = {
-        "mesh": _mesh(options, "cuda" if gpus else "cpu"),
-        "mp_policy": _policy(job, options),
-        "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0)
-        if options.offload
-        else OffloadPolicy(),
-    }
-    keep = options.shard == Shard.GRADS
-    formats = trained_dtype(job), frozen_dtype(job)
-    for layer in reversed(layers):  # a layer within a layer comes first
-        _to_format(layer, *formats)
-        fully_shard(layer, reshard_after_forward=not keep, **how)
-    # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass: it stays gathered.
-    _to_format(model, *formats)
-    fully_shard(model, reshard_after_forward=False, **how)
-    for state in (getattr(module, "quant_state", None) for module in model.modules() if gpus):
-        if state is not None:  # the scales of weights in 4 bits, which are no parameters
-            state.to(torch.device("cuda", torch.cuda.current_device()))
-    register_fsdp_forward_method(model, "generate")
-    _prefetch(layers, options.prefetch)
-
-
-def _return_what_is_freed() -> None:
-    # glibc keeps freed tensors of up to 32 MiB for later ones, and gathered layers break that store into pieces: two
-    # ranks of a Llama of 53 million parameters held 1.3 GiB each, and 0.9 GiB with this.
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-
-
-def _to_format(module: nn.Module, trained: torch.dtype, frozen: torch.dtype) -> None:
-    """Put weights into the formats that they are held in."""
-    # A layer of its own at a time: what a model was read from is a file's pages, which all ranks of a pod share.
-    for parameter in module.parameters():
-        packed = hasattr(parameter, "quant_state")  # in 4 bits, whatever format it says
-        if parameter.is_floating_point() and not packed and not isinstance(parameter, DTensor):
-            parameter.data = parameter.data.to(trained if parameter.requires_grad else frozen)
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
-            buffer.data = buffer.data.float()
+def parts_to_shard(model: Any, options: Fsdp) -> list[nn.Module]:
+    """Return what the options ask to shard: the smallest parts of a size, or else the layers of a class."""
+    if options.layer_parameters is not None:
+        return parts_of(model, options.layer_parameters)
+    return layers_of(model, options.layers)
 
 
 def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
@@ -135,101 +69,3 @@ def _check_nothing_is_tied(
             )
     for child in module.children():
         _check_nothing_is_tied(child, layer, layers, groups)
-
-
-def clip_gradients(model: Any, limit: float) -> torch.Tensor:
-    """Clip a sharded model's gradients and return their norm; on the shards, since DTensor's first steps are slow."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    shards = [gradient.to_local() for gradient in gradients]
-    mesh = gradients[0].device_mesh
-    squared = (
-        get_total_norm(shards).square().to(mesh.device_type)
-    )  # from the host, where the shards are kept there
-    dist.all_reduce(squared, group=mesh.get_group("shard"))
-    norm = squared.sqrt().to(shards[0].device)
-    torch._foreach_mul_(
-        shards, torch.clamp(limit / (norm + 1e-6), max=1.0)
-    )  # as torch's clip_grad_norm_ does
-    return norm
-
-
-class ShardScaler(torch.amp.GradScaler):
-    """Scale the loss for fp16; ranks agree on whether their shards of the gradients have left its range."""
-
-    def _unscale_grads_(
-        self,
-        optimizer: torch.optim.Optimizer,
-        inv_scale: torch.Tensor,
-        found_inf: torch.Tensor,
-        allow_fp16: bool,
-    ) -> dict[torch.device, torch.Tensor]:
-        del allow_fp16  # shards are in FP32
-        gradients = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-        overflow = found_inf.to(shards[0].device)  # the host, where the shards are kept there
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            shards, overflow, inv_scale.to(overflow.device)
-        )
-        overflow = overflow.to(found_inf.device)
-        dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
-        return {overflow.device: overflow}
-
-
-def spread_over(options: Fsdp, world_size: int) -> int:
-    """Return over how many ranks a weight is spread: a group or those of a pod for `hybrid`, else all."""
-    return (options.group or _on_pod()) if options.shard == Shard.HYBRID else world_size
-
-
-def _on_pod() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _mesh(options: Fsdp, device: str) -> DeviceMesh:
-    world = ranks.world_size()
-    if options.shard != Shard.HYBRID:
-        return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
-    if (group := options.group) is not None:
-        if group < 2 or world % group:
-            raise ConfigError(
-                f"fsdp group is {group}, and {world} ranks cannot be put into groups of as many"
-            )
-        return init_device_mesh(
-            device, (world // group, group), mesh_dim_names=("replicate", "shard")
-        )
-    on_pod = _on_pod()
-    uneven = ranks.sums([float(on_pod)])[0] != on_pod * world
-    if on_pod == 1 or uneven:
-        what = "unequal numbers of slots" if uneven else "one slot each"
-        raise ConfigError(
-            f"fsdp shard 'hybrid' shards within each pod, and these pods have {what}; use 'full' or 'grads', "
-            "or give a group"
-        )
-    # The launchers number the ranks pod by pod.
-    return init_device_mesh(
-        device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard")
-    )
-
-
-def _policy(job: FineTune, options: Fsdp) -> MixedPrecisionPolicy:
-    half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(
-        Precision(job.number_format)
-    )
-    sent = torch.float32 if half is None or options.reduce_in_fp32 else half
-    if job.communication:
-        sent = torch.bfloat16 if job.communication == Communication.BF16 else torch.float32
-    return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=sent)
-
-
-def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
-    # Modules are registered in the order of the forward pass, the encoder's before the decoder's.
-    if not ahead:
-        return
-    sharded: list[FSDPModule] = [layer for layer in layers if isinstance(layer, FSDPModule)]
-    for number, layer in enumerate(sharded):
-        layer.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
-        layer.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.planner.tracing import Moment
+from workbench.finetune.techniques.sizes import Moment
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it

@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.techniques.sizes import Moment
 from workbench.jobs.adapters import Lora
-from workbench.planner.tracing import Moment
 from workbench.worker.data.rows import aligned
 from workbench.worker.model.layers import balance_coefficient, recompute, with_lora
 from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch_layers

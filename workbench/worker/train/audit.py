@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,57 +13,34 @@ from torch import nn
 from transformers import TrainerCallback
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
+from workbench.finetune.techniques.technique import UPDATE
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import emit
 from workbench.worker.data.rows import Row
-from workbench.worker.model.sharding import spread_over
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.train.evaluation import note
 from workbench.worker.train.json_audit import in_effect, without_effect
 from workbench.worker.train.sharding_audit import RankState, Share, gradients_of, state_of
 
-_ENGINES = {
-    Technique.SINGLE: "none",
-    **{t: str(t) for t in (Technique.DDP, Technique.FSDP, Technique.LOCAL_SGD)},
-}
-_WORDS = {
-    "none": "no DeepSpeed",
-    "ddp": "DistributedDataParallel",
-    "fsdp": "FSDP",
-    "local-sgd": "local SGD",
-}
-_UPDATE = ("gradients", "updated", "states")
-# What each technique spreads over the ranks; everything else is whole on each of them. DeepSpeed has averaged the
-# gradients of stage 1, too, down to a rank's own part when its optimizer takes them.
-_SPREAD: Mapping[Technique, tuple[str, ...]] = {
-    Technique.SINGLE: (),
-    Technique.DDP: (),
-    Technique.LOCAL_SGD: (),
-    Technique.ZERO1: _UPDATE,
-    Technique.ZERO2: _UPDATE,
-    Technique.ZERO3: ("trained", *_UPDATE),
-    Technique.ZERO3_OFFLOAD: ("trained", *_UPDATE),
-    Technique.FSDP: ("trained", *_UPDATE),
-}
 _ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
 def differences(job: FineTune, held: RankState, *, world_size: int, shards: int) -> Iterator[str]:
     """Compare what was asked for with what a rank holds."""
-    technique = Technique(job.technique)
-    engine = _ENGINES.get(technique, f"deepspeed-zero{technique.zero_stage}")
-    asked = _shape(engine, technique is Technique.ZERO3_OFFLOAD, world_size)
+    technique = technique_of(job.technique)
+    asked = _shape(technique.engine, technique.offloads, world_size)
     # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
     offloads = held.engine == "deepspeed-zero3" and "optimizer" in held.offload
     ran = _shape(held.engine, offloads, held.world_size)
     if asked != ran:
-        yield f"technique {technique!s} was asked for ({asked}), but this ran: {ran}"
+        yield f"technique {technique.name} was asked for ({asked}), but this ran: {ran}"
         return
-    for name in ("trained", *_UPDATE):
+    for name in ("trained", *UPDATE):
         yield from _share_differs(
-            name, getattr(held, name), shards if name in _SPREAD[technique] else 1
+            name, getattr(held, name), shards if name in technique.spreads else 1
         )
     arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
@@ -137,10 +115,14 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none"
         )
         self._tell(held)
-        shards = spread_over(Fsdp.from_dict(self.job.fsdp), self.world_size)
+        technique = technique_of(self.job.technique)
+        on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        shards = technique.shards(self.job, ranks=self.world_size, on_pod=on_pod)
         problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
-        if self.job.technique == Technique.SINGLE and ranks.connected():
-            problems.append("technique single was asked for, but a process group is open")
+        if technique.alone and ranks.connected():
+            problems.append(
+                f"technique {technique.name} was asked for, but a process group is open"
+            )
         if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
             problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
         fp16_without_engine = self.job.precision == Precision.FP16 and self._engine is None
@@ -214,5 +196,6 @@ def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
 
 
 def _shape(engine: str, offload: bool, world_size: int) -> str:
-    how = _WORDS.get(engine) or f"ZeRO stage {engine[-1]}"
+    words = {technique.engine: technique.words for technique in TECHNIQUES}
+    how = words.get(engine) or f"ZeRO stage {engine[-1]}"
     return f"{how}{' with offload' if offload else ''} on {world_size} rank{'s' if world_size > 1 else ''}"

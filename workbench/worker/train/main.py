@@ -14,8 +14,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
 from workbench.finetune.answers import Answer, share, write_answers
-from workbench.jobs.adapters import LocalSgd
-from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.jobs.choices import Communication, Peft, Precision
 from workbench.jobs.evaluation import evaluates
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
@@ -25,11 +25,12 @@ from workbench.worker.answer import generate
 from workbench.worker.data import rows as data
 from workbench.worker.data.rows import Rows
 from workbench.worker.data.tokens import TokenRows, packed, shared_rows
-from workbench.worker.model import adapters, pipeline, sharding
+from workbench.worker.model import adapters, pipeline
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
 from workbench.worker.model.layers import balance_coefficient, recompute
 from workbench.worker.model.saving import save_model
+from workbench.worker.model.sharding import parts_to_shard
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import records as report
 from workbench.worker.rank.phases import phase
@@ -46,7 +47,6 @@ from workbench.worker.train.measure.profile import (
     step_to_profile,
     steps_to_trace,
 )
-from workbench.worker.train.points import points_of
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
 from workbench.worker.train.swapping import remove_folders
 from workbench.worker.train.trainer import FineTuner, TrainerParts
@@ -122,7 +122,7 @@ def load_rows(work: Assignment) -> Rows:
 def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
     attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
     packing = adapters.load_options(
-        job.peft, job.number_format, sharded=job.technique == Technique.FSDP
+        job.peft, job.number_format, sharded=technique_of(job.technique).gathers_packed
     )
     options = {**model.load_options(job, gpus=gpus), **packing, **attention}
     trained = job.lora.get("resume_from") if model_kind(job.model) is ModelKind.BUILTIN else None
@@ -148,12 +148,9 @@ def _trainer(
     rows: Rows,
     stop: StopFile,
 ) -> FineTuner:
-    job, apart = work.job, work.technique is Technique.LOCAL_SGD
-    if work.technique is Technique.FSDP:
-        sharding.shard_model(loaded.model, job, gpus=work.gpus)
-    clock = StepMeter(
-        causal=encoder.causal, period=LocalSgd.from_dict(job.local_sgd).sync_steps if apart else 1
-    )
+    job, technique = work.job, work.technique
+    technique.wrap(loaded.model, job, gpus=work.gpus, parts=parts_to_shard)
+    clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
     # The rows, as tokens. Of packed ones each holds several texts.
     texts = shared_rows(rows.train, encoder.rows)
     texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
@@ -171,7 +168,8 @@ def _trainer(
             most=job.save_total_limit,
         ),
         evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
-        points=points_of(job),
+        points=technique.points(job),
+        sends_bf16=job.communication == Communication.BF16,
         causal=encoder.causal,
         order=work.order,
         balance=LoadBalance(coefficient) if coefficient is not None else None,

@@ -16,10 +16,11 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.jobs.choices import Precision, Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.technique import Technique
+from workbench.jobs.choices import Precision
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import check_ranks
 from workbench.jobs.registry import job_from_dict
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks
@@ -121,7 +122,7 @@ class Assignment:
 
     @property
     def technique(self) -> Technique:
-        return Technique(self.job.technique)
+        return technique_of(self.job.technique)
 
     @property
     def global_batch(self) -> int:
@@ -148,22 +149,25 @@ def prepare_process(work: Assignment) -> None:
         raise ConfigError(
             "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
         )
-    check_ranks(work.technique, work.world_size)
+    work.technique.refuse_ranks(work.world_size)
     deepspeed = work.technique.uses_deepspeed
     if deepspeed:
         clear_stale_locks()
     store.install()
     stacks.write_on_signal(work.rank_folder)
     flight.record(work.rank_folder)
-    single = work.technique is Technique.SINGLE
     prepare(
-        single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout
+        single=work.technique.alone,
+        gpus=bool(work.gpus),
+        with_deepspeed=deepspeed,
+        limit_s=work.job.ddp_timeout,
     )
     prepare_folders(work.deepspeed)
 
 
 def training_arguments(work: Assignment) -> Any:
     """Translate the job into the Trainer's options; opens the process group of the ranks."""
+    options = training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus))
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(work.folder / "trainer"),
         run_name=work.folder.name,
@@ -171,8 +175,8 @@ def training_arguments(work: Assignment) -> Any:
         # transformers adds its KubeflowCallback to these by itself; rank 0's alone sends something.
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         # Ranks that train apart take the mean over their own tokens.
-        average_tokens_across_devices=work.technique is not Technique.LOCAL_SGD,
-        **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
+        average_tokens_across_devices=not work.technique.apart,
+        **work.technique.training_options(options),
     )
     arguments._n_gpu = min(
         1, arguments.n_gpu

@@ -37,6 +37,8 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from workbench.base.errors import RunError
 from workbench.base.words import number
+from workbench.finetune.techniques.averaging import ParameterAveraging
+from workbench.finetune.techniques.points import TechniquePoints
 from workbench.jobs.choices import ROW_ORDER
 from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
@@ -47,6 +49,7 @@ from workbench.worker.rank.phases import phase
 from workbench.worker.standalone import (
     leave_norms_out_of_decay,
     row_lengths,
+    send_in_bf16,
     token_loss,
     train_batches,
     use_no_cache,
@@ -56,11 +59,9 @@ from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import StopFile, emit_memory
 from workbench.worker.train.checkpoints import Checkpoints
 from workbench.worker.train.evaluation import Evaluator, emit_evaluation, note
-from workbench.worker.train.local_sgd import ParameterAveraging
 from workbench.worker.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.worker.train.measure.meter import StepMeter, Stopwatch
 from workbench.worker.train.measure.profile import StepProfiler
-from workbench.worker.train.points import TechniquePoints
 
 _SAID_EVERY_S = 1.0
 
@@ -79,6 +80,8 @@ class TrainerParts:
     evaluator: Evaluator | None = None
     """Evaluation of the workbench's own; None for that of the library's trainer."""
     points: TechniquePoints = field(default_factory=TechniquePoints)
+    sends_bf16: bool = False
+    """Whether DDP rounds gradients to bf16 on their way."""
     causal: bool = False
     """Whether labels are learned from the logits of the token before them."""
     order: int = ROW_ORDER
@@ -98,6 +101,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             parts.points,
         )
         self.causal, self.order, self.balance = parts.causal, parts.order, parts.balance
+        self._sends_bf16 = parts.sends_bf16
         self.profiler: StepProfiler | None = None
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
@@ -121,7 +125,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     @property
     def averaging(self) -> ParameterAveraging | None:
         """What brings the ranks together where they train apart."""
-        return self.points.averaging
+        averaging: ParameterAveraging | None = self.points.averaging
+        return averaging
 
     @property
     def forward_is_collective(self) -> bool:
@@ -134,7 +139,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         """Let the technique wrap the model, and scale the loss where it does so itself."""
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
-        accelerator.prepare_model = partial(self.points.wrap, accelerator.prepare_model)
+        wrap = partial(self.points.wrap, accelerator.prepare_model)
+        accelerator.prepare_model = partial(_in_bf16, wrap) if self._sends_bf16 else wrap
         if (scaler := self.points.scaler(self.args.device)) is not None:
             accelerator.scaler = scaler
 
@@ -426,6 +432,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self._written = step
         if ranks.rank() == 0:
             emit("saved", step=step)
+
+
+def _in_bf16(prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
+    return send_in_bf16(prepare(model, **options))
 
 
 class FineTuner(WorkbenchTrainerMixin, Trainer):  # type: ignore[misc]  # transformers publishes no types

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from workbench.base.words import number
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Look, Plot, Series, look
-from workbench.jobs.choices import Technique
+from workbench.finetune.techniques.registry import TECHNIQUES
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
@@ -32,7 +32,7 @@ _NAMED = 12
 _MARKERS = 8  # on a line, however many points it has
 _BANDS = 48  # of lines with more points, about so many are told; markers are told all
 _GAP_PT = 5
-_NAMES = tuple(str(technique) for technique in Technique)
+_NAMES = tuple(technique.name for technique in TECHNIQUES)
 _LABEL_SHARE = 0.075  # of the plot's height, that one label takes
 _NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is joined to its label
 

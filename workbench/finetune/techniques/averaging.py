@@ -2,7 +2,7 @@
 
 The outer step is DiLoCo's (https://arxiv.org/abs/2311.08105, algorithm 1): SGD with Nesterov momentum, whose gradient
 is the difference between the weights of the last synchronisation and the mean of the ranks' weights now. Optimizer
-states stay each rank's own.
+states stay each rank's own. Only pods import this module: it loads torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from workbench.jobs.adapters import LocalSgd
-from workbench.worker.rank import collectives as ranks
 
 
 class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
@@ -84,7 +83,7 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
     def _means(self) -> Iterable[torch.Tensor]:
         flat = torch.cat([p.detach().float().flatten() for p in self._trained])
         dist.all_reduce(flat)
-        parts = torch.split(flat.div_(ranks.world_size()), [p.numel() for p in self._trained])
+        parts = torch.split(flat.div_(dist.get_world_size()), [p.numel() for p in self._trained])
         return [part.view_as(p) for part, p in zip(parts, self._trained, strict=True)]
 
     def _put(self, weights: Iterable[torch.Tensor]) -> None:

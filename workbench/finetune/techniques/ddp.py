@@ -1,0 +1,26 @@
+"""Technique `ddp`."""
+
+from __future__ import annotations
+
+from workbench.finetune.techniques.plain import Plain
+from workbench.finetune.techniques.sizes import Exchanges
+from workbench.jobs.options import FineTuneOptions
+
+
+class DDP(Plain):
+    """torch's DistributedDataParallel: every rank holds everything, gradients are averaged."""
+
+    name = "ddp"
+    engine = "ddp"
+    words = "DistributedDataParallel"
+    copies_gradients = True
+    preference = 10
+    timed_as = "single"
+
+    def bound_to_ranks(self, job: FineTuneOptions) -> str:
+        del job  # every rank has whole states, in whatever blocks they are
+        return ""
+
+    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
+        del accumulation  # gradients are sent once a step
+        return exchanges.wait_s + exchanges.reduced_s

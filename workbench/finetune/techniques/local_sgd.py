@@ -1,0 +1,79 @@
+"""Technique `local-sgd`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.techniques.plain import Plain
+from workbench.finetune.techniques.points import TechniquePoints
+from workbench.finetune.techniques.sizes import Exchanges, Setting
+from workbench.jobs.adapters import LocalSgd as Options
+from workbench.jobs.options import FineTuneOptions
+
+
+class ApartPoints(TechniquePoints):
+    """Answers of local SGD: ranks train apart, and their weights are averaged every few steps."""
+
+    ranks_train_apart = True
+
+    def __init__(self, job: FineTuneOptions) -> None:
+        self._options = Options.from_dict(job.local_sgd)
+
+    def wrap(self, prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
+        # accelerate prepares a model for evaluation as it does for training, but without DDP around it.
+        return super().wrap(prepare, model, **{"evaluation_mode": True, **options})
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        return self.averaging.averaged() if self.averaging is not None else nullcontext()
+
+    def first_callbacks(self, trainer: Any) -> Sequence[Any]:
+        from workbench.finetune.techniques.averaging import ParameterAveraging
+
+        # The weights are on the trainer's device by now. The averages are taken before anything looks at a step.
+        self.averaging = ParameterAveraging(trainer.model, self._options)
+        return (self.averaging,)
+
+
+class LocalSGD(Plain):
+    """Every rank holds everything and steps by itself; weights are averaged every few steps, with an outer momentum."""
+
+    name = "local-sgd"
+    engine = "local-sgd"
+    words = "local SGD"
+    options = "local_sgd"
+    apart = True
+    preference = 80  # it sends least, and its losses are not those of the others
+    timed_as = "single"
+    same_losses = False
+    recipe = False
+
+    def refuse_ranks(self, ranks: int) -> None:
+        if ranks < 2:
+            raise ConfigError(
+                "technique 'local-sgd' averages the weights of several ranks, and there is one; use "
+                "'single', or two pods or more"
+            )
+
+    def bound_to_ranks(self, job: FineTuneOptions) -> str:
+        del job
+        return "each rank of local-sgd has weights of its own"
+
+    def sync_steps(self, job: FineTuneOptions) -> int:
+        return Options.from_dict(job.local_sgd).sync_steps
+
+    def points(self, job: FineTuneOptions) -> TechniquePoints:
+        return ApartPoints(job)
+
+    def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
+        del config
+        # The weights of the last synchronisation, and a momentum, both in FP32; weights are sent in it too.
+        outer = 8.0 if Options.from_dict(job.local_sgd).outer_momentum else 4.0
+        return replace(plain, outer_bytes=outer, reduce_bytes=4, sync_steps=self.sync_steps(job))
+
+    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
+        del accumulation
+        return (exchanges.wait_s + exchanges.reduced_s) / exchanges.setting.sync_steps

@@ -1,0 +1,68 @@
+"""What techniques without DeepSpeed share: torch's own optimizer on weights in FP32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from workbench.finetune.techniques.sizes import (
+    FP32,
+    Memory,
+    Moment,
+    Setting,
+    Trace,
+    gathered_to_save,
+    scales_of,
+    turned_of,
+    weights_of,
+)
+from workbench.finetune.techniques.technique import Technique
+
+
+class Plain(Technique, shared=True):
+    """Every rank holds everything."""
+
+    spreads: ClassVar[tuple[str, ...]] = ()
+    copies_gradients: ClassVar[bool] = False
+    """Whether gradients are copied into buckets, which stay as large as all gradients together."""
+
+    def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+        states = setting.state_bytes * trace.trained / setting.shards
+        device = Memory(
+            parameters=scales_of(setting, trace) + weights_of(setting, trace),
+            optimizer=setting.outer_bytes * trace.trained,
+        )
+        # Paged states move to the host when the GPU is short.
+        if setting.paged and setting.gpu:
+            return device, Memory(optimizer=states)
+        return device.plus(Memory(optimizer=states)), Memory()
+
+    def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
+        arrived = min(moment.gradients, trace.trained)
+        held = trace.trained if setting.accumulates else arrived
+        return FP32 * held, float(FP32 * trace.trained) if self.copies_gradients else 0.0
+
+    def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+        device, host = self.kept(setting, trace)
+        # Fused AdamW and SGD without momentum make nothing; an outer step, which is not fused, does.
+        makes = max(setting.update_bytes, FP32 if setting.outer_bytes else 0.0)
+        shard = trace.trained / setting.shards
+        # On a host the optimizer updates one tensor after another.
+        on_host = not setting.gpu or "optimizer" in setting.offload
+        at_once = min(trace.largest, trace.trained) / setting.shards if on_host else shard
+        if setting.offload:
+            return device, host.plus(Memory(optimizer=makes * at_once))
+        work = Memory(gradients=FP32 * shard, optimizer=makes * at_once)
+        if self.copies_gradients:
+            work = replace(work, communication=FP32 * trace.trained)
+        return device.plus(work), host
+
+    def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
+        del gpu_bytes
+        turned = turned_of(setting, trace)
+        if setting.gpu:  # a tensor at a time
+            return Memory(parameters=turned / trace.parameters * trace.largest)
+        return Memory(parameters=float(turned))
+
+    def saving(self, setting: Setting, trace: Trace) -> Memory:
+        return gathered_to_save(setting, trace) if setting.gpu else Memory()

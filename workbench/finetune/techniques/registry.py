@@ -1,0 +1,69 @@
+"""The techniques there are, in the order of the docs: a line for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.base.errors import one_of
+from workbench.finetune.techniques.ddp import DDP
+from workbench.finetune.techniques.fsdp import FSDP
+from workbench.finetune.techniques.local_sgd import LocalSGD
+from workbench.finetune.techniques.single import Single
+from workbench.finetune.techniques.technique import Technique
+from workbench.finetune.techniques.zero1 import Zero1
+from workbench.finetune.techniques.zero2 import Zero2
+from workbench.finetune.techniques.zero3 import Zero3
+from workbench.finetune.techniques.zero3_offload import Zero3Offload
+from workbench.jobs.choices import Technique as Name
+
+TECHNIQUES: Sequence[Technique] = (
+    Single(),
+    DDP(),
+    Zero1(),
+    Zero2(),
+    Zero3(),
+    Zero3Offload(),
+    FSDP(),
+    LocalSGD(),
+)
+YARDSTICK = Single.name
+"""Technique against which speed and losses of the others are measured."""
+_BY_NAME = {technique.name: technique for technique in TECHNIQUES}
+
+if list(_BY_NAME) != [str(name) for name in Name]:
+    raise TypeError(
+        f"jobs/choices.Technique names {', '.join(Name)}, and the registry has {', '.join(_BY_NAME)}"
+    )
+
+
+def technique_of(name: str) -> Technique:
+    """Return the technique of a name.
+
+    Raises:
+        ConfigError: There is no such technique.
+    """
+    if name not in _BY_NAME:
+        raise one_of("technique", name, list(_BY_NAME))
+    return _BY_NAME[name]
+
+
+def by_preference() -> list[Technique]:
+    """Return the techniques, first the one that `plan` prefers among those that fit."""
+    return sorted(TECHNIQUES, key=lambda technique: technique.preference)
+
+
+def find_technique(name: object) -> Technique | None:
+    """Return the technique that a file names; None for a script, and for a name that is unknown here."""
+    return _BY_NAME.get(str(name))
+
+
+def has_recipe(name: object) -> bool:
+    """Return whether a run of this technique can be repeated without this project."""
+    technique = find_technique(name)
+    return technique is None or technique.recipe
+
+
+def runs_alone(name: object) -> bool:
+    """Return whether a job of this technique, or of none, is one rank on one pod."""
+    technique = find_technique(name)
+    return technique is not None and technique.alone

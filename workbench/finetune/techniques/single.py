@@ -1,0 +1,36 @@
+"""Technique `single`."""
+
+from __future__ import annotations
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.techniques.plain import Plain
+from workbench.finetune.techniques.sizes import Exchanges
+from workbench.jobs.launcher import Launcher
+from workbench.jobs.options import FineTuneOptions
+
+
+class Single(Plain):
+    """One rank on the first pod, no DeepSpeed: the yardstick of all others."""
+
+    name = "single"
+    engine = "none"
+    words = "no DeepSpeed"
+    alone = True
+    preference = 70  # every other pod is idle
+
+    def refuse(self, job: FineTuneOptions) -> None:
+        if job.launcher != Launcher.SSH:
+            raise ConfigError(
+                f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'"
+            )
+        super().refuse(job)
+
+    def refuse_ranks(self, ranks: int) -> None:
+        if ranks > 1:
+            raise ConfigError(
+                f"technique 'single' is one rank on one pod, and {ranks} are asked for; use 'ddp'"
+            )
+
+    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
+        del exchanges, accumulation
+        return 0.0

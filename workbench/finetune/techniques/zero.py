@@ -1,0 +1,218 @@
+"""What the stages of DeepSpeed's ZeRO share; stages 1 and 2 differ in little, stage 3 in much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
+from workbench.finetune.techniques.points import TechniquePoints
+from workbench.finetune.techniques.sizes import (
+    CONTEXT_BYTES,
+    FP32,
+    Memory,
+    Moment,
+    Setting,
+    Trace,
+    gathered_to_save,
+    scales_of,
+    turned_of,
+    weights_of,
+)
+from workbench.finetune.techniques.technique import UPDATE, Technique
+from workbench.jobs.choices import Communication, Optimizer, Precision
+from workbench.jobs.evaluation import evaluates
+from workbench.jobs.options import FineTuneOptions
+
+PREFETCH = 50_000_000
+"""Elements that stage 3 gathers ahead by default."""
+_OFFLOADS = ("offload_optimizer", "offload_param")
+_ON_HOST = ("optimizer", "parameters")
+
+
+def is_offloaded(zero: Mapping[str, object], key: str) -> bool:
+    """Return whether a section of `zero_optimization` offloads to somewhere."""
+    return part(zero, key).get("device") not in (None, "none")
+
+
+class ZeroPoints(TechniquePoints):
+    """Answers of DeepSpeed: its engine clips in its own step."""
+
+    def clip(self, _trainer: Any, _clip: Callable[[], Any]) -> Any:
+        return None
+
+    def norm(self, trainer: Any, _norm: Callable[[], Any]) -> Any:
+        # The library and accelerate would wait for the norm that the engine has left on its device.
+        return trainer.deepspeed.get_global_grad_norm()
+
+    def forward_is_collective(self, trainer: Any) -> bool:
+        engine = getattr(trainer, "deepspeed", None)
+        return (
+            engine is not None
+            and int(trainer.args.world_size) > 1
+            and int(engine.zero_optimization_stage()) == 3
+        )
+
+
+class Zero(Technique, shared=True):
+    """Stages 1 and 2: weights are whole, the update is spread over the ranks."""
+
+    # DeepSpeed averages the gradients of stage 1, too, down to a rank's own part for its optimizer.
+    spreads: ClassVar[tuple[str, ...]] = UPDATE
+    autocasts: ClassVar[bool] = False
+    half_weights: ClassVar[bool] = True
+    may_offload: ClassVar[int] = 1
+    """How much the name allows to offload: 0 nothing, 1 optimizer states, 2 parameters as well."""
+
+    def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
+        stage = zero.get("stage", 0)
+        if stage != self.zero_stage:
+            raise ConfigError(
+                f"{source}: zero_optimization.stage is {stage!r}, and technique '{self.name}' is stage "
+                f"{self.zero_stage}; change one of them"
+            )
+        for old in ("cpu_offload", "cpu_offload_param"):
+            if zero.get(old):
+                raise ConfigError(
+                    f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param"
+                )
+        if self.offloads and not is_offloaded(zero, "offload_optimizer"):
+            raise ConfigError(
+                f"{source}: technique '{self.name}' needs zero_optimization.offload_optimizer with a "
+                "device; add it, or choose technique 'zero3'"
+            )
+        wrong = [key for key in _OFFLOADS[self.may_offload :] if is_offloaded(zero, key)]
+        if wrong:
+            what = "optimizer states alone" if self.may_offload else "nothing"
+            raise ConfigError(
+                f"{source}: zero_optimization.{wrong[0]} is set, and technique '{self.name}' offloads "
+                f"{what}; choose technique 'zero3-offload', or remove it"
+            )
+
+    def is_of(self, zero: Mapping[str, object]) -> bool:
+        return zero.get("stage", 0) == self.zero_stage
+
+    def points(self, job: FineTuneOptions) -> TechniquePoints:
+        del job
+        return ZeroPoints()
+
+    def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
+        zero = config.get("zero_optimization", {})
+        half = job.number_format in (Precision.BF16, Precision.FP16)
+        # Gradients are sent in the format of the arithmetic, unless the job or its JSON asks for another.
+        asked = config.get("communication_data_type") or job.communication
+        reduce_bytes = 2 if half else 4
+        if asked:
+            reduce_bytes = 4 if asked == Communication.FP32 else 2
+        # On CPUs DeepSpeed's own AdamW, which is not fused, updates what its JSON names or offloads.
+        own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
+        offload = [part(zero, key).get("device", "none") != "none" for key in _OFFLOADS]
+        # As the configuration is filled in: reading the same weights from a disk twice fails.
+        ahead = 0 if part(zero, "offload_param").get("device") == "nvme" else PREFETCH
+        return replace(
+            plain,
+            weight_bytes=2 if half else 4,
+            frozen_bytes=2 if half else 4,
+            compute_bytes=2 if half else 4,
+            update_bytes=8.0 if own and job.optimizer == Optimizer.ADAMW else 0.0,
+            bucket=_number(zero, "reduce_bucket_size", plain.bucket),
+            buckets=2 if zero.get("overlap_comm") and self.zero_stage < 3 else 1,
+            prefetch=_number(zero, "stage3_prefetch_bucket_size", ahead)
+            if zero
+            else plain.prefetch,
+            persist=_number(zero, "stage3_param_persistence_threshold", plain.persist),
+            # After an evaluation, the one before the first step too, it keeps none: seen of DeepSpeed 0.19.8.
+            reuse=0 if evaluates(job) else _number(zero, "stage3_max_reuse_distance", plain.reuse),
+            sub_group=_number(zero, "sub_group_size", plain.sub_group),
+            offload=tuple(name for name, so in zip(_ON_HOST, offload, strict=True) if so),
+            swap_buffers=_on_disk(zero, "offload_optimizer", "buffer_count", 4),
+            weight_buffers=_on_disk(zero, "offload_param", "buffer_count", 5)
+            * _on_disk(zero, "offload_param", "buffer_size", 100_000_000),
+            weights_kept=_on_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
+            reduce_bytes=reduce_bytes,
+        )
+
+    def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+        shard = trace.trained / setting.shards
+        master = FP32 * trace.trained / setting.shards
+        states = setting.state_bytes * trace.trained / setting.shards
+        device = Memory(parameters=scales_of(setting, trace) + weights_of(setting, trace))
+        if "optimizer" in setting.offload:
+            # Gradients are kept there in FP32. `param_buffer_of_bit16_for_cpu_offload_groups`,
+            # `temp_grad_buffer_for_cpu_` and `_gpu_` are the rest.
+            host = Memory(optimizer=master + states, gradients=FP32 * shard)
+            largest = Memory(communication=float(setting.weight_bytes * trace.largest))
+            updated = Memory(optimizer=setting.weight_bytes * shard)
+            return device.plus(largest), host.plus(largest).plus(updated)
+        return states_kept(setting, device, master=master, states=states, gradients=0.0)
+
+    def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
+        arrived, size = min(moment.gradients, trace.trained), setting.weight_bytes
+        bucket = min(setting.bucket, trace.trained)
+        # A GPU's buckets are there as a whole, of a CPU's only what has been written; what is reduced is
+        # copied together.
+        buckets = setting.bucket * setting.buckets
+        written = (buckets if arrived else 0) if setting.gpu else min(buckets, arrived)
+        sent = float(size * (written + (bucket if arrived >= bucket else 0)))
+        return self.gradients_kept(setting, trace, arrived), sent
+
+    def gradients_kept(self, setting: Setting, trace: Trace, arrived: float) -> float:
+        """Return the bytes of gradients that a rank keeps until the update."""
+        full = (
+            arrived > setting.bucket or setting.accumulates
+        ) and "optimizer" not in setting.offload
+        return setting.weight_bytes * trace.trained / setting.shards if full else 0.0
+
+    def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+        """Return what a rank holds while its whole part is updated, from a copy of its gradients in FP32."""
+        device, host = self.kept(setting, trace)
+        shard = trace.trained / setting.shards
+        work = Memory(gradients=FP32 * shard, optimizer=setting.update_bytes * shard)
+        if "optimizer" in setting.offload:  # the gradients lie there in FP32 already
+            return device, host.plus(replace(work, gradients=0.0))
+        gradients = (FP32 + setting.weight_bytes) * shard
+        return device.plus(replace(work, gradients=gradients)), host
+
+    def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
+        turned = turned_of(setting, trace)
+        flat = float(setting.weight_bytes * trace.trained)
+        if not setting.gpu:
+            return Memory(parameters=float(turned), communication=flat)
+        # Trained weights are copied into one tensor: on the GPU where both fit there, else here, beside a copy.
+        here = 0.0
+        if gpu_bytes is not None:
+            room = gpu_bytes - CONTEXT_BYTES - weights_of(setting, trace)
+            here = 0.0 if room >= flat else 2 * flat
+        parameters = turned / trace.parameters * trace.largest
+        return Memory(parameters=parameters, communication=here)
+
+    def saving(self, setting: Setting, trace: Trace) -> Memory:
+        return gathered_to_save(setting, trace) if setting.gpu else Memory()
+
+
+def states_kept(
+    setting: Setting, device: Memory, *, master: float, states: float, gradients: float
+) -> tuple[Memory, Memory]:
+    """Put master weights, states and gradients beside the weights; paged states move to the host."""
+    if setting.paged and setting.gpu:
+        mine = Memory(optimizer=master, gradients=gradients)
+        return device.plus(mine), Memory(optimizer=states)
+    return device.plus(Memory(optimizer=master + states, gradients=gradients)), Memory()
+
+
+def _on_disk(zero: Mapping[str, Any], key: str, name: str, default: int) -> int:
+    offload = part(zero, key)
+    return _number(offload, name, default) if offload.get("device") == "nvme" else 0
+
+
+def _number(zero: Mapping[str, Any], key: str, default: int) -> int:
+    value = zero.get(key, default)
+    if value == "auto":
+        return 1_000_000  # the Trainer puts a small number there
+    if isinstance(value, str):
+        return default
+    if isinstance(value, int | float):
+        return int(value)
+    raise ConfigError(f"deepspeed zero_optimization.{key} is {value!r}; it must be a number")

@@ -1,0 +1,27 @@
+"""Technique `zero1`."""
+
+from __future__ import annotations
+
+from workbench.finetune.techniques.sizes import Exchanges, Setting, Trace
+from workbench.finetune.techniques.zero import Zero
+
+
+class Zero1(Zero):
+    """DeepSpeed ZeRO stage 1: optimizer states sharded."""
+
+    name = "zero1"
+    engine = "deepspeed-zero1"
+    words = "ZeRO stage 1"
+    config = "zero1.json"
+    zero_stage = 1
+    preference = 20
+    leaner = "shards the optimizer's state over the ranks"
+
+    def gradients_kept(self, setting: Setting, trace: Trace, arrived: float) -> float:
+        if setting.accumulates:  # over micro-batches they stay whole
+            return float(setting.weight_bytes * trace.trained)
+        return super().gradients_kept(setting, trace, arrived)
+
+    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
+        del accumulation  # gradients are sent once a step
+        return exchanges.wait_s + exchanges.reduced_s + exchanges.gathered_s

@@ -1,0 +1,23 @@
+"""Technique `zero2`."""
+
+from __future__ import annotations
+
+from workbench.finetune.techniques.sizes import Exchanges
+from workbench.finetune.techniques.zero import Zero
+
+
+class Zero2(Zero):
+    """DeepSpeed ZeRO stage 2: gradients and optimizer states sharded."""
+
+    name = "zero2"
+    engine = "deepspeed-zero2"
+    words = "ZeRO stage 2"
+    config = "zero2.json"
+    zero_stage = 2
+    preference = 30
+    timed_as = "zero1"
+    leaner = "shards the gradients too"
+
+    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
+        sent_s = exchanges.wait_s + exchanges.reduced_s  # gradients, after every micro-batch
+        return accumulation * sent_s + exchanges.gathered_s

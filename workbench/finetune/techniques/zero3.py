@@ -1,0 +1,136 @@
+"""Technique `zero3`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.techniques.sizes import (
+    FP32,
+    Exchanges,
+    Memory,
+    Moment,
+    Setting,
+    Trace,
+    gathered_to_save,
+    scales_of,
+    weights_of,
+)
+from workbench.finetune.techniques.technique import UPDATE
+from workbench.finetune.techniques.zero import Zero, is_offloaded, states_kept
+from workbench.jobs.choices import Peft
+from workbench.jobs.options import FineTuneOptions
+
+
+class Zero3(Zero):
+    """DeepSpeed ZeRO stage 3: parameters, gradients and optimizer states sharded."""
+
+    name = "zero3"
+    engine = "deepspeed-zero3"
+    words = "ZeRO stage 3"
+    config = "zero3.json"
+    zero_stage = 3
+    spreads = ("trained", *UPDATE)
+    places_weights = True
+    reads_whole = True
+    may_offload = 0
+    preference = 50
+    leaner = "shards gradients and parameters too"
+
+    def refuse(self, job: FineTuneOptions) -> None:
+        if job.peft == Peft.QLORA:
+            raise ConfigError(
+                f"peft 'qlora' with technique '{self.name}' would shard weights of 4 bits; "
+                "use 'fsdp', which can, 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
+            )
+        super().refuse(job)
+
+    def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
+        super().refuse_config(zero, source)
+        if zero.get("stage3_gather_16bit_weights_on_model_save") is False:
+            raise ConfigError(
+                f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save is false; it must "
+                "be true for the trained model to be saved whole"
+            )
+
+    def is_of(self, zero: Mapping[str, object]) -> bool:
+        offloaded = is_offloaded(zero, "offload_optimizer")
+        return super().is_of(zero) and offloaded == self.offloads
+
+    def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+        shard = trace.trained / setting.shards
+        master = FP32 * trace.trained / setting.shards
+        states = setting.state_bytes * trace.trained / setting.shards
+        gradients = setting.weight_bytes * trace.trained / setting.shards
+        bucket = float(setting.bucket * setting.weight_bytes)
+        device = Memory(parameters=scales_of(setting, trace), communication=bucket)
+        host = Memory()
+        # Weights: here, on the host, or on a disk behind buffers.
+        weights = weights_of(setting, trace) / setting.shards
+        if "parameters" in setting.offload:
+            if setting.weight_buffers:
+                # So many trained elements are kept here all the same (`max_in_cpu`).
+                elements = setting.weight_buffers + min(setting.weights_kept, shard)
+                weights = setting.weight_bytes * elements
+            host = host.plus(Memory(parameters=weights))
+        else:
+            device = device.plus(Memory(parameters=weights))
+        # Optimizer states: on a disk, on the host, or here.
+        if setting.swap_buffers:
+            through = setting.swap_buffers * FP32 * min(shard, setting.sub_group)
+            return device, host.plus(Memory(optimizer=through, gradients=gradients))
+        if "optimizer" in setting.offload:
+            # Gradients are kept there in FP32, beside those of the weights' own format.
+            both = gradients + FP32 * trace.trained / setting.shards
+            return device, host.plus(Memory(optimizer=master + states, gradients=both))
+        mine, theirs = states_kept(
+            setting, device, master=master, states=states, gradients=gradients
+        )
+        return mine, host.plus(theirs)
+
+    def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
+        arrived, bucket = min(moment.gradients, trace.trained), min(setting.bucket, trace.trained)
+        # A full bucket is copied, cut and reduced into parts.
+        reduced = bucket if arrived >= bucket else 0
+        return 0.0, setting.weight_bytes * (_gathered(setting, trace, moment) + 3 * reduced)
+
+    def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+        """Return what a rank holds while a sub-group of its part is updated."""
+        device, host = self.kept(setting, trace)
+        at_once = min(trace.trained / setting.shards, setting.sub_group)
+        work = Memory(gradients=FP32 * at_once, optimizer=setting.update_bytes * at_once)
+        small = float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0])
+        device = device.plus(Memory(communication=small))
+        if "optimizer" not in setting.offload:
+            return device.plus(work), host
+        on_host = work.optimizer + work.gradients * int(not setting.gpu)
+        return device, host.plus(Memory(optimizer=on_host))
+
+    def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
+        del gpu_bytes
+        on_gpu = setting.gpu and "parameters" not in setting.offload
+        shards = 0.0 if on_gpu else weights_of(setting, trace) / setting.shards
+        whole = 0.0 if setting.gpu else float(setting.weight_bytes * trace.largest)
+        return Memory(parameters=shards, communication=whole)
+
+    def saving(self, setting: Setting, trace: Trace) -> Memory:
+        return gathered_to_save(setting, trace)
+
+    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
+        # Small parameters are gathered once a step, each; gradients are scattered by buckets.
+        setting, trace = exchanges.setting, exchanges.trace
+        scatters = -(-trace.trained // setting.bucket)
+        return exchanges.by_layers_s(accumulation, persist=setting.persist, scatters=scatters)
+
+
+def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
+    """Return the elements that are whole at a moment of a step.
+
+    A layer is kept if it is needed again within `reuse` elements, which forward and backward pass both
+    use up. The backward pass lets go of it, and gathers ahead only what it has not yet passed.
+    """
+    whole = trace.parameters
+    ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))
+    kept = min(whole, setting.reuse / 2, ahead_of)
+    ahead = trace.largest_layer.all + min(setting.prefetch, ahead_of)
+    return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)[0]))

@@ -1,0 +1,28 @@
+"""Technique `zero3-offload`."""
+
+from __future__ import annotations
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.techniques.zero3 import Zero3
+from workbench.jobs.choices import Optimizer
+from workbench.jobs.options import FineTuneOptions
+
+
+class Zero3Offload(Zero3):
+    """ZeRO stage 3 with optimizer states and parameters kept in host memory."""
+
+    name = "zero3-offload"
+    config = "zero3-offload.json"
+    offloads = True
+    may_offload = 2
+    preference = 60
+    timed_as = "zero3"
+    leaner = "keeps optimizer and parameters in the pods' own memory"
+
+    def refuse(self, job: FineTuneOptions) -> None:
+        if Optimizer(job.optimizer).uses_bitsandbytes:
+            raise ConfigError(
+                f"optimizer '{job.optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use "
+                "'adamw', or 'zero3'"
+            )
+        super().refuse(job)
