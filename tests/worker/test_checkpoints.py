@@ -35,6 +35,12 @@ COMMON = {
 CASES: dict[str, tuple[int, int, dict[str, object]]] = {
     "single": (1, BOUNDARY, {"technique": "single", "per_device_train_batch_size": 4}),
     "single-lora": (1, AMID, {"technique": "single", "peft": "lora", "lora": {"dropout": 0.2}}),
+    # Between two epochs, where random numbers are restored before rows are read.
+    "single-lora-border": (
+        1,
+        BOUNDARY,
+        {"technique": "single", "peft": "lora", "lora": {"dropout": 0.2}},
+    ),
     "ddp": (2, AMID, {"technique": "ddp"}),
     "zero1": (2, BOUNDARY, {"technique": "zero1"}),
     "zero2-sgd": (2, AMID, {"technique": "zero2", "optimizer": "sgd"}),

@@ -64,6 +64,8 @@ from workbench.worker.train.measure.meter import StepMeter, Stopwatch
 from workbench.worker.train.measure.profile import StepProfiler
 
 _SAID_EVERY_S = 1.0
+_NO_FIGURES = ("runtime", "samples_per_second", "steps_per_second", "epoch")
+"""Entries of the library's evaluations that say nothing of the model."""
 
 # Some trainer of a library comes after the mixin among the bases.
 _Trainer: Any = Trainer if TYPE_CHECKING else object
@@ -374,6 +376,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return {
             name if name == LOSS else name.removeprefix("eval_"): float(value)
             for name, value in figures.items()
+            if name.removeprefix("eval_") not in _NO_FIGURES
         }
 
     def _log_evaluation(self, figures: dict[str, float]) -> None:
