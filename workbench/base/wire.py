@@ -89,4 +89,5 @@ def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> d
         raise RunError(str(error)) from error
     except OSError as error:
         kind = Unanswered if sent else RunError
-        raise kind(f"the keeper of {path.parent} does not answer ({error})") from error
+        why = "timed out" if isinstance(error, TimeoutError) else error
+        raise kind(f"the keeper of {path.parent} does not answer ({why})") from error
