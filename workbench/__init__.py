@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from workbench.results.answers.ask import compare_predictions as compare_predictions
     from workbench.results.answers.predictions import Predictions as Predictions
     from workbench.results.answers.predictions import judge_answers as judge_answers
-    from workbench.rundir.catalog.index import RunIndex as RunIndex
     from workbench.rundir.events import log as log
     from workbench.worker.model.tokenizer import train_tokenizer as train_tokenizer
 
@@ -93,7 +92,6 @@ _HOME = {
     "Run": "workbench.client.run",
     "RunError": "workbench.base.errors",
     "RunFailed": "workbench.base.errors",
-    "RunIndex": "workbench.rundir.catalog.index",
     "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
     "Script": "workbench.jobs.script",

@@ -16,7 +16,6 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.client.history import history
 from workbench.client.run import Run
 from workbench.display.kit.widgets import VIEW
-from workbench.rundir.catalog.index import RunIndex
 from workbench.rundir.paths import RunPaths
 
 TOKEN = "hf_" + "a1" * 12
@@ -229,12 +228,10 @@ def test_events_are_iterated_anew_and_are_a_data_frame(folder: Path) -> None:
     assert frame["metric.accuracy"][1] == 0.75
 
 
-def test_the_index_notices_a_new_name(folder: Path) -> None:
-    with RunIndex(folder) as index:
-        index.refresh()
-        Run.load(folder / "aaa").name = "found later"
-        assert index.refresh().read == 1
-        assert [record.name for record in index.query()] == ["", "high rate", "found later"]
+def test_history_notices_a_new_name(folder: Path) -> None:
+    assert "found later" not in [record.name for record in history(folder)]
+    Run.load(folder / "aaa").name = "found later"
+    assert [record.name for record in history(folder)] == ["", "high rate", "found later"]
 
 
 def test_ticked_rows_are_compared_below_the_table_once_there_are_two(

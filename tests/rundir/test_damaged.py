@@ -31,7 +31,6 @@ from workbench.client.run import Run
 from workbench.display.run.page import run_text
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.profile.compare import compare
-from workbench.rundir.catalog.index import RunIndex
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import QueuedRun, cluster_status, write_queue
@@ -279,13 +278,6 @@ def never_raises(paths: RunPaths, folder: Path) -> Iterator[Callable[[], object]
     yield lambda: repr(run) + run_text(RunView(paths.root)) if paths.info.is_file() else repr(run)
     runs = history(folder)
     yield lambda: as_text(runs) + runs._repr_html_()
-    yield lambda: indexed(folder)
-
-
-def indexed(folder: Path) -> str:
-    with RunIndex(folder, folder.parent / "index.sqlite") as index:
-        index.refresh()
-        return repr(index.query())
 
 
 def look_at(place: Place, what: list[Damage], *, how: str, drawn: bool) -> None:
@@ -352,10 +344,7 @@ def damaged(place: Place, what: list[Damage], how: str) -> Iterator[None]:
     finally:
         for name in ("result.json", "state.json", "../../state.json", *(name for name, *_ in what)):
             place.put_back(name)
-        for path in (
-            *place.secret.parent.glob("outside-*"),
-            *place.secret.parent.glob("index.sqlite*"),
-        ):
+        for path in place.secret.parent.glob("outside-*"):
             put(path, lambda: None)
         (place.folder / "card.html").unlink(missing_ok=True)
 
