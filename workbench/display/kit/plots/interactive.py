@@ -1,15 +1,21 @@
-"""A plot as plotly's JSON, whose own buttons switch axes and smoothing; made without plotly, which takes seconds."""
+"""A plot as a plotly figure, whose own buttons switch the axes and the smoothing.
+
+plotly is imported when the first figure is made: 0.3 s of CPU.
+"""
 
 from __future__ import annotations
 
 import html
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Plot, Series, smoothed
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 PLOTLY = "application/vnd.plotly.v1+json"
 SMOOTHING = {"raw": 0.0, "smooth 0.6": 0.6, "0.9": 0.9, "0.97": 0.97}
@@ -29,59 +35,55 @@ _SYMBOLS = {
 _INK, _FRAME, _GRID, _PAPER = "#333333", "#8a8a8a", "#e4e4e4", "#ffffff"
 _BUTTON_PX = (-50, 62, 202)  # where each group of buttons begins, from the left of the axes
 Json = dict[str, Any]
+_Button = tuple[str, str, list[Any]]
+"""Label, plotly's method, its arguments."""
 
 
 def interactive(plot: Plot) -> Json:
-    """Return the figure: every line as it is, pale below its smoothed self; buttons for log, axis and smoothing."""
+    """Return the figure as JSON: each line above a pale copy of its values, and buttons."""
+    import plotly.graph_objects as go
+
     lines = [one for one in plot.series if one.ys]
-    traces = [_trace(one, plot.axes[0]) for one in lines]
     curves = [place for place, one in enumerate(lines) if one.joined and len(one.ys) >= _SMOOTHABLE]
-    pale = [
-        {
-            **traces[place],
-            "uid": f"{traces[place]['name']}, as it is",
-            "opacity": 0.3,
-            "mode": "lines",
-            "showlegend": False,
-            "hoverinfo": "skip",
-            "hovertemplate": None,
-        }
-        for place in curves
-    ]
-    menus = [
-        _menu(
-            0,
-            [
-                ("linear", "relayout", [{"yaxis.type": "linear"}]),
-                ("log", "relayout", [{"yaxis.type": "log"}]),
-            ],
+    # Pale copies of the lines that can be smoothed: the smoothing leaves these as they are.
+    traces = [_trace(one, plot.axes[0]) for one in lines]
+    for place in curves:
+        pale = go.Scatter(traces[place])
+        pale.update(
+            uid=f"{pale.name}, as it is",
+            opacity=0.3,
+            mode="lines",
+            showlegend=False,
+            hoverinfo="skip",
+            hovertemplate=None,
         )
+        traces.append(pale)
+    # Buttons for the scale, for the axis where there are two, and for the smoothing.
+    scale: list[_Button] = [
+        ("linear", "relayout", [{"yaxis.type": "linear"}]),
+        ("log", "relayout", [{"yaxis.type": "log"}]),
     ]
-    shown = [*lines, *(lines[place] for place in curves)]
+    menus = [_menu(0, scale)]
     if len(plot.axes) > 1:
-        names = [
-            (axis, "steps" if axis == STEP else axis.partition(" since ")[0]) for axis in plot.axes
-        ]
-        menus.append(_menu(1, [(name, "update", _over(shown, axis)) for axis, name in names]))
+        shown = [*lines, *(lines[place] for place in curves)]
+        units: list[_Button] = []
+        for axis in plot.axes:
+            unit = "steps" if axis == STEP else axis.partition(" since ")[0]
+            units.append((unit, "update", _over(shown, axis)))
+        menus.append(_menu(1, units))
     if curves:
-        menus.append(
-            _menu(
-                2,
-                [
-                    (words, "restyle", _smooth(lines, curves, weight))
-                    for words, weight in SMOOTHING.items()
-                ],
-            )
-        )
-    return {
-        "data": [*traces, *pale],
-        "layout": _layout(plot, menus),
-        "config": {
-            "responsive": True,
-            "displaylogo": False,
-            "modeBarButtonsToRemove": ["select2d", "lasso2d"],
-        },
+        smooth: list[_Button] = []
+        for label, weight in SMOOTHING.items():
+            smooth.append((label, "restyle", _smooth(lines, curves, weight)))
+        menus.append(_menu(2, smooth))
+    # Without `go.Figure`, which would add plotly's default look to each figure: 7 kB.
+    config = {
+        "responsive": True,
+        "displaylogo": False,
+        "modeBarButtonsToRemove": ["select2d", "lasso2d"],
     }
+    data = [trace.to_plotly_json() for trace in traces]
+    return {"data": data, "layout": _layout(plot, menus).to_plotly_json(), "config": config}
 
 
 @cache
@@ -94,31 +96,35 @@ def plotly_js() -> str:
     return source.read_text(encoding="utf-8")
 
 
-def _trace(one: Series, axis: str) -> Json:
+def _trace(one: Series, axis: str) -> go.Scatter:
+    import plotly.graph_objects as go
+
     colour = _INK if one.look.colour == FOREGROUND else one.look.colour
     name = html.escape(one.name, quote=False)  # plotly.js takes names for markup
-    trace: Json = {
-        "type": "scatter",
-        "name": name,
-        "legendgroup": name,
-        "uid": name,
-        "x": list(one.xs[axis]),
-        "y": list(one.ys),
-        "mode": ("lines+markers" if one.look.marker else "lines") if one.joined else "markers",
-        "line": {"color": colour, "dash": _DASHES[one.look.dash], "width": 2},
-        "marker": {
+    mode = "markers"
+    if one.joined:
+        mode = "lines+markers" if one.look.marker else "lines"
+    trace = go.Scatter(
+        name=name,
+        legendgroup=name,
+        uid=name,
+        x=list(one.xs[axis]),
+        y=list(one.ys),
+        mode=mode,
+        line={"color": colour, "dash": _DASHES[one.look.dash], "width": 2},
+        marker={
             "color": colour,
             "symbol": _SYMBOLS[one.look.marker] + ("" if one.joined else "-open"),
             "size": 6 if one.joined else 9,
             "maxdisplayed": 8 if one.joined else 0,
             "line": {"width": 0 if one.joined else 2},
         },
-        "hovertemplate": "%{y:.5g}",
-    }
+        hovertemplate="%{y:.5g}",
+    )
     if one.low:
         above = [high - y for high, y in zip(one.high, one.ys, strict=True)]
         below = [y - low for low, y in zip(one.low, one.ys, strict=True)]
-        trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        trace.error_y = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
     return trace
 
 
@@ -138,27 +144,31 @@ def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> li
     ]
 
 
-def _menu(place: int, buttons: Sequence[tuple[str, str, list[object]]]) -> Json:
-    return {
-        "type": "buttons",
-        "direction": "right",
-        "showactive": True,
-        "active": 0,
-        "buttons": [
+def _menu(place: int, buttons: Sequence[_Button]) -> go.layout.Updatemenu:
+    import plotly.graph_objects as go
+
+    return go.layout.Updatemenu(
+        type="buttons",
+        direction="right",
+        showactive=True,
+        active=0,
+        buttons=[
             {"label": label, "method": method, "args": args} for label, method, args in buttons
         ],
-        "x": 0,
-        "xanchor": "left",
-        "y": 1,
-        "yanchor": "bottom",
-        "pad": {"l": _BUTTON_PX[place], "b": 8},
-        "bgcolor": _PAPER,
-        "bordercolor": _FRAME,
-        "font": {"color": _INK, "size": 11},
-    }
+        x=0,
+        xanchor="left",
+        y=1,
+        yanchor="bottom",
+        pad={"l": _BUTTON_PX[place], "b": 8},
+        bgcolor=_PAPER,
+        bordercolor=_FRAME,
+        font={"color": _INK, "size": 11},
+    )
 
 
-def _layout(plot: Plot, menus: Sequence[Mapping[str, object]]) -> Json:
+def _layout(plot: Plot, menus: Sequence[go.layout.Updatemenu]) -> go.Layout:
+    import plotly.graph_objects as go
+
     axis = plot.axes[0]
     both = {
         "gridcolor": _GRID,
@@ -168,30 +178,29 @@ def _layout(plot: Plot, menus: Sequence[Mapping[str, object]]) -> Json:
         "ticks": "outside",
         "automargin": True,
     }
-    across: Json = {
+    across = go.layout.XAxis(
         **both,
-        "title": {"text": axis, "standoff": 8},
-        "unifiedhovertitle": {"text": _hover_title(axis)},
-    }
+        title={"text": axis, "standoff": 8},
+        unifiedhovertitle={"text": _hover_title(axis)},
+    )
     if axis in COUNTS and len(plot.axes) == 1:
-        across["dtick"] = 1
-    return {
-        "xaxis": across,
-        "yaxis": {
-            **both,
-            "title": {"text": plot.y},
-            "rangemode": "tozero" if plot.from_zero else "normal",
-        },
-        "hovermode": "x unified",
-        "uirevision": "stay",
-        "height": 400,
-        "updatemenus": list(menus),
-        "legend": {"orientation": "h", "y": -0.26, "yanchor": "top", "x": 0},
-        "margin": {"l": 60, "r": 24, "t": 48, "b": 40},
-        "paper_bgcolor": _PAPER,
-        "plot_bgcolor": _PAPER,
-        "font": {"color": _INK, "size": 12},
-    }
+        across.dtick = 1
+    up = go.layout.YAxis(
+        **both, title={"text": plot.y}, rangemode="tozero" if plot.from_zero else "normal"
+    )
+    return go.Layout(
+        xaxis=across,
+        yaxis=up,
+        hovermode="x unified",
+        uirevision="stay",
+        height=400,
+        updatemenus=menus,
+        legend={"orientation": "h", "y": -0.26, "yanchor": "top", "x": 0},
+        margin={"l": 60, "r": 24, "t": 48, "b": 40},
+        paper_bgcolor=_PAPER,
+        plot_bgcolor=_PAPER,
+        font={"color": _INK, "size": 12},
+    )
 
 
 def _hover_title(axis: str) -> str:
