@@ -26,7 +26,7 @@ from workbench.jobs.finetune import FineTune
 
 
 def test_a_class_without_a_member_fails_when_it_is_made() -> None:
-    with pytest.raises(TypeError, match=r"Half has no engine, preference, sending_s, words$"):
+    with pytest.raises(TypeError, match=r"Half has no engine, preference, runs, sending_s, words$"):
 
         class Half(Plain):
             """A technique that says too little."""

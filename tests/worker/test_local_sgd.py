@@ -15,7 +15,7 @@ from forkedruns import Plan, Ran
 from measured import MEASURED
 from safetensors.torch import load_file
 
-from workbench.finetune.techniques.averaging import ParameterAveraging
+from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 from workbench.jobs.adapters import LocalSgd
 from workbench.worker.checkpoint.tensor_tree import read_tree
 

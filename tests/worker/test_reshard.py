@@ -12,8 +12,8 @@ import torch  # deepspeed first: without it nothing runs
 from forkedruns import LENGTH, Plan, Ran
 from measured import MEASURED
 
+from workbench.finetune.techniques.on_pods.cutting import span
 from workbench.rundir.checkpoints import problem_of, read_manifest
-from workbench.worker.checkpoint.reshard import span
 
 STEPS, GLOBAL_BATCH = 9, 12
 RANKS = (2, 3, 2)

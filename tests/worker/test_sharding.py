@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.techniques.sharding import ShardScaler
+from workbench.finetune.techniques.on_pods.sharding import ShardScaler
 from workbench.worker.model.layers import recompute
 from workbench.worker.model.sharding import layers_of, parts_of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.sizes import Exchanges
 from workbench.jobs.options import FineTuneOptions
@@ -20,6 +22,13 @@ class DDP(Plain):
     def bound_to_ranks(self, job: FineTuneOptions) -> str:
         del job  # every rank has whole states, in whatever blocks they are
         return ""
+
+    def runs(self, trainer: Any) -> bool:
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapped = trainer.model_wrapped
+        wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled model
+        return isinstance(wrapped, DistributedDataParallel)
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
         del accumulation  # gradients are sent once a step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class ShardedPoints(TechniquePoints):
         self._scales = job.precision == Precision.FP16
 
     def scaler(self, device: Any) -> Any:
-        from workbench.finetune.techniques.sharding import ShardScaler
+        from workbench.finetune.techniques.on_pods.sharding import ShardScaler
 
         return ShardScaler(device.type) if self._scales else None
 
@@ -47,14 +47,11 @@ class ShardedPoints(TechniquePoints):
         return model
 
     def clip(self, trainer: Any, _clip: Callable[[], Any]) -> Any:
-        from workbench.finetune.techniques.sharding import clip_gradients
+        from workbench.finetune.techniques.on_pods.sharding import clip_gradients
 
         if trainer.accelerator.scaler is not None:
             trainer.accelerator.scaler.unscale_(trainer.optimizer.optimizer)
         return clip_gradients(trainer.model, trainer.args.max_grad_norm)
-
-    def forward_is_collective(self, trainer: Any) -> bool:
-        return int(trainer.args.world_size) > 1
 
 
 class FSDP(Plain):
@@ -108,7 +105,7 @@ class FSDP(Plain):
         return (options.group or on_pod) if options.shard == Shard.HYBRID else ranks
 
     def wrap(self, model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
-        from workbench.finetune.techniques.sharding import shard_model
+        from workbench.finetune.techniques.on_pods.sharding import shard_model
 
         shard_model(model, job, gpus=gpus, parts=parts)
 
@@ -120,6 +117,21 @@ class FSDP(Plain):
 
     def points(self, job: FineTuneOptions) -> TechniquePoints:
         return ShardedPoints(job)
+
+    def runs(self, trainer: Any) -> bool:
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
+        weights = trainer.model.parameters()
+        return isinstance(trainer.model, FSDPModule) and any(
+            isinstance(weight, DTensor) for weight in weights
+        )
+
+    def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
+        from workbench.finetune.techniques.on_pods.plain_state import cut_anew
+
+        del rank, ranks  # each weight knows its place among the ranks
+        return cut_anew(trainer, states)
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         del config

@@ -31,7 +31,7 @@ class ApartPoints(TechniquePoints):
         return self.averaging.averaged() if self.averaging is not None else nullcontext()
 
     def first_callbacks(self, trainer: Any) -> Sequence[Any]:
-        from workbench.finetune.techniques.averaging import ParameterAveraging
+        from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 
         # The weights are on the trainer's device by now. The averages are taken before anything looks at a step.
         self.averaging = ParameterAveraging(trainer.model, self._options)
@@ -67,6 +67,17 @@ class LocalSGD(Plain):
 
     def points(self, job: FineTuneOptions) -> TechniquePoints:
         return ApartPoints(job)
+
+    def runs(self, trainer: Any) -> bool:
+        return getattr(trainer, "averaging", None) is not None
+
+    def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
+        state = super().snapshot(trainer, rank=rank) or {}
+        return {**state, "averaging": trainer.averaging.state()}
+
+    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+        super().restore(trainer, state, share=share)
+        trainer.averaging.restore(state["averaging"])
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         del config

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from workbench.finetune.techniques.sizes import (
     FP32,
@@ -25,6 +26,25 @@ class Plain(Technique, shared=True):
     spreads: ClassVar[tuple[str, ...]] = ()
     copies_gradients: ClassVar[bool] = False
     """Whether gradients are copied into buckets, which stay as large as all gradients together."""
+
+    def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
+        from workbench.finetune.techniques.on_pods import plain_state
+
+        return None if self.one_part and rank else plain_state.capture(trainer)
+
+    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+        from workbench.finetune.techniques.on_pods import plain_state
+
+        plain_state.put_back(trainer, share(state) if self.one_part else state)
+
+    def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
+        del trainer, ranks
+        return None if rank else states[0]
+
+    @property
+    def one_part(self) -> bool:
+        """Whether the part of rank 0 is that of every rank."""
+        return self.replicates and not self.apart
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         states = setting.state_bytes * trace.trained / setting.shards

@@ -37,10 +37,6 @@ class TechniquePoints:
         """Return the norm of the gradients, on the device; `norm` is the library's way."""
         return norm()
 
-    def forward_is_collective(self, _trainer: Any) -> bool:
-        """Return whether a forward pass needs every rank, since each holds a part of the weights."""
-        return False
-
     def common_weights(self) -> AbstractContextManager[None]:
         """Hold the weights to evaluate and to save in the model; every rank must enter."""
         return nullcontext()

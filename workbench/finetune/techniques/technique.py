@@ -197,6 +197,34 @@ class Technique(ABC):
         del job
         return TechniquePoints()
 
+    @abstractmethod
+    def runs(self, trainer: Any) -> bool:
+        """Return whether this technique's engine runs the model of a trainer, by its objects."""
+
+    # Checkpoints: what a rank must keep to continue training as if it had not stopped.
+
+    @abstractmethod
+    def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
+        """Return a rank's part as a tree of living tensors and numbers; None if rank 0 keeps it."""
+
+    @abstractmethod
+    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+        """Put a part back into a trainer that is ready for its first step; every rank calls it.
+
+        Args:
+            trainer: The trainer.
+            state: What `snapshot` returned.
+            share: Gives every rank what rank 0 has.
+        """
+
+    @abstractmethod
+    def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
+        """Return the part of a rank, from the parts of another number of ranks.
+
+        Raises:
+            RunError: The parts are of another model, or cannot be cut.
+        """
+
     # Memory and speed, for the planner.
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:

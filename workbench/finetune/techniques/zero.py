@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
@@ -26,6 +26,9 @@ from workbench.jobs.choices import Communication, Optimizer, Precision
 from workbench.jobs.evaluation import evaluates
 from workbench.jobs.options import FineTuneOptions
 
+if TYPE_CHECKING:
+    from workbench.finetune.techniques.on_pods.zero_state import ZeroState
+
 PREFETCH = 50_000_000
 """Elements that stage 3 gathers ahead by default."""
 _OFFLOADS = ("offload_optimizer", "offload_param")
@@ -46,14 +49,6 @@ class ZeroPoints(TechniquePoints):
     def norm(self, trainer: Any, _norm: Callable[[], Any]) -> Any:
         # The library and accelerate would wait for the norm that the engine has left on its device.
         return trainer.deepspeed.get_global_grad_norm()
-
-    def forward_is_collective(self, trainer: Any) -> bool:
-        engine = getattr(trainer, "deepspeed", None)
-        return (
-            engine is not None
-            and int(trainer.args.world_size) > 1
-            and int(engine.zero_optimization_stage()) == 3
-        )
 
 
 class Zero(Technique, shared=True):
@@ -97,6 +92,29 @@ class Zero(Technique, shared=True):
     def points(self, job: FineTuneOptions) -> TechniquePoints:
         del job
         return ZeroPoints()
+
+    def runs(self, trainer: Any) -> bool:
+        optimizer: Any = getattr(getattr(trainer, "deepspeed", None), "optimizer", None)
+        if not hasattr(optimizer, "single_partition_of_fp32_groups"):
+            return False
+        return bool(optimizer.partition_gradients) == (self.zero_stage == 2)
+
+    def part_of(self, engine: Any) -> ZeroState:
+        """Return the part of a training state that lies on this rank."""
+        from workbench.finetune.techniques.on_pods.zero_state import ZeroState
+
+        return ZeroState(engine)
+
+    def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
+        del rank
+        return self.part_of(trainer.model_wrapped).capture()
+
+    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+        del share  # every rank has a part of its own
+        self.part_of(trainer.model_wrapped).put_back(state)
+
+    def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
+        return self.part_of(trainer.model_wrapped).cut_anew(states, rank=rank, ranks=ranks)
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         zero = config.get("zero_optimization", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.techniques.sizes import (
@@ -20,6 +21,9 @@ from workbench.finetune.techniques.technique import UPDATE
 from workbench.finetune.techniques.zero import Zero, is_offloaded, states_kept
 from workbench.jobs.choices import Peft
 from workbench.jobs.options import FineTuneOptions
+
+if TYPE_CHECKING:
+    from workbench.finetune.techniques.on_pods.zero_state import ZeroState
 
 
 class Zero3(Zero):
@@ -56,6 +60,15 @@ class Zero3(Zero):
     def is_of(self, zero: Mapping[str, object]) -> bool:
         offloaded = is_offloaded(zero, "offload_optimizer")
         return super().is_of(zero) and offloaded == self.offloads
+
+    def runs(self, trainer: Any) -> bool:
+        optimizer = getattr(getattr(trainer, "deepspeed", None), "optimizer", None)
+        return hasattr(optimizer, "fp32_partitioned_groups_flat")
+
+    def part_of(self, engine: Any) -> ZeroState:
+        from workbench.finetune.techniques.on_pods.zero_state import Stage3State
+
+        return Stage3State(engine)
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         shard = trace.trained / setting.shards

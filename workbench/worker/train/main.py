@@ -168,6 +168,7 @@ def _trainer(
             most=job.save_total_limit,
         ),
         evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
+        technique=technique,
         points=technique.points(job),
         sends_bf16=job.communication == Communication.BF16,
         causal=encoder.causal,

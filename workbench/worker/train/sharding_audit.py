@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from workbench.worker.checkpoint.snapshot import on_disk
+from workbench.finetune.techniques.on_pods.zero_state import on_disk
+from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.worker.rank import collectives as ranks
 
 
@@ -53,26 +52,11 @@ class RankState:
 
 
 def engine_of(trainer: Any) -> str:
-    """Name what runs the model: `none`, `ddp`, `fsdp`, `local-sgd`, `deepspeed-zero1` to `deepspeed-zero3`."""
-    engine = getattr(trainer, "deepspeed", None)
-    if engine is not None:
-        optimizer = engine.optimizer
-        if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-            return "deepspeed-zero3"
-        if hasattr(optimizer, "single_partition_of_fp32_groups"):
-            return "deepspeed-zero2" if optimizer.partition_gradients else "deepspeed-zero1"
-        return "deepspeed-zero0"
-    model = trainer.model
-    if isinstance(model, FSDPModule) and any(
-        isinstance(p, DTensor) for p in trainer.model.parameters()
-    ):
-        return "fsdp"
-    wrapped = getattr(
-        trainer.model_wrapped, "_orig_mod", trainer.model_wrapped
-    )  # of a compiled model
-    if isinstance(wrapped, DistributedDataParallel):
-        return "ddp"
-    return "none" if getattr(trainer, "averaging", None) is None else "local-sgd"
+    """Name what runs the model: the engine of a technique, `none`, or `deepspeed-zero0`."""
+    runs = next((each.engine for each in TECHNIQUES if each.runs(trainer)), None)
+    if runs is not None:
+        return runs
+    return "none" if getattr(trainer, "deepspeed", None) is None else "deepspeed-zero0"
 
 
 def gradients_of(trainer: Any) -> Share:

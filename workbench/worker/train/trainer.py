@@ -37,8 +37,10 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from workbench.base.errors import RunError
 from workbench.base.words import number
-from workbench.finetune.techniques.averaging import ParameterAveraging
+from workbench.finetune.techniques.ddp import DDP
+from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 from workbench.finetune.techniques.points import TechniquePoints
+from workbench.finetune.techniques.technique import Technique
 from workbench.jobs.choices import ROW_ORDER
 from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
@@ -81,7 +83,9 @@ class TrainerParts:
     checkpoints: Checkpoints
     evaluator: Evaluator | None = None
     """Evaluation of the workbench's own; None for that of the library's trainer."""
+    technique: Technique = field(default_factory=DDP)
     points: TechniquePoints = field(default_factory=TechniquePoints)
+    """Answers of the technique for this job."""
     sends_bf16: bool = False
     """Whether DDP rounds gradients to bf16 on their way."""
     causal: bool = False
@@ -103,7 +107,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             parts.points,
         )
         self.causal, self.order, self.balance = parts.causal, parts.order, parts.balance
-        self._sends_bf16 = parts.sends_bf16
+        self.technique, self._sends_bf16 = parts.technique, parts.sends_bf16
         self.profiler: StepProfiler | None = None
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
@@ -133,7 +137,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     @property
     def forward_is_collective(self) -> bool:
         """Whether a forward pass needs every rank, because each holds but a part of the weights."""
-        return self.points.forward_is_collective(self)
+        return ranks.world_size() > 1 and "trained" in self.technique.spreads
 
     # Before the first step.
 

@@ -1,0 +1,1 @@
+"""What techniques do on pods: modules that load torch. Only functions import them."""

@@ -1,0 +1,30 @@
+"""Rows of a tensor that lies in parts on several ranks, for a checkpoint of another number of ranks.
+
+DeepSpeed's universal checkpoint and torch's DCP do so for files of their own forms, which would have to be written
+first; here the saved shards are read where they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Flats = Sequence[torch.Tensor]
+"""The flat buffers of a rank."""
+
+
+def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
+    """Return rows of the concatenation of parts, a view where one part has them; zeros beyond its end.
+
+    Example:
+        >>> span([torch.tensor([1, 2, 3]), torch.tensor([4, 5])], 2, 6)
+        tensor([3, 4, 5, 0])
+    """
+    taken, at = [], 0
+    for part in parts:
+        taken.append(part[max(0, start - at) : max(0, stop - at)])
+        at += len(part)
+    taken.append(parts[0].new_zeros(max(0, stop - max(start, at)), *parts[0].shape[1:]))
+    filled = [piece for piece in taken if len(piece)]
+    return filled[0] if len(filled) == 1 else torch.cat(filled or taken)

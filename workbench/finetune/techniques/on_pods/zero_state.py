@@ -1,0 +1,217 @@
+"""What a rank keeps of a run with DeepSpeed: the flat FP32 weights that it updates, and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import torch
+
+from workbench.base.errors import RunError
+from workbench.finetune.techniques.on_pods.cutting import Flats, span
+
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+
+
+class ZeroState:
+    """The part of a training state that lies on this rank under stage 1 or 2."""
+
+    masters: ClassVar[tuple[str, ...]] = (
+        "single_partition_of_fp32_groups",
+        "fp32_groups_flat_partition",
+    )
+    """Attributes of DeepSpeed's optimizers that hold the FP32 weights; the first that is there counts."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.zero = engine.optimizer
+
+    def capture(self) -> dict[str, object]:
+        """Return what the rank keeps. Its tensors are the living ones."""
+        scaler = getattr(self.zero, "loss_scaler", None)
+        numbers = {} if scaler is None else vars(scaler)
+        return {
+            "weights": [each.data for each in self.owned()],
+            "optimizer": self.optimizer_state(),
+            "scaler": None
+            if scaler is None
+            else {name: value for name, value in numbers.items() if isinstance(value, int | float)},
+            "counters": {name: int(getattr(self.engine, name)) for name in _COUNTERS},
+        }
+
+    def put_back(self, state: Any) -> None:
+        """Give an engine that is ready for its first step what `capture` returned."""
+        if [each.shape for each in self.owned()] != [each.shape for each in state["weights"]]:
+            raise _another_model()
+        if state["scaler"] is not None:
+            vars(self.zero.loss_scaler).update(state["scaler"])
+        self.load(state)
+        for name, value in state["counters"].items():
+            setattr(self.engine, name, value)
+
+    def cut_anew(self, states: Sequence[Any], *, rank: int, ranks: int) -> dict[str, object]:
+        """Return this rank's part, from the parts of another number of ranks."""
+        first = states[0]
+        kept = [state["optimizer"]["state"] for state in states]
+        shape, like = first["weights"][0].shape, kept[0].get(0, {})
+        # States of the shape of the weights are cut as these are; all others are the same on every rank.
+        flat = {
+            key for key, value in like.items() if torch.is_tensor(value) and value.shape == shape
+        }
+        if any(
+            torch.is_tensor(value) and value.dim() and key not in flat
+            for key, value in like.items()
+        ):
+            raise RunError(
+                "the states of this optimizer cannot be cut up anew; resume on as many ranks as saved them"
+            )
+        parts = {
+            key: self.cut([[each[n][key] for n in sorted(each)] for each in kept], rank, ranks)
+            for key in flat
+        }
+        weights = self.cut([state["weights"] for state in states], rank, ranks)
+        rest = {key: value for key, value in like.items() if key not in flat}
+        # A buffer's own count of steps: one that two of them had in common would be counted up twice.
+        of_buffer = {
+            n: {**deepcopy(rest), **{key: parts[key][n] for key in flat}}
+            for n in range(len(weights))
+        }
+        groups = zip(first["optimizer"]["param_groups"], self.numbered(), strict=True)
+        counters = first["counters"]
+        micro_steps = counters["global_steps"] * self.engine.gradient_accumulation_steps()
+        return {
+            **first,
+            "weights": weights,
+            "optimizer": {
+                "state": of_buffer,
+                "param_groups": [{**group, "params": own} for group, own in groups],
+            },
+            # The global batch stays, but not the micro-batches that it is made of.
+            "counters": {**counters, "micro_steps": micro_steps},
+        }
+
+    def owned(self) -> list[torch.Tensor]:
+        """Return the flat FP32 weights that this rank updates."""
+        for name in self.masters:
+            if hasattr(self.zero, name):
+                files = on_disk(self.zero)
+                return [files.get(id(each), each) for each in getattr(self.zero, name)]
+        raise RunError(
+            f"checkpoints of DeepSpeed's {type(self.zero).__name__} are not known here; leave `save_steps` out"
+        )
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the state of the optimizer beneath ZeRO's."""
+        return dict(self.zero.optimizer.state_dict())
+
+    def load(self, state: Any) -> None:
+        """Put weights and states back."""
+        self.zero.optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for mine, saved in zip(self.owned(), state["weights"], strict=True):
+                mine.data.copy_(saved)
+        self.zero.update_lp_params()
+
+    def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
+        """Cut each group's flat buffer anew: all its weights, zeros up to a multiple of the ranks, in equal parts."""
+        cut = []
+        for number, mine in enumerate(self.owned()):
+            size, before = mine.numel(), [part[number] for part in parts]
+            _check(abs(sum(map(len, before)) - size * ranks), 2 * (len(parts) + ranks))
+            cut.append(span(before, rank * size, (rank + 1) * size).clone())
+        return cut
+
+    def numbered(self) -> list[list[int]]:
+        """Return the numbers that torch gives the flat buffers of each group."""
+        return [[number] for number in range(len(self.zero.optimizer.param_groups))]
+
+
+class Stage3State(ZeroState):
+    """The same under stage 3, where a weight lies in equal parts on all ranks, one behind the other."""
+
+    masters: ClassVar[tuple[str, ...]] = ("fp32_partitioned_groups_flat",)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        zero = self.zero
+        # Between steps stage 3 leaves its optimizer without parameters.
+        zero._set_fp32_optimizer_param_groups()
+        try:
+            state, files = super().optimizer_state(), on_disk(zero)
+        finally:
+            zero._clear_fp32_optimizer_param_groups()
+        state["state"] = {
+            number: {key: files.get(id(value), value) for key, value in each.items()}
+            for number, each in state["state"].items()
+        }
+        return state
+
+    def load(self, state: Any) -> None:
+        zero = self.zero
+        if getattr(zero, "swap_optimizer", False) or getattr(zero, "params_in_nvme_and_cpu", False):
+            self._load_on_disk(state)
+            return
+        # DeepSpeed's own way, with what its checkpoint files would hold.
+        scaling = {
+            "loss_scaler": zero.loss_scaler,
+            "dynamic_loss_scale": zero.dynamic_loss_scale,
+            "overflow": False,
+        }
+        zero.checkpoint_event_prologue()
+        kept = {"optimizer_state_dict": state["optimizer"], "fp32_flat_groups": state["weights"]}
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        zero.load_state_dict({rank: {**scaling, **kept}})
+        zero.checkpoint_event_epilogue()
+
+    def _load_on_disk(self, state: Any) -> None:
+        # DeepSpeed's own way copies into tensors that stand empty. As after a step, so that the files are written.
+        zero, saved, timers = self.zero, state["optimizer"], set[str]()
+        for group, options in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
+            group.update({key: value for key, value in options.items() if key != "params"})
+        for number, weights in enumerate(zero.fp32_partitioned_groups_flat):
+            zero._prepare_sub_group(number, timers)
+            weights.data.copy_(state["weights"][number])
+            zero.optimizer.state[weights] = saved["state"][number]
+            zero._reassign_or_swap_out_partitioned_parameters(number)
+            zero._release_sub_group(number, timers)
+
+    def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
+        """Cut each weight anew: it lies in equal parts on all ranks, the last with zeros, one behind the other."""
+        taken, at = [], 0
+        for elements in (weight.ds_numel for group in self.zero.fp16_groups for weight in group):
+            before, size = -(-elements // len(parts)), -(-elements // ranks)
+            pieces = [span(part, at, at + before) for part in parts]
+            mine = span(pieces, rank * size, min(elements, (rank + 1) * size))
+            taken.append(span([mine], 0, size))
+            at += before
+        _check(abs(at - sum(map(len, parts[0]))), 1)
+        own = torch.split(torch.cat(taken), [each.numel() for each in self.owned()])
+        return [each.clone() for each in own]
+
+    def numbered(self) -> list[list[int]]:
+        # Several buffers where a group is a large one.
+        groups: list[list[int]] = [[] for _ in self.zero.optimizer.param_groups]
+        for number in range(len(self.zero.fp16_groups)):
+            groups[self.zero.sub_group_to_group_id[number]].append(number)
+        return groups
+
+
+def on_disk(zero: Any) -> dict[int, torch.Tensor]:
+    """Return the files of an offload to NVMe as tensors, by the ids of the tensors that stand empty between steps."""
+    swapper = getattr(zero, "optimizer_swapper", None)
+    return {
+        id(each.compute_tensor): torch.from_file(
+            each.swap_path, shared=True, size=info.numel(), dtype=info.dtype()
+        )
+        for info in (swapper.swap_params_info.values() if swapper else ())
+        for each in info.tensors
+    }
+
+
+def _check(difference: int, limit: int) -> None:
+    if difference >= limit:
+        raise _another_model()
+
+
+def _another_model() -> RunError:
+    return RunError("the checkpoint is of another model; its weights do not fit this run")
