@@ -1,4 +1,4 @@
-"""How a cluster is: its phase, its pods, their memory in use, what a start waits for; and the picture that shows it."""
+"""The state of a cluster and its picture: phase, pods, memory in use, and progress of a start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClusterView:
     phase: str
     """starting, ready, closing, closed, failed or lost."""
     message: str
-    """One line on that; of a start, what it waits for."""
+    """A line on the phase; during a start, the reason for waiting."""
     path: str
     count: int
     pods: Sequence[Pod] = ()
@@ -47,7 +47,7 @@ class ClusterView:
     running: str = ""
     """Id of the run in progress."""
     idle_end: str = ""
-    """The time of day when it closes if nobody uses it; empty where that is not to come."""
+    """Time of day of the automatic shutdown; empty if none is scheduled."""
 
 
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
@@ -72,7 +72,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
 
 
 def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
-    """Return the pods that are up by now, and those that the start still waits for."""
+    """Return the running pods and the awaited pods of a start."""
     if status.phase != "starting" or not status.arrived:
         return ()
     here = {
@@ -149,12 +149,12 @@ def _where(pod: Pod) -> str:
 
 
 def show_cluster(cluster: Cluster) -> None:
-    """Display a cluster, and keep it up to date until it has ended."""
+    """Display a cluster and keep the picture current until the cluster has ended."""
     show_live(cluster.path, lambda: ClusterPanel(cluster))
 
 
 class ClusterPanel(Watched):
-    """The look of one cluster, time and again; each look counts as use of it."""
+    """The live picture of a cluster; every look counts as use of the cluster."""
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
@@ -213,7 +213,7 @@ class ClusterPanel(Watched):
 
 @contextmanager
 def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """Draw the pods as they come once a start takes long; in a terminal what it waits for. What is left is a line."""
+    """Draw the pods during a long start; in a terminal, the reason for waiting. A line remains."""
     begun, drawn_at = time.monotonic(), float("-inf")
     screen = Screen()
 

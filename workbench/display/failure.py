@@ -1,6 +1,6 @@
-"""How failures are shown: the card of a failed run, errors in a cell, the stacks of ranks that are stuck.
+"""Display of failures: the card of a failed run, errors in a cell, the stacks of stuck ranks.
 
-Which rank failed first, why, and likely fixes are worked out in `results/advice`.
+`results/advice` determines the first failed rank, the cause, and likely fixes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FaultCard(Shown):
 
     @property
     def memory(self) -> list[tuple[str, str]]:
-        """What was asked for, what was free and what there is, where memory ran out and the error says."""
+        """Requested, free and total memory, if memory ran out and the error names the figures."""
         advice = self.advice
         pairs = (
             ("asked for", advice.asked),
@@ -98,7 +98,7 @@ def fault_card(
 
 
 def card_of(result: ResultRecord) -> FaultCard:
-    """Make the card of a run that failed; what it was asked is read from its directory, where that is there."""
+    """Make the card of a failed run; the job is read from the run directory if available."""
     assert result.error is not None
     paths = RunPaths(result.path)
     try:
@@ -129,7 +129,7 @@ def fault_text(card: FaultCard, *, brief: bool = False) -> str:
 
 
 def error_lines(error: WorkbenchError) -> list[str]:
-    """Draw an error below its cell: what it says and where; all of the traceback once `%tb` asks for it."""
+    """Draw an error below its cell: message and place. `%tb` shows the full traceback."""
     if sys.exc_info()[1] is None:  # it has been handled: this is %tb
         return _whole(error)
     lines = [f"{_RED}{type(error).__name__}{_PLAIN}: {printable(_words(error))}"]
@@ -152,7 +152,7 @@ def _with_nearest(match: re.Match[str]) -> str:
 
 
 def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
-    """Return the user's own lines that led to the error, the cell's first, and what stands there."""
+    """Return the user's own lines of the traceback, the cell's first, with their code."""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, package = (
             frame.f_code.co_filename,
@@ -185,7 +185,7 @@ def _shell() -> Any:
 
 
 def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
-    """State where ranks are; those that are at the same place share one block."""
+    """State the positions of ranks; ranks at the same position share a block."""
     places: dict[str, list[int]] = {}
     for rank, text in sorted(stacks.items()):
         places.setdefault(readable(clean(text)) or "it did not answer", []).append(rank)

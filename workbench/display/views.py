@@ -1,4 +1,4 @@
-"""The one table of which drawing belongs to which record; importing this fills the views of `base/shown`."""
+"""The table from records to drawings; the import fills the views of `base/shown`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     RunPlot: panel.run_plot_doc,
     RunResult: result.result_doc,
 }
-"""What is drawn from one `Doc`, as whatever is asked for."""
+"""Records drawn from a `Doc`, in any format."""
 
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {

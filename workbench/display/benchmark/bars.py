@@ -26,7 +26,7 @@ _FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it
 
 
 def memory_blocks(sheet: Sheet) -> list[Block]:
-    """State the memory of each row, or that no row tells it."""
+    """State the memory of every row, or the absence of measurements."""
     drawn = memory_bars_svg(sheet.lines)
     if not drawn:
         return [Note("Not drawn: no row tells its memory, measured or predicted.")]

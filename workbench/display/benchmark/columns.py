@@ -1,4 +1,7 @@
-"""The columns of a benchmark's table, which pick unit and decimals once for all rows; how a row ended, for the eye."""
+"""The columns of a benchmark's table, which pick unit and decimals once for all rows.
+
+How a row ended, for the eye.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ Scale = tuple[str, float, float]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     scales: Sequence[Scale] = (("", 1.0, math.inf),)
-    """Unit, its size, and the largest figure below which it is taken; the last takes all."""
+    """Unit, size of the unit, and largest figure in the unit; the last entry takes all."""
     digits: int = 3
     """Significant digits of the largest figure."""
     decimals: int | None = None
@@ -64,15 +67,16 @@ _MOST, _LEAST = 1, -1
 class Column:
     field: str
     title: str
-    """What stands above it, beneath its section's title."""
+    """Title of the column, beneath the title of its section."""
     section: str
     kind: Kind = _PLAIN
     unit: str = ""
     """The unit where the kind has none."""
     best: int = 0
-    """1 where the largest figure is the best, -1 where the smallest is, 0 where none is better than another."""
+    """1 where the largest figure is the best, -1 where the smallest is, 0 where none is better than
+    another."""
     alone: str = ""
-    """What it is called out of its section, where that is not its title."""
+    """Title of the column outside of its section, if different."""
 
     @property
     def name(self) -> str:
@@ -87,7 +91,7 @@ MEMORY = "peak memory of a pod"
 """The section whose titles say little on their own."""
 
 WORK = "work"
-"""The section of what was asked for: a column of it that is equal in all rows stands above the table."""
+"""Section of the requested options. A column with equal values in all rows stands above the table."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("samples_per_s", "samples/s", "speed", best=_MOST),
@@ -155,7 +159,7 @@ class Figures:
     column: Column
     unit: str
     size: float
-    """What one of it is in the field's own unit."""
+    """Size of the unit in terms of the field's own unit."""
     decimals: int
 
     def write(self, value: float | None) -> str:
@@ -183,7 +187,7 @@ def figures_of(column: Column, values: Sequence[float]) -> Figures:
 
 
 def _decimals(values: Sequence[float], column: Column) -> int:
-    """Return the decimals that show the largest figure to its digits and the smallest, that is not 0, to two."""
+    """Return the decimals for the largest figure's digits and two digits of the smallest nonzero one."""
     positive = [value for value in values if value > 0]
     if not positive:
         return 0
@@ -193,7 +197,7 @@ def _decimals(values: Sequence[float], column: Column) -> int:
 
 
 def label_of(row: BenchmarkRow, name: str = "") -> str:
-    """Return what a row is in a few words; its name among others tells it from those of its technique and pods.
+    """Return a short label of a row. Its name appears if other rows have its technique and pods.
 
     Example:
         >>> row = BenchmarkRow(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1)
@@ -209,7 +213,10 @@ def label_of(row: BenchmarkRow, name: str = "") -> str:
 
 
 def why_of(row: BenchmarkRow) -> str:
-    """Return why a row failed, was skipped or ran out of memory, with what was asked for; empty where all went well."""
+    """Return why a row failed, was skipped or ran out of memory, with what was asked for.
+
+    Empty where all went well.
+    """
     parts = [plain(row.reason)]
     if row.wanted_gib is not None:
         parts.append(f"asked for {gib(row.wanted_gib)}")

@@ -1,4 +1,4 @@
-"""A benchmark before it starts, and while it runs: a line a row, drawn at most four times a second."""
+"""A benchmark before its start and during its run: a line per row, drawn at most four times a second."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _COLUMNS = ("row", "runs", "predicted memory", "predicted time", "time is", "bef
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveLine:
-    """What is stated of one row, ready to read; foreign text is on one line but not escaped."""
+    """State of a row for display. Foreign text is on a single line but not escaped."""
 
     number: int
     label: str
-    """What it is: `tiny-t5 zero1, 3 pods`."""
+    """Label of the row: `tiny-t5 zero1, 3 pods`."""
     outcome: Outcome
     from_disk: bool
     share: float
@@ -70,7 +70,7 @@ class LiveLine:
 def lines_of(
     rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None
 ) -> tuple[LiveLine, ...]:
-    """Work out what to state of each row by now."""
+    """Compute the current state of every row."""
     names = names_of(rows)
     return tuple(
         _line(place, row, label_of(row, names[row.key or row.name]), (progress or {}).get(row.name))
@@ -111,7 +111,7 @@ def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
 
 
 def live_html(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
-    """Draw the lines as HTML that needs no script, for a page that has the style sheet."""
+    """Draw the lines as HTML without a script, for a page with the style sheet."""
     titles = [title for title in _FIGURES if any(title in line.figures for line in lines)]
     return str(
         render(
@@ -174,7 +174,7 @@ class BenchmarkLive:
     def update(
         self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None
     ) -> None:
-        """Take the state of all rows, and draw it unless the last drawing is too fresh; what ended is drawn at once."""
+        """Take the state of all rows and draw it, at most four times a second; draw an end at once."""
         before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
         self._speeds = {
             n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None
@@ -206,7 +206,7 @@ class BenchmarkLive:
             self._write()
 
     def _still(self) -> bytes:
-        """Draw the speed of each row that has ended."""
+        """Draw the speed of every finished row."""
         x, ys = {COUNTS[2]: [*self._speeds]}, [*self._speeds.values()]
         series = Series(name="samples/s", xs=x, ys=ys, look=look(0), joined=False)
         return plot_png(
@@ -214,7 +214,10 @@ class BenchmarkLive:
         )
 
     def _left_s(self) -> float | None:
-        """Return how long the rest takes if its rows take as long as those that ran did; None before one has ended."""
+        """Return the remaining seconds, from the mean time of finished rows.
+
+        None before the first end.
+        """
         ours = [
             line
             for line in self._lines
@@ -247,7 +250,7 @@ class BenchmarkLive:
 
 
 def forecast_doc(forecast: BenchmarkForecast) -> Doc:
-    """State one row a row of the benchmark, repeats together, and what that comes to."""
+    """State a row of the benchmark per line, repeats together, and the sum."""
     rows = counted(len(forecast.rows), "row")
     grid = Grid(
         columns=_COLUMNS,

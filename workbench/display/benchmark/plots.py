@@ -79,9 +79,9 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
 
 
 def scaling_series(sheet: Sheet) -> list[Series]:
-    """Return the speed-ups of every row that has one, a line each; what ran on one pod only is no line.
+    """Return the speed-ups of all rows, a line per configuration. A single point is no line.
 
-    Of repeated rows it is the median, with the slowest and the fastest of them.
+    Repeated rows show the median, with the slowest and the fastest repeat.
     """
     several = len({line.model for line in sheet.lines if line.row.speed_up is not None}) > 1
     points: dict[tuple[int, str], list[tuple[int, float, float, float]]] = {}

@@ -129,7 +129,7 @@ def _counts(report: Report) -> str:
 
 
 def _in_short(sheet: Sheet) -> list[str]:
-    """Return which row of the main group is best in what, and from which others it is not told apart."""
+    """Return the best row of the main group per figure, and the rows that cannot be told apart."""
     good = [
         line
         for part in sheet.parts[:1]

@@ -1,4 +1,4 @@
-"""Parts of a benchmark's report: FLOPS profiles, answers, and what stands behind each row."""
+"""Parts of a benchmark's report: FLOPS profiles, answers, and the details of every row."""
 
 from __future__ import annotations
 
@@ -212,7 +212,10 @@ def _cut(fingerprint: str) -> str:
 
 
 def _versions_words(sheet: Sheet) -> list[str]:
-    """Name the versions behind the rows, once where all have the same; say where code, commit or device differ."""
+    """Name the versions behind the rows, once where all have the same.
+
+    Say where code, commit or device differ.
+    """
     by_versions: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for line in sheet.lines:
         versions = tuple(

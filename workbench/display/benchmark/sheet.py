@@ -1,4 +1,4 @@
-"""What a benchmark's table states, ready to read: text, HTML and Markdown are all drawn from one `Sheet`. Pure."""
+"""The content of a benchmark's table. Text, HTML and Markdown are drawn from a `Sheet`. Pure."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _SPEED = "samples_per_s"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One line of the table. Foreign text is on one line but not escaped."""
+    """A line of the table. Foreign text is on a single line but not escaped."""
 
     number: int
-    """Its place in the table, from 1; notes and plots call it by that."""
+    """Number of the line in the table, from 1; notes and plots refer to the number."""
     summary: Summary
     several_models: bool
-    """Whether the table has rows of other models, so that its label must name this one's."""
+    """Whether the table has rows of several models, so that the label names the model."""
     figures: tuple[str, ...]
     spreads: tuple[str, ...]
-    """Lowest and highest over its repeats, for each figure; empty where they agree to the last digit shown."""
+    """Lowest and highest value over the repeats, for every figure; empty if equal as shown."""
     best: tuple[bool, ...] = ()
-    """For each figure, whether no other line of its part has a better one that can be told apart."""
+    """For every figure, whether no other line of the part is measurably better."""
 
     @property
     def row(self) -> BenchmarkRow:
@@ -48,7 +48,7 @@ class Line:
 
     @property
     def model(self) -> str:
-        """The model; one that is a folder by the end of its path."""
+        """Model name; for a folder, the end of its path."""
         name = plain(self.row.model)
         return (
             "…/" + "/".join(name.split("/")[-2:])
@@ -62,14 +62,17 @@ class Line:
 
     @property
     def extra(self) -> str:
-        """What else tells it from others of its technique and pods; empty where nothing does."""
+        """Further difference from rows of equal technique and pods; empty if there is none."""
         return plain(
             ", ".join(filter(None, (self.row.title, self.summary.name.partition(", ")[2])))
         )
 
     @property
     def speed_range(self) -> tuple[float, float] | None:
-        """The lowest and the highest samples/s of its repeats, as parts of the median; None for a single run."""
+        """The lowest and the highest samples/s of its repeats, as parts of the median.
+
+        None for a single run.
+        """
         spread = self.summary.spreads.get(_SPEED)
         return (
             (spread.low / spread.median, spread.high / spread.median)
@@ -84,7 +87,7 @@ class Line:
 
     @property
     def why(self) -> str:
-        """Why it did not succeed; of a row that did, what became of repeats that did not."""
+        """Reason of a failure; for a success, the outcome of repeats that failed."""
         if self.row.outcome is not Outcome.SUCCEEDED:
             return why_of(self.row)
         bad = [
@@ -111,7 +114,7 @@ class Line:
 
     @property
     def label(self) -> str:
-        """What it is in a few words, its number first."""
+        """Short label of the line, starting with its number."""
         what = (
             f"{self.model} {self.technique}"
             if self.several_models and self.model
@@ -125,7 +128,7 @@ class Line:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     heading: str
-    """That they may, or what keeps them apart from the first part's."""
+    """Statement of comparability, or the difference from the first part's conditions."""
     same: str
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
@@ -147,7 +150,7 @@ class Sheet:
         return any(line.several_models for line in self.lines)
 
     def sections(self, shown: Sequence[int]) -> tuple[tuple[str, int], ...]:
-        """Return the sections that stand above some columns, with how many of them each spans."""
+        """Return the sections above some columns, with the number of columns in every section."""
         return tuple(Counter(self.figures[place].column.section for place in shown).items())
 
     @property
@@ -202,7 +205,10 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
 
 
 def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
-    """Return the different figures of a column; of slots, what is common to rows on any number of pods."""
+    """Return the different figures of a column.
+
+    Of slots, what is common to rows on any number of pods.
+    """
     if figures.column.field == "slots" and all(row.slots == row.pods for row in rows):
         return ["1 a pod"]
     return list(dict.fromkeys(text for row in rows if (text := figures.of(row)) != UNKNOWN))
@@ -278,7 +284,7 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _alike(lines: Sequence[Line]) -> list[list[int]]:
-    """Return the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
+    """Return the largest sets of equal lines: ranges that all contain the lowest value of a range."""
     spreads = {line.number: line.summary.spreads[_SPEED] for line in lines}
     sets = [
         {n for n, its in spreads.items() if its.low <= one.low <= its.high}

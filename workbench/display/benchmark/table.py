@@ -28,7 +28,7 @@ _COLUMNS = {column.field: column for column in COLUMNS}
 
 
 def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
-    """Draw a benchmark as HTML, with links to what can be had of it."""
+    """Draw a benchmark as HTML, with links to its files."""
     table, downloads = (
         Raw(html=sheet_html(sheet_of(groups))),
         Raw(html=macro("run.html", "downloads")(links)),
@@ -37,7 +37,10 @@ def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
 
 
 def benchmark_text(groups: Sequence[Group]) -> str:
-    """Draw the same as text; a table too wide for a screen goes on in a second one with the same rows."""
+    """Draw the same as text.
+
+    A table too wide for a screen goes on in a second one with the same rows.
+    """
     return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks(PUBLISHED)]))
 
 
@@ -64,7 +67,7 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def _reach_px(sheet: Sheet, places: Sequence[tuple[int, int, int]], column: int) -> float:
-    """Return about how far from the left a column ends, where all up to it stand in one table."""
+    """Return the approximate right edge of a column in pixels, with all columns in a single table."""
     outcome = max((len(line.outcome_text) for line in sheet.lines), default=0)
     letters = [outcome]
     for n, figures in enumerate(sheet.figures[: column + 1]):
@@ -78,7 +81,7 @@ def _who_titles(sheet: Sheet) -> list[str]:
 
 
 def _who_cells(line: Line) -> dict[str, object]:
-    """Return what says which row a line is, by the column's title, as it is sorted by."""
+    """Return the cells that identify a row, by column title, with their sort keys."""
     row = line.row
     cells: dict[str, object] = {
         "#": line.number,
@@ -163,7 +166,7 @@ def _title(figures: Figures) -> str:
 
 
 def _places(sheet: Sheet, who: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Return width, place from the left, and that in a narrow box without the model, of each staying column."""
+    """Return width, left edge, and left edge in a narrow box, of every fixed column."""
     staying = who[:-1]
     letters = {
         title: min(
@@ -190,7 +193,7 @@ def _longest(line: Line, title: str) -> str:
 
 
 def published_blocks(published: Sequence[Published]) -> list[Block]:
-    """State the figures as tables, one for each source, with the caveats beneath."""
+    """State the published figures as tables, a table per source, with caveats beneath."""
     blocks: list[Block] = []
     for source in dict.fromkeys(row.source for row in published):
         rows = [row for row in published if row.source == source]

@@ -1,4 +1,7 @@
-"""`compose()`: a form for people who would rather choose than type; its picture needs no kernel and stays as it is."""
+"""`compose()`: a form for people who would rather choose than type.
+
+Its picture needs no kernel and stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -51,30 +54,32 @@ _OF_FIELD = (
 
 
 def compose(**choices: object) -> Form:
-    """Show a form that composes a cluster and a fine-tune, checks it as you choose, and starts it.
+    """Show a form that composes a cluster and a fine-tune, checks the choices, and starts both.
 
     Args:
-        **choices: What to begin with, by the names of the options: `technique="zero3"`, `count=2`, `lora={"r": 16}`,
+        **choices: Initial choices, by the names of the options: `technique="zero3"`, `count=2`,
+            `lora={"r": 16}`,
             `backend=SSHPods([…])`, …
 
     Returns:
-        The form. `form.composition` is what is chosen, `form.preview` what it comes to, with the Python cell that does
-        the same; after Start, `form.cluster` and `form.run` are what runs.
+        The form. `form.composition` holds the choices. `form.preview` holds their result and the
+            equivalent
+        Python cell. After Start, `form.cluster` and `form.run` are the started cluster and run.
 
     Raises:
-        ConfigError: A name is not known.
+        ConfigError: A name is unknown.
     """
     return Form(Composition(**choices))
 
 
 class Form:
-    """What is chosen, and what was started from it."""
+    """The choices, and the cluster and run started from them."""
 
     def __init__(self, composition: Composition):
         self.composition = composition
         self.preview = preview_of(composition)
         self.rows: RowPreview | None = None
-        """The dataset as its model will read it, once that was asked for."""
+        """The dataset as the model will read it, once requested."""
         self.cluster: Cluster | None = None
         self.run: Run | None = None
         self._view: _FormView | None = None
@@ -130,7 +135,7 @@ class Form:
             put(to_bundle(self.doc()), uuid.uuid4().hex, update=False)
 
     def doc(self, *, folded: bool = False) -> Doc:
-        """State what is chosen and what it comes to, behind a fold where a run is looked at."""
+        """State the choices and their result, folded while a run is shown."""
         preview, blocks = self.preview, list[Block]()
         for why in dict.fromkeys(preview.problems.values()):
             at = [
@@ -180,7 +185,7 @@ class Form:
 
 
 class _FormView:
-    """The form in a notebook: the widget, the picture of what is chosen, and below it the run that was started."""
+    """The form in a notebook: the widget, the picture of the choices, and the started run below."""
 
     def __init__(self, form: Form):
         self._form = form
@@ -263,7 +268,7 @@ class _FormView:
         self.widget.state = self._state
 
     def _count(self) -> None:
-        """Count what the choices need, and again as long as they change meanwhile."""
+        """Count the resources of the choices, again while the choices change."""
         try:
             counted = None
             while counted != self._form.composition and not self._form.preview.is_counted:

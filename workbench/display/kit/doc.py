@@ -1,4 +1,7 @@
-"""What a view states, as a list of blocks; text, Markdown and HTML are drawn from it, and each drawing escapes."""
+"""The content of a view as a list of blocks.
+
+Text, Markdown and HTML are drawn and escaped from it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, an SVG of our own; text and Markdown state `text`, as HTML does where there is no plot."""
+    """A plot, an SVG of our own.
+
+    Text and Markdown state `text`, as HTML does where there is no plot.
+    """
 
     svg: str
     title: str = ""
@@ -58,7 +64,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Some lines, with a bullet each, below what they are."""
+    """Lines with bullets, below a title."""
 
     lines: Sequence[str]
     title: str = ""
@@ -66,7 +72,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Text whose lines stay as they are, below what it is."""
+    """Text with fixed line breaks, below a title."""
 
     text: str
     title: str = ""
@@ -103,7 +109,7 @@ Block = Heading | Table | Figure | Note | Items | Code | Fold | Contents | Raw
 class Doc:
     blocks: Sequence[Block]
     state: str = ""
-    """The state of a run, which colours what stands for it."""
+    """State of a run, for the colour of its mark."""
     full: bool = False
     """Whether it may be as wide as the page."""
 
@@ -119,7 +125,7 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
-    """Draw a document as several outputs of a cell: its title with the style sheet, and each plot that can be asked."""
+    """Draw a document as several outputs: the title with the style sheet, and every interactive plot."""
     for plot, group in groupby(
         doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None
     ):
@@ -149,7 +155,7 @@ def to_page(doc: Doc, title: str, *styles: str) -> str:
 
 
 def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
-    """Draw blocks as HTML, without a frame; with the figures of the plots, where somebody can ask them."""
+    """Draw blocks as HTML, without a frame; plots are interactive if the front end allows."""
     return Markup("").join(
         macro("doc.html", type(block).__name__.lower())(block, _inside(block, asked))
         for block in blocks

@@ -1,4 +1,4 @@
-"""Links by which whoever sees a notebook gets files, through the Jupyter server that started its kernel."""
+"""Links to files for the reader of a notebook, through the Jupyter server of its kernel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from workbench.results.tensorboard.board import jupyter_server
 from workbench.rundir.paths import RunPaths
 
 Link = tuple[str, str]
-"""What it is, and the path on the notebook's own host."""
+"""Title of the file, and its path on the notebook's host."""
 
 
 def run_links(paths: RunPaths) -> list[Link]:
-    """Return links to the card of a run that has ended and to its model; none that the server hides."""
+    """Return links to a finished run's card and model, without files that the server hides."""
     base, below = _below(paths.root)
     if not below or not paths.result.exists():
         return []
@@ -40,7 +40,10 @@ def report_links(folder: Path) -> list[Link]:
 
 
 def _below(path: Path) -> tuple[str, str]:
-    """Return the server's base URL, and where a folder is below its root; empty where it is not, or hidden."""
+    """Return the server's base URL, and where a folder is below its root.
+
+    Empty where it is not, or hidden.
+    """
     base, root = jupyter_server(os.environ)
     place = path.resolve()
     if not root or not place.is_relative_to(Path(root).resolve()):

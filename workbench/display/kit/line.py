@@ -79,7 +79,7 @@ class Screen:
 
 
 class ProgressLine:
-    """The line of one run; closing it draws the last state and ends the line."""
+    """The progress line of a run; `close` draws the last state and ends the line."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -93,7 +93,10 @@ class ProgressLine:
         self._closed = False
 
     def update(self, progress: Progress) -> None:
-        """Draw a state now, or leave it for later where the last drawing is too fresh; the end is drawn at once."""
+        """Draw a state now, or leave it for later where the last drawing is too fresh.
+
+        The end is drawn at once.
+        """
         if self._closed:
             return
         self._pending = progress
@@ -136,7 +139,10 @@ class ProgressLine:
 
 @contextmanager
 def follow_run(run: Run) -> Iterator[Callable[[], None]]:
-    """Draw the progress of a run while someone waits for it; its last state when the waiting ends well."""
+    """Draw the progress of a run while someone waits for it.
+
+    Its last state when the waiting ends well.
+    """
     due = 0.0
 
     def draw() -> None:

@@ -1,4 +1,4 @@
-"""Pictures of what goes on: ordinary displays, drawn again in place, so that a saved notebook has the last one."""
+"""Live pictures: ordinary displays, redrawn in place. A saved notebook holds the last picture."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PARTS = ("buttons", "main", "image")  # in the order of the outputs
 _SHARE = 0.03  # of a core for drawing
 _MOST_S = 2.0
 _STILL_S = (
-    30.0  # between two images while it goes on: each is drawn for whoever cannot see the rest
+    30.0  # between two images during a run: images are for front ends that strip the rest
 )
 
 
 class Watched(Protocol):
     @property
     def name(self) -> str:
-        """What it is, for people who cannot see it."""
+        """Name of the picture, for readers who cannot see it."""
         ...
 
     @property
@@ -48,15 +48,18 @@ class Watched(Protocol):
     def tick_s(self) -> float: ...
 
     def prepare(self) -> None:
-        """Load what drawing needs; in a thread, for it may take a second."""
+        """Load the modules for drawing, in a thread: the import may take a second."""
         return
 
     def look(self, *, at_once: bool) -> Doc:
-        """Read what is new and state it; `at_once` is what could wait too."""
+        """Read new data and return the document; `at_once` skips all waits."""
         ...
 
     def still(self) -> bytes | None:
-        """Draw its plot as PNG for places that strip style and SVG; empty before there is one, None if never."""
+        """Draw the plot as PNG for front ends without SVG.
+
+        Empty before the first plot, None if never.
+        """
         return None
 
     def bar(self) -> ButtonBar:
@@ -64,12 +67,12 @@ class Watched(Protocol):
         ...
 
     def unfold(self, title: str, is_open: bool) -> None:  # noqa: ARG002 - unless there is something to unfold
-        """Note what the user folded or unfolded in it."""
+        """Record a fold that the user opened or closed."""
         return
 
 
 def has_widgets() -> bool:
-    """Whether somebody can click here: a program that executes a notebook does not name the cell, as front ends do."""
+    """Return whether the front end has buttons. A program that executes notebooks names no cell."""
     if not is_notebook(sys.stdout) or importlib.util.find_spec("anywidget") is None:
         return False
     from IPython.core.getipython import get_ipython
@@ -79,27 +82,28 @@ def has_widgets() -> bool:
 
 
 def put(bundle: Mapping[str, object], name: str, *, update: bool = True) -> None:
-    """Display a bundle under a name, or replace what is displayed under it."""
+    """Display a bundle under a name, or replace the display of the name."""
     from IPython.display import display
 
     display(bundle, raw=True, display_id=name, update=update)  # type: ignore[no-untyped-call]
 
 
 def image_bundle(png: bytes, name: str) -> Mapping[str, object]:
-    """Return what shows a plot where style and SVG are stripped; nothing before there is one."""
+    """Return a plot for front ends that strip style and SVG; nothing before the first drawing."""
     words = {"text/plain": f"(plot of {name})"}
     return {**words, "image/png": b64encode(png).decode()} if png else NOTHING
 
 
 @dataclass(slots=True)
 class _Output:
-    """What is displayed under one name, in however many cells."""
+    """The display of a name, in all cells."""
 
     name: str
     sent: object = None
-    """What it shows, as far as a front end listened."""
+    """Last bundle that a front end received."""
     kept: object = None
-    """What was sent at the end of a cell: a program that executes a notebook hears nothing between two cells."""
+    """Bundle sent at the end of a cell. A program that executes notebooks hears nothing between two
+    cells."""
 
     def show(self, what: object, bundle: Callable[[], Mapping[str, object]], *, keep: bool) -> bool:
         if what == self.sent and (not keep or what == self.kept):
@@ -114,7 +118,7 @@ class _Output:
 
 
 class Picture:
-    """One record as all cells show it; a thread draws it again until the record is over."""
+    """A record as all cells show it; a thread redraws the picture until the record is over."""
 
     def __init__(self, watched: Watched, place: str = ""):
         self.watched = watched
@@ -129,11 +133,11 @@ class Picture:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last of it has been sent where nobody misses it."""
+        """Whether the last state has been sent at a safe time."""
         return self.watched.over and self._main.sent == self._main.kept is not None
 
     def show(self, *, clicks: bool, keep_bar: bool = False, reserved: bool = False) -> None:
-        """Display it in this cell, or in the place that was `reserved`, with its buttons where somebody `clicks`."""
+        """Display the picture in the cell or at a `reserved` position, with buttons if the front end `clicks`."""
         with self._lock:
             if clicks and (keep_bar or self.watched.clickable):
                 self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
@@ -158,7 +162,10 @@ class Picture:
         self._closing.set()
 
     def refresh(self, *, keep: bool = False) -> None:
-        """Draw what is new; at the end of a cell see to it that its notebook `keeps` it."""
+        """Draw new data.
+
+        At the end of a cell, store the picture in the notebook if it `keeps` outputs.
+        """
         with self._lock:
             doc = self.watched.look(at_once=False)
             what = (doc, self.watched.over)
@@ -174,7 +181,7 @@ class Picture:
                 self._buttons.show("", lambda: NOTHING, keep=keep)
 
     def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Do what the page asks for: `redraw` from one that was loaded anew, or what was folded or unfolded."""
+        """Carry out a page's request: `redraw` after a reload, or a fold of the user."""
         with self._lock:
             if fold := message.get("fold"):
                 self.watched.unfold(str(fold), bool(message.get("open")))
@@ -229,7 +236,7 @@ def reserve() -> str:
 def show_live(
     path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = ""
 ) -> None:
-    """Display the one picture of a directory, in this cell or in the room that `place` reserved in another."""
+    """Display the picture of a directory in the cell, or at the position that `place` reserved."""
     from IPython.core.getipython import get_ipython
 
     if not is_notebook(sys.stdout):
@@ -248,7 +255,7 @@ def show_live(
 
 
 def _keep_all(*_: object) -> None:
-    """Draw every picture once more, in the thread that executes cells and for the cell that ends."""
+    """Redraw every picture in the thread that executes cells, at the end of a cell."""
     for path, picture in list(_PICTURES.items()):
         try:
             picture.refresh(keep=True)

@@ -20,7 +20,7 @@ _DIFFERENT = re.compile(
 
 
 class _Printed(dict[int, str]):
-    """What stands for each character, looked up once."""
+    """Printable form of every character, computed once."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -33,10 +33,10 @@ _PRINTED = _Printed()
 
 @dataclass(frozen=True, slots=True)
 class FoldedLine:
-    """A line and the ranks that printed it, or one like it."""
+    """A line with the ranks that printed it or a similar line."""
 
     text: str
-    """The line, as the first of them printed it."""
+    """The line as its first rank printed it."""
     ranks: tuple[int, ...]
 
 
@@ -80,7 +80,7 @@ def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
 
 
 def _keys(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
-    """Return what is alike in a line, and the how-manieth such line it is."""
+    """Return the common part of a line, and the count of similar lines before."""
     seen: Counter[str] = Counter()
     for line in lines:
         alike = _DIFFERENT.sub("#", line)

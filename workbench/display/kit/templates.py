@@ -1,6 +1,9 @@
-"""HTML by templates, tables too, which escape whatever they are given but `Markup`, and drop what terminals obey.
+"""HTML by templates, tables included.
 
-The style sheet `assets/sheet.css` confines every rule to `.wb`; colours are JupyterLab's if they are there.
+All values but `Markup` are escaped, without control characters.
+
+The style sheet `assets/sheet.css` confines every rule to `.wb`. Colours are JupyterLab's if
+present.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def render(name: str, **values: object) -> Markup:
 
 
 def styled(content: str, state: str = "", *, full: bool = False, sheet: bool = True) -> str:
-    """Put HTML into the frame that the style sheet speaks of, with the sheet unless the page has it."""
+    """Put HTML into the frame of the style sheet, with the sheet unless the page has it."""
     colour = _STATE_COLOURS.get(state, _BUSY)
     return str(render("frame.html", content=Markup(content), colour=colour, full=full, sheet=sheet))
 
@@ -119,7 +122,7 @@ def _style(grid: Grid, title: str, share: int) -> str:
 
 
 def _wrap(grid: Grid, title: str) -> str:
-    """Break no word but one that no screen has room for; keep the lines of plain texts, as of what a model wrote."""
+    """Break only overlong words; keep the line breaks of plain texts, such as model output."""
     words = [word for text in _texts(grid, title) for word in text.split()]
     cells = [row[list(grid.columns).index(title)] for row in grid.rows]
     breaks = (

@@ -1,4 +1,4 @@
-"""Widgets that are a script of ours, buttons above all; what a click asks for is done in a thread of its own."""
+"""Widgets with a script of ours, mostly buttons. Every click is handled in its own thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def make_widget(name: str, **values: object) -> Any:
-    """Make the widget of a script in `templates/assets`, with its style sheet; its library is loaded only here."""
+    """Make the widget of a script in `templates/assets`, with its style sheet.
+
+    Its library is loaded only here.
+    """
     import anywidget
     import traitlets
 
@@ -51,14 +54,14 @@ logger = logging.getLogger(__name__)
 
 
 def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: str) -> None:
-    """Do what a click asks for; `fail` takes the words of what goes wrong."""
+    """Handle a click in a thread; `fail` receives the error's message."""
 
     def carry_out() -> None:
         try:
             act()
         except (WorkbenchError, OSError) as error:
             fail(str(error))
-        except Exception as error:  # thread boundary: what is raised here would be seen by nobody
+        except Exception as error:  # thread boundary: an error raised here would be invisible
             logger.exception("what a click asked for: %s", name)
             fail(f"{type(error).__name__}: {error}")
 
@@ -71,21 +74,21 @@ class Button:
     text: str
     tip: str
     sure: str = ""
-    """What it asks before it acts: the second click within some seconds is the one that counts. Empty: it asks not."""
+    """Question before the action; a second click within some seconds confirms. Empty: no question."""
     disabled: bool = False
     urgent: bool = False
-    """Whether it is what the user should look at."""
+    """Whether the button is highlighted for the user."""
 
 
 class ButtonBar:
-    """A row of buttons with room for a word on them, and for what they bring up."""
+    """A row of buttons, with space for a message and for opened content."""
 
     def __init__(self, label: str, actions: Mapping[str, Callable[[], object]], ticks: str = ""):
-        """Make it; the rows of the table beside it can be ticked where `ticks` says what for."""
+        """Make the bar; with `ticks`, the rows of the table beside the bar get check boxes."""
         self.note = ""
-        """What went wrong, or what is being done."""
+        """Error message or progress."""
         self.ticked: Sequence[int] = ()
-        """The rows of the table beside it that had a tick at the last click, by the numbers in their first cells."""
+        """Ticked rows of the table at the last click, by the numbers in their first cells."""
         self._actions = actions
         self._answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
         self.widget = make_widget(
@@ -95,13 +98,13 @@ class ButtonBar:
 
     @property
     def in_use(self) -> bool:
-        """Whether it shows something that was asked for, or that went wrong."""
+        """Whether the bar shows opened content or an error."""
         return bool(self.note or self.widget.extra)
 
     def bundle(
         self, picture: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
     ) -> dict[str, object]:
-        """Return it as a notebook takes it, for the picture of a name, which may `answer` what is no click."""
+        """Return the bar's bundle for the picture of a name; `answer` receives requests other than clicks."""
         self._answer = answer
         self.widget.picture = picture
         return widget_bundle(self.widget, f"({self.widget.label}: they need the kernel)")
@@ -110,7 +113,7 @@ class ButtonBar:
         self.widget.buttons = [asdict(button) for button in buttons]
 
     def beat(self, count: int) -> None:
-        """Tell pages how often the picture was drawn: one that was loaded anew asks for it."""
+        """Send the number of drawings to pages; a reloaded page then asks for the picture."""
         self.widget.beat = count
 
     def say(self, words: str, *, bad: bool = False) -> None:
@@ -123,7 +126,7 @@ class ButtonBar:
         self.widget.extra = page
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Do what the page asks for, and let it know that somebody heard it."""
+        """Carry out a page's request and acknowledge it."""
         answer: Mapping[str, Any] = {}
         if act := self._actions.get(str(message.get("click"))):
             self.ticked = [int(row) for row in message.get("ticked", ())]

@@ -1,4 +1,7 @@
-"""Answers for the eye: shares by model, rows with the differing words marked; and a chat, with a field to ask in."""
+"""Answers for the eye: shares by model, rows with the differing words marked.
+
+And a chat, with a field to ask in.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
         if alone and row.expected
         else row.expected or UNKNOWN
     )
-    # Where nobody knows the answer, the models are compared with the first of them that gave one.
+    # Without a known answer, models are compared with the first that answered.
     given = (answer.predicted for answer in row.answers if answer.predicted.strip())
     right = next(given, "") if row.expected is None else row.expected
     for answer in row.answers:
@@ -126,7 +129,7 @@ def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
 
 
 def _compared(expected: str, answered: str) -> tuple[Cell, Cell]:
-    """Mark the words in which two texts differ; none where most do, for the verdict says that already."""
+    """Mark the different words of two texts; none if most differ, as the verdict then suffices."""
     one, other = marked_words(expected, answered)
     same = sum(len(text.split()) for text, marked in other.parts if not marked)
     alike = same >= _ALIKE * max(len(expected.split()), len(answered.split()))
@@ -150,7 +153,7 @@ def conversation_doc(
     pieces: Mapping[str, str] | None = None,
     problem: str = "",
 ) -> Doc:
-    """State what was said, with the answers that are being written."""
+    """State the conversation, with answers in progress."""
     rows: list[Sequence[Cell]] = [
         (exchange.asked, *(exchange.answers[name] or UNKNOWN for name in conversation.names))
         for exchange in conversation.exchanges
@@ -181,7 +184,7 @@ def show_conversation(conversation: Conversation) -> None:
 
 
 def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) -> Any:
-    """Make the field; what is entered there is asked, and drawn with the answers as they are written."""
+    """Make the input field; every question is drawn with its growing answers."""
     import ipywidgets as w
 
     field = w.Text(

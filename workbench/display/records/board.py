@@ -16,7 +16,7 @@ _LATE = "Run the cell again."
 
 
 def board_html(board: Board) -> str:
-    """Draw the line, with a link where that leads to the Jupyter server, whoever has which port by then."""
+    """Draw the line, with a link if the Jupyter server serves the board, under any port."""
     link = board.url if board.route.way is Way.JUPYTER else ""
     return str(macro("board.html", "line")(board.facts, link))
 

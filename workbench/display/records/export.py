@@ -1,4 +1,4 @@
-"""What was taken elsewhere, for the eye: a model in a folder or on the hub, or a run as a manifest; how to start it."""
+"""Display of exports: a model in a folder or on the hub, or a run as a manifest, with its start."""
 
 from __future__ import annotations
 

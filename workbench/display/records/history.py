@@ -1,4 +1,4 @@
-"""Runs for the eye: those below a folder as a table, with what is equal in all above it; some beside each other."""
+"""Display of runs: runs below a folder as a table, equal options above; selected runs side by side."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ORDER = (
     "model",
     "when",
 )
-"""A narrow window has the first of them: what came out, and what differs most often."""
+"""Columns by priority for a narrow window: results first, then options that often differ."""
 _OUTPUTS = 4  # that a comparison has: what is not alike, a title, the plot, the tables
 
 
@@ -85,7 +85,7 @@ def history_doc(history: History) -> Doc:
 
 
 def show_history(history: History) -> None:
-    """Display the newest runs; where somebody clicks, ticked rows are compared below the table."""
+    """Display the newest runs; with buttons, ticked rows are compared below the table."""
     bundle, name = to_bundle(history_doc(history)), uuid.uuid4().hex
     if len(history) < 2 or not has_widgets():
         show_bundle(bundle)
@@ -122,7 +122,7 @@ def show_history(history: History) -> None:
 
 
 def runs_doc(comparison: RunComparison) -> Doc:
-    """State the loss curves, the figures, the options that differ, and in what the runs are not like for like."""
+    """State loss curves, figures, different options, and differences that prevent a comparison."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs])
     drawn = plot_svg(plot, size_in=(8.4, 3.4), place=(0.08, 0.14, 0.89, 0.62), columns=2)
     lacking = [
@@ -142,7 +142,7 @@ def runs_doc(comparison: RunComparison) -> Doc:
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
-    """Return the runs as a table; of options that differ, notes and folders, it has what there is room for."""
+    """Return the runs as a table, with as many different options, notes and folders as fit."""
     shown = history[:limit]
     columns = _columns(shown)
     more = [_option(name, values) for name, values in shown.options().items()]
@@ -240,7 +240,7 @@ def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool =
 
 
 def _near(record: RunRecord, folder: Path) -> str:
-    # A run's own folder has its id for a name, unless somebody chose another.
+    # A run's folder is named after its id, unless the user chose another name.
     place = record.path.parent if record.path.name == record.id else record.path
     near = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     return "" if near == "." else near

@@ -1,4 +1,4 @@
-"""The planner's table: the verdict first, a bar for what each technique needs, and what that is made of to unfold."""
+"""The planner's table: the verdict, a memory bar per technique, and the details in a fold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKS = {Fit.FITS: "✓ ", Fit.TIGHT: "~ ", Fit.NOT: "✗ ", Fit.REFUSED: "✗ 
 
 
 def plan_doc(table: PlanTable) -> Doc:
-    """State the verdict and the table; below it, folded, what the memory is made of and how it was worked out."""
+    """State the verdict and the table, with the parts of the memory and the method in a fold."""
     refused = [
         Note(f"{row.technique} is refused: {row.why}")
         for row in table.rows
@@ -118,7 +118,10 @@ def _grid(table: PlanTable) -> Grid:
 
 
 def _speed_titles(table: PlanTable) -> dict[str, str]:
-    """Return the columns of what was predicted of the speed, with their fields; none where nothing was timed."""
+    """Return the columns of what was predicted of the speed, with their fields.
+
+    None where nothing was timed.
+    """
     if not table.paces:
         return {}
     titles = {
@@ -224,7 +227,7 @@ def _verdict(table: PlanTable) -> str:
 
 
 def _fastest(table: PlanTable) -> str:
-    """Say which row is the fastest that fits, and plainly where one pod is."""
+    """Name the fastest row that fits, and state when a single pod is the fastest."""
     best = table.fastest
     if best is None or best.speed_up is None:
         return ""
@@ -259,7 +262,7 @@ def _more(table: PlanTable, speed_up: float) -> str:
 
 
 def _apart(table: PlanTable, speed_up: float) -> str:
-    """Say how fast local-sgd would be where it is faster than that."""
+    """State the speed of local-sgd if it is the fastest."""
     row = next(
         (
             row

@@ -98,7 +98,7 @@ def _short(finding: Finding, most: int) -> str:
 
 
 def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
-    """Return what is wrong, and on which pods alike."""
+    """Return the problems, with the pods that share each of them."""
     pods: dict[Finding, list[str]] = {}
     for host, finding in diagnosis.problems:
         pods.setdefault(finding, []).append(host.pod)
@@ -142,7 +142,7 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
 
 
 def _prediction(exchange: Exchange) -> str:
-    """Return what the bandwidth means for a model that everybody knows: t5-small has 60.5 M parameters."""
+    """Return the meaning of the bandwidth for a well-known model: t5-small has 60.5 M parameters."""
     if not exchange.sizes:
         return ""
     size, took = exchange.sizes[-1]

@@ -1,4 +1,7 @@
-"""A run that has ended, for the eye: its facts; its FLOPS profile, the modules as a tree to fold or as text."""
+"""A run that has ended, for the eye: its facts.
+
+Its FLOPS profile, the modules as a tree to fold or as text.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _MODULES = 600  # in a tree, so that a deep model's page stays below some 300 kB
 
 
 def result_doc(result: RunResult) -> Doc:
-    """State the facts of a run; of one that failed the card comes first, as in its panel."""
+    """State the facts of a run; for a failed run the card comes first, as in the run's panel."""
     card = list(fault_doc(card_of(result)).blocks) if result.error else []
     return Doc(blocks=[*card, facts_of_result(result)], state=result.state)
 

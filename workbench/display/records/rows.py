@@ -1,4 +1,4 @@
-"""A dataset as its model will read it: some rows with what is learned marked, lengths, what is cut or twice there."""
+"""A dataset as its model reads it: sample rows with the learned part marked, lengths, cuts, duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's panel states, worked out from the run's view; text and HTML are both drawn from it."""
+"""The content of a run's panel, computed from the run's view; text and HTML use the content."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _STAGES = (
 
 
 class RunFacts:
-    """All that a panel states, ready to read; foreign text is on one line but not escaped."""
+    """All facts of a panel. Foreign text is on a single line but not escaped."""
 
     def __init__(self, view: RunView, *, alone: bool = False):
-        """Work out what to state of a run by now; `alone` is for a page that outlives its notebook and its cluster."""
+        """Compute the current facts of a run; `alone` is for a page without notebook and cluster."""
         job = view.spec.job if view.spec else None
         fault = view.result.error if view.result else None
         label, ended = read_label(view.paths), view.state.is_terminal
@@ -62,7 +62,7 @@ class RunFacts:
         self.hint = plain(view.hint)
         """A passing remark: silence of a pod, no step for a while; empty where all is well."""
         self.head = _head(view)
-        """What it is: name and value of model, technique, hosts, global batch, time."""
+        """Names and values of model, technique, hosts, global batch and time."""
         self.progress = view.progress
         self.share = _share(view, self.progress)
         """How much of the way is done, or of its start while it starts, 0 to 1."""
@@ -72,11 +72,13 @@ class RunFacts:
         """Pod and what its memory is and was at most."""
         self.card = fault_card(fault, job, read_json(view.paths.prediction)) if fault else None
         self.receipt = _receipt(view, alone=alone) if ended else []
-        """How it was ended if somebody did, and what is left after the end, a line each; empty before."""
+        """How a user ended the run, and what is left after the end, a line per fact; empty before
+        the end."""
         self.links = run_links(view.paths) if ended and not alone else []
         """To its card and its model, after the end, where a Jupyter server has them."""
         self.stop_grace_s: float | None = getattr(job, "stop_grace_s", None)
-        """Seconds that a script's ranks have to end when they are asked to; None where a trainer ends after a step."""
+        """Seconds for a script's ranks to end on request; None for a trainer, which ends after a
+        step."""
         self.is_script = self.stop_grace_s is not None
 
 
@@ -131,7 +133,10 @@ def _head(view: RunView) -> list[tuple[str, str]]:
 
 
 def _of_rows(view: RunView) -> tuple[list[str], int]:
-    """Return the columns that are not read and the number of empty answers; before the ranks report, as submitted."""
+    """Return the columns that are not read and the number of empty answers.
+
+    Before the ranks report, as submitted.
+    """
     known = view.start if "not_read" in view.start else view.submitted_rows
     return [text(name) for name in items(known.get("not_read"))], whole(
         known.get("empty_answers")
@@ -139,7 +144,7 @@ def _of_rows(view: RunView) -> tuple[list[str], int]:
 
 
 def _chosen(view: RunView) -> str:
-    """Return what the user had left open, with what it came to."""
+    """Return the options that the user left open, with the chosen values."""
     rate, precision = (
         json_values.number(view.start.get("learning_rate")),
         text(view.start.get("precision")),
@@ -209,7 +214,7 @@ def _bar(view: RunView, progress: Progress) -> str:
 
 
 def _stage(view: RunView) -> int:
-    """Return which part of the start of a trainer this is, from 1; 0 where that is not known, and of a script."""
+    """Return the number of the start's stage, from 1; 0 if unknown, and for a script."""
     if not (view.spec and isinstance(view.spec.job, FineTune)):
         return 0
     now = view.totals.phases.get(0, view.message)

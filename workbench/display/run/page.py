@@ -1,6 +1,6 @@
-"""A run as text and as HTML, for a picture that goes on and for one that stays; and a run card.
+"""A run as text and HTML, for a live and a final picture, and the run card.
 
-A card has all that is stated of a run, on one page that needs no script and no network.
+A card has all facts of a run on a single page, without script and network.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TEXT_FILES = 200_000  # bytes of a file above which its text is only in the arc
 
 
 def run_doc(run: Run) -> Doc:
-    """State a run as it is now; of one that cannot be read, why."""
+    """State a run as it is now; for an unreadable run, the reason."""
     try:
         return run_view_doc(RunView(run.path))
     except RunError as error:
@@ -66,7 +66,7 @@ def run_doc(run: Run) -> Doc:
 
 
 def run_view_doc(view: RunView, *, alone: bool = False) -> Doc:
-    """State a run as it was at its last look; `alone` is for a page that outlives its notebook and its cluster."""
+    """State a run as of its last look; `alone` is for a page without notebook and cluster."""
     return RunPage(view, alone=alone).doc()
 
 
@@ -134,7 +134,7 @@ class RunPage:
         )
 
     def _curves(self) -> list[tuple[str, str]]:
-        """Draw the curves, the loss first; of those that are folded away there is only the title while it goes on."""
+        """Draw the curves, the loss first. During a run, folded curves have only a title."""
         curves = self._view.curves
         drawn = []
         for name, title in CURVE_TITLES.items():
@@ -173,7 +173,7 @@ def _title(facts: RunFacts) -> str:
 
 
 def worker_grids(book: WorkerBook) -> list[Grid]:
-    """Lay out what is known by now; a table with nothing in it is left out, a long one ends with its last rows."""
+    """Lay out the known facts. Empty tables are left out; long tables show their last rows."""
     grids = [
         _epochs(book.epochs[-_MOST_ROWS:]),
         _workers(book.workers[:_MOST_ROWS]),
@@ -252,7 +252,10 @@ def card_html(card: Card) -> str:
 
 
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
-    """Draw all of a card but its title, for a page that may hold several; only some may `carry` their files."""
+    """Draw all of a card but its title, for a page that may hold several.
+
+    Only some may `carry` their files.
+    """
     return str(blocks_html(_blocks(card, anchor, carry=carry)))
 
 

@@ -1,6 +1,6 @@
-"""What the picture of a run and its plots show at each look; its buttons call methods of the `Run`.
+"""The content of a run's picture and plots at every look; buttons call methods of the `Run`.
 
-What is slow to draw takes a hundredth of a core.
+Slow drawings take at most a hundredth of a core.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _STUCK = (
 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
-    """Display a run, and keep it up to date; its buttons go when it has ended, unless its `buttons` are wanted."""
+    """Display a run and keep it current.
+
+    Buttons vanish at the end, unless `buttons` are requested.
+    """
     state, problem = state_or_problem(run.paths)
     if problem and state.is_terminal:  # a state that is unknown now may be known at the next look
         show_bundle(to_bundle(run_doc(run)))
@@ -135,7 +138,10 @@ class RunPanel(Watched):
 
 
 class Drawings:
-    """The plots of a run as they were drawn last: each is drawn anew when its figures are other ones and it is due."""
+    """The last drawings of a run's plots.
+
+    A plot is redrawn when its figures changed and it is due.
+    """
 
     def __init__(self) -> None:
         self._plots: dict[str, _KeptPlot] = {}
@@ -153,7 +159,7 @@ class Drawings:
 
 @dataclass(slots=True)
 class _KeptPlot:
-    """It may take one hundredth of a core on average, some of it ahead, and is never drawn twice soon after another."""
+    """A plot with a budget of one hundredth of a core on average, and a pause between drawings."""
 
     state: object = None
     drawn: str = ""
@@ -224,7 +230,7 @@ class RunButtons(ButtonBar):
 
 
 def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
-    """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
+    """Return the buttons' texts for a trainer, or for a script with its grace period."""
     asked, text, sure = (
         "asked to stop after a checkpoint",
         "Stop after a checkpoint",

@@ -1,1 +1,1 @@
-"""Plots: one description of each, drawn as a static picture and as a figure that can be asked."""
+"""Plots: every description is drawn as a static picture and as an interactive figure."""

@@ -1,4 +1,4 @@
-"""A plot as data: lines and markers over one or more x axes. Its static and its interactive form are drawn from it."""
+"""A plot as data: lines and markers over x axes. The static and interactive forms use the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from workbench.base.words import number
 
 COLOURS = ("#3b8ede", "#d0741a", "#2f9a75", "#c76bb0", "#9b8410", "#d5553f", "#6f7fd8", "#4696a6")
-"""At least 3:1 on white and on near-black alike, and apart for the colour-blind (after Okabe and Ito)."""
+"""At least 3:1 on white and on near-black alike, and apart for the colour-blind (after Okabe and
+Ito)."""
 _MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
 FOREGROUND = "#010203"
@@ -22,7 +23,10 @@ _NEAR = 0.01  # of a plot's height: closer lines are one line to the eye
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How a line is told from others, without its colour too; marker and dash are matplotlib's letters."""
+    """How a line is told from others, without its colour too.
+
+    Marker and dash are matplotlib's letters.
+    """
 
     colour: str
     marker: str
@@ -45,26 +49,26 @@ class Series:
     ys: Sequence[float]
     look: Look
     end: str = ""
-    """What is said of its last point, where its name stands beside that."""
+    """Text on the last point, where the name does not suffice."""
     joined: bool = True
-    """Whether it is a line; evaluations are markers, as nobody knows what was between two of them."""
+    """Whether points are joined. Evaluations are markers: values between evaluations are unknown."""
     low: Sequence[float] = ()
-    """The lowest of what each point is the middle of, with `high`; empty where a point is one measurement."""
+    """Lower bounds of the points, paired with `high`; empty for single measurements."""
     high: Sequence[float] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
     label: str
-    """What it is, for those who do not see it."""
+    """Description of the plot for readers who do not see it."""
     y: str
     """The title of the y axis, with its unit."""
     axes: Sequence[str]
-    """The titles of the x axes that it can be seen over, with their units; the usual one first."""
+    """Titles of the available x axes, with units; the default first."""
     series: Sequence[Series]
     from_zero: bool = False
     notes: Sequence[str] = ()
-    """What the eye cannot see, such as lines that lie on each other."""
+    """Notes on invisible facts, such as overlapping lines."""
 
     def __bool__(self) -> bool:
         """Whether there is something to draw: one point is a figure, and no plot."""
@@ -82,7 +86,7 @@ def time_axis(longest_s: float) -> tuple[str, float]:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Return the exponential moving average that TensorBoard draws, whose start is not drawn towards zero.
+    """Return TensorBoard's exponential moving average, without a bias towards zero at the start.
 
     Example:
         >>> [round(value, 3) for value in smoothed([4.0, 4.0, 1.0], 0.5)]
@@ -96,7 +100,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def equal_series(series: Sequence[Series], axis: str) -> list[list[int]]:
-    """Return the places of lines that lie on each other over an axis, together; each place once.
+    """Return the indices of overlapping lines over an axis, grouped; every index appears once.
 
     Example:
         >>> a, b = (Series(name="", xs={"x": [1, 2]}, ys=ys, look=look(0)) for ys in ([9.0, 1.0], [9.0, 5.0]))
@@ -120,7 +124,7 @@ def equal_series(series: Sequence[Series], axis: str) -> list[list[int]]:
 
 
 def plot_words(plot: Plot) -> str:
-    """Return where each line begins and ends, a line of text each."""
+    """Return the first and last value of every line as text."""
     axis = plot.axes[0]
     lines = [
         f"{one.name}: {number(one.ys[0])} at {axis} {number(one.xs[axis][0])}, "

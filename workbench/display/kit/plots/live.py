@@ -1,6 +1,6 @@
-"""A plot that follows a run: a static picture that is saved, and beside it a widget that stands for it while it lives.
+"""A plot that follows a run: a static picture for the saved notebook, and a widget for the live one.
 
-The widget's picture hides itself where the widget is drawn. plotly.js goes from the kernel to a page that asks for it.
+The picture hides itself where the widget is drawn. The kernel sends plotly.js to pages on request.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PICTURES = 8  # looks to one drawing of the static picture, which takes longer
 
 
 def show_doc(doc: Doc) -> None:
-    """Display a document; a plot that can be asked is an output of its own, for front ends that know plotly."""
+    """Display a document; interactive plots are outputs of their own, for front ends with plotly."""
     for bundle in to_bundles(doc):
         show_bundle(bundle)
 
 
 def show_live_plot(look: Callable[[], tuple[Doc, bool]]) -> None:
-    """Display a document of one plot, as `look` states it, with whether it is over; follow it where that is seen."""
+    """Display a document of a single plot and follow `look`, where the front end supports updates."""
     doc, over = look()
     if over or not has_widgets():
         show_doc(doc)
@@ -48,7 +48,7 @@ class LivePlot:
         self.widget.on_msg(lambda _widget, _content, _buffers: self._send_library())
 
     def show(self, doc: Doc) -> None:
-        """Display it, and follow it from then on."""
+        """Display the plot and follow the run from then on."""
         self.draw(doc)
         put(self._picture(doc), self._name, update=False)
         put(widget_bundle(self.widget, ""), f"{self._name}-widget", update=False)

@@ -28,7 +28,10 @@ _EVALUATIONS = ("eval_loss", "perplexity")
 
 
 def curve_plot(view: RunView, name: str = "loss") -> Plot:
-    """Return a curve over optimizer steps and over time; with the loss goes the loss on the evaluation rows."""
+    """Return a curve over optimizer steps and over time.
+
+    With the loss goes the loss on the evaluation rows.
+    """
     title = CURVE_TITLES[name]
     if name == "loss":
         evaluated = ("evaluation loss", view, "eval_loss", look(1))
@@ -39,7 +42,10 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
 
 
 def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
-    """Return the losses of runs over each other; each has one look, its evaluations are markers."""
+    """Return the losses of several runs in a plot.
+
+    Every run has its own look; evaluations are markers.
+    """
     lines = [
         (f"{name}{words}", view, curve, look(place))
         for place, (name, view) in enumerate(runs)

@@ -1,7 +1,9 @@
-"""Plots as SVG in the page's own colours, by matplotlib's objects: the user's pyplot is left alone.
+"""Plots as SVG in the page's colours, made with matplotlib's objects.
 
-Values under the pointer need no script: a band for each place along x has words that its own rule shows. All words of
-a plot are drawn as paths or stand in attributes: sanitizers that drop SVG elements keep the text within them.
+The user's pyplot is untouched.
+
+Values under the pointer need no script: every band along x has words and a style rule. All words of
+a plot are paths or attributes, since sanitizers that drop SVG elements keep their text.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def plot_svg(
     place: tuple[float, float, float, float] = _AXES,
     columns: int = 4,
 ) -> str:
-    """Draw a plot over one of its x axes, the first if none is named; empty where there is nothing to draw."""
+    """Draw a plot over one of its x axes, the first if none is named.
+
+    Empty where there is nothing to draw.
+    """
     if not plot:
         return ""
     over = axis or plot.axes[0]
@@ -107,7 +112,7 @@ def figure_svg(
     place: tuple[float, float, float, float] = _AXES,
     more: Callable[[Any], str] = lambda _: "",
 ) -> str:
-    """Make one SVG element of what is drawn on a pair of axes, with `more` SVG above it once that is done."""
+    """Make an SVG element of a pair of axes, with `more` SVG on top."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -133,7 +138,7 @@ def figure_svg(
 
 
 def plot_png(plot: Plot) -> bytes:
-    """Draw a plot on white, for places that strip style and SVG from what is saved: a GitHub page, a mail."""
+    """Draw a plot on white, for viewers that strip style and SVG: a GitHub page, a mail."""
     if not plot:
         return b""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -203,7 +208,7 @@ def _for_a_page(svg: str, label: str) -> str:
 
 
 def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
-    """Draw what is seen only under the pointer, in the coordinates of the SVG that the axes were drawn to."""
+    """Draw the parts visible under the pointer, in the coordinates of the axes' SVG."""
     series = [one for one in plot.series if one.look.marker and one.ys]
     xs = _places(series, axis)
     left, bottom, right, top = axes.bbox.extents
@@ -250,7 +255,7 @@ def _places(series: Sequence[Series], axis: str) -> list[float]:
 
 
 def _values(series: Sequence[Series], axis: str, x: float, low: float, high: float) -> list[str]:
-    """Return what each line is at the nearest of its points within a band."""
+    """Return the value of every line at its nearest point within a band."""
     words = []
     for one in series:
         within = [
@@ -270,7 +275,7 @@ def look_of(technique: str, dash: str = "-") -> Look:
 
 
 def apart(wanted: Sequence[float], least: float) -> list[float]:
-    """Move values apart until none is nearer than `least` to the next; those that are far enough stay.
+    """Move values apart to a distance of `least`; distant values stay.
 
     Example:
         >>> [round(y, 2) for y in apart([1.0, 1.1, 5.0], 0.5)]
@@ -297,7 +302,7 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
 def write_labels(
     axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0
 ) -> None:
-    """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other."""
+    """Write every line's name at the right, with a sample of the line, near its end and without overlap."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)  # what stands beside the axes must not widen them
     span = right - left
