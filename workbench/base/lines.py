@@ -1,4 +1,4 @@
-"""Messages between processes: one JSON object a line, of bounded length, over any two byte streams."""
+"""Messages between processes: one JSON object a line, over any two byte streams."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Stream(Protocol):
     """Bytes in both directions. Errors are OSError."""
 
     def read(self, timeout_s: float | None) -> bytes:
-        """Return some bytes, or none at the end of the stream. TimeoutError: no byte came in time."""
+        """Return some bytes, or none at the end of the stream. TimeoutError: none came in time."""
 
     def write(self, data: bytes) -> None:
         """Write all bytes."""
 
 
 class Pipes:
-    """Two descriptors, which remain the caller's: those of a child's pipes, or twice that of a socket."""
+    """Two descriptors of the caller: those of a child's pipes, or a socket's twice."""
 
     def __init__(self, read: int, write: int, *, write_s: float | None = None) -> None:
         self._read, self._write, self._write_s = read, write, write_s

@@ -1,7 +1,7 @@
 """Requests and answers between two processes, in lines of JSON over any two byte streams.
 
 A request is `{"id": 7, "op": "ping", …}`, its answer `{"id": 7, "ok": true, …}` or
-`{"id": 7, "ok": false, "error": "…"}`. Answers come in any order, after their `{"id": 7, "piece": …}`.
+`{"id": 7, "ok": false, "error": "…"}`. A `{"id": 7, "piece": …}` may precede. Any order is fine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 class Late(TimeoutError):
-    """No answer came before the deadline. It may come later: `Client.result` can be called again."""
+    """No answer came before the deadline. It may come later; `Client.result` then returns it."""
 
 
 class Call:
@@ -39,7 +39,7 @@ class Call:
 
 
 class Client:
-    """Ask over a stream, from any number of threads: one of those that wait reads for all of them."""
+    """Ask over a stream from any number of threads. One that waits reads for all."""
 
     def __init__(self, stream: Stream, *, largest_answer: int = LARGEST) -> None:
         self._stream, self._lines = stream, Lines(largest_answer)
@@ -59,7 +59,7 @@ class Client:
             self.forget(call)
 
     def send(self, request: Mapping[str, object]) -> Call:
-        """Send a request. TooLong: it is too large, and nothing was sent. OSError: the line is lost."""
+        """Send a request. TooLong: nothing was sent. OSError: the line is lost."""
         with self._writing:
             self._last += 1
             call = Call(self._last, request.get("op"))
@@ -184,7 +184,7 @@ class Requests:
 
 
 def incoming(stream: Stream, timeout_s: float | None = None) -> Iterator[Request]:
-    """Yield the requests of a peer until it ends. TimeoutError: none was whole in so many seconds."""
+    """Yield the requests of a peer until it ends. TimeoutError: none came in so many seconds."""
     requests, end_s = Requests(stream.write), lines.deadline(timeout_s)
     while not requests.is_broken:
         request = requests.take()

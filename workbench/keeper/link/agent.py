@@ -155,7 +155,7 @@ class AgentLink(PodFiles):
         return self._error(f"lost the line to {where}: {error or type(error).__name__}", op)
 
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Ask the agent for what takes its time, and wait for the answer; others may ask meanwhile."""
+        """Ask the agent for what takes its time, and wait for it. Others may ask meanwhile."""
         self._keep_package(self._connection())  # the agent imports out of it what does the work
         line, until = self._standing(op), time.monotonic() + timeout_s
         try:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(root: Path, lease_s: float, warm: bool, *, quiet: bool) -> int:
-    """Bring the agent up and print its pid, unless quiet: a bridge carries nothing but its answers."""
+    """Bring the agent up and print its pid, unless quiet: a bridge carries answers only."""
     from workbench.worker.agent.main import serve
 
     try:

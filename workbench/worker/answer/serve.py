@@ -1,4 +1,4 @@
-"""Answer rows with a run's model: a child of the notebook's kernel that loads it once and answers requests."""
+"""Answer rows with a run's model: a child of the notebook's kernel that loads the model once."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
 
 
 class Client:
-    """A program's line to the agent. Raises `Refused` for what the agent does not do, else OSError."""
+    """A program's line to the agent. Raises Refused, or OSError for a lost line."""
 
     def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
         self._timeout_s = timeout_s
