@@ -14,9 +14,10 @@ from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_blocks
 from workbench.display.benchmark.columns import MARKS
 from workbench.display.benchmark.plots import loss_blocks, loss_table, scaling_blocks
+from workbench.display.benchmark.published import published_blocks
 from workbench.display.benchmark.sections import answers_blocks, behind_blocks, profile_blocks
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
-from workbench.display.benchmark.table import published_blocks, sheet_blocks, sheet_html
+from workbench.display.benchmark.table import sheet_blocks, sheet_html
 from workbench.display.kit.doc import (
     Block,
     Contents,
@@ -79,7 +80,7 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
         "Loss": [*loss_blocks(sheet, report), *loss_table(sheet, report)],
         "Profiles": profile_blocks(sheet, report),
         "Answers": answers_blocks(sheet, report),
-        "Published figures": published_blocks(PUBLISHED),
+        "Published figures": published_blocks(),
         "Behind the rows": behind_blocks(sheet),
         "Run cards": _cards(sheet, report),
     }

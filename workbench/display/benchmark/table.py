@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, number, percent, plain
+from workbench.base.words import UNKNOWN
 from workbench.benchmark.comparable_groups import Group
-from workbench.benchmark.published import CAVEATS, PUBLISHED, WALKTHROUGH, Published
-from workbench.display.benchmark.columns import COLOURS, COLUMNS, MEMORY, Figures, figures_of
+from workbench.display.benchmark.columns import COLOURS, MEMORY, Figures
+from workbench.display.benchmark.published import published_blocks
 from workbench.display.benchmark.sheet import Line, Part, Sheet, sheet_of
 from workbench.display.kit.doc import Block, Doc, Heading, Items, Note, Raw, Table, to_html, to_text
 from workbench.display.kit.downloads import Link
@@ -23,8 +23,6 @@ _MOST_LETTERS = 20
 _LETTER_PX = 7.2  # of the fonts that notebooks use, at 13 px
 _WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # of the widest of them, bold; between columns
 _CELL_PX = 1190  # of a notebook's cell in a window of 1400
-_WIDTH = 40  # letters of a cell in text
-_COLUMNS = {column.field: column for column in COLUMNS}
 
 
 def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
@@ -33,7 +31,7 @@ def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
         Raw(html=sheet_html(sheet_of(groups))),
         Raw(html=macro("run.html", "downloads")(links)),
     )
-    return to_html(Doc(blocks=[table, downloads, *published_blocks(PUBLISHED)], full=True))
+    return to_html(Doc(blocks=[table, downloads, *published_blocks()], full=True))
 
 
 def benchmark_text(groups: Sequence[Group]) -> str:
@@ -41,7 +39,7 @@ def benchmark_text(groups: Sequence[Group]) -> str:
 
     A table too wide for a screen goes on in a second one with the same rows.
     """
-    return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks(PUBLISHED)]))
+    return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks()]))
 
 
 def sheet_html(sheet: Sheet) -> str:
@@ -190,56 +188,3 @@ def _places(sheet: Sheet, who: Sequence[str]) -> list[tuple[int, int, int]]:
 def _longest(line: Line, title: str) -> str:
     cell = str(_who_cells(line)[title])
     return max(cell, line.extra, key=len) if title == "technique" else cell
-
-
-def published_blocks(published: Sequence[Published]) -> list[Block]:
-    """State the published figures as tables, a table per source, with caveats beneath."""
-    blocks: list[Block] = []
-    for source in dict.fromkeys(row.source for row in published):
-        rows = [row for row in published if row.source == source]
-        blocks += [
-            Table(_published_grid(source, rows), _WIDTH),
-            Items(CAVEATS if source == WALKTHROUGH else ()),
-        ]
-    return blocks
-
-
-def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
-    columns: dict[str, list[str]] = {
-        "model": [plain(row.model) for row in rows],
-        "technique": [plain(row.technique) for row in rows],
-        "pods": [count(row.pods) for row in rows],
-        "on each": [plain(row.device) for row in rows],
-        "global batch": [count(row.global_batch) for row in rows],
-        "epochs": [count(row.epochs) for row in rows],
-        "duration": [duration(row.duration_s) for row in rows],
-        "samples/s": _written("samples_per_s", [row.samples_per_s for row in rows]),
-        "speed-up": _written("speed_up", [row.speed_up for row in rows]),
-        "efficiency": [percent(row.efficiency) for row in rows],
-        "GPU memory GB": [
-            "out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows
-        ],
-        "note": [plain(row.note) for row in rows],
-    }
-    lacking = [title for title, cells in columns.items() if set(cells) == {UNKNOWN}]
-    titles = [title for title in columns if title not in lacking]
-    absent = f"; not found in it: {', '.join(lacking)}" if lacking else ""
-    return Grid(
-        columns=titles,
-        rows=[
-            ["not found" if columns[title][n] == UNKNOWN else columns[title][n] for title in titles]
-            for n in range(len(rows))
-        ],
-        right={*titles} - {"model", "technique", "on each", "note"},
-        whole={*titles} - {"note"},
-        caption=f"Published, not measured here: {plain(source)}{absent}",
-    )
-
-
-def _written(field: str, values: Sequence[float | None]) -> list[str]:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return [UNKNOWN for _ in values]
-    figures = figures_of(_COLUMNS[field], numbers)
-    unit = f" {figures.unit}" if figures.unit not in ("", "1/s") else ""
-    return [UNKNOWN if value is None else figures.write(value) + unit for value in values]

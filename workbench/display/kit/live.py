@@ -27,9 +27,7 @@ NOTHING: Mapping[str, object] = {"text/plain": "", "text/html": ""}
 _PARTS = ("buttons", "main", "image")  # in the order of the outputs
 _SHARE = 0.03  # of a core for drawing
 _MOST_S = 2.0
-_STILL_S = (
-    30.0  # between two images during a run: images are for front ends that strip the rest
-)
+_STILL_S = 30.0  # between two images during a run: images are for front ends that strip the rest
 
 
 class Watched(Protocol):

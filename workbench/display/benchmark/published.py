@@ -1,0 +1,67 @@
+"""The figures of other people's benchmarks as tables, one for each source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.base.table import Grid
+from workbench.base.words import UNKNOWN, count, duration, number, percent, plain
+from workbench.benchmark.published import CAVEATS, PUBLISHED, WALKTHROUGH, Published
+from workbench.display.benchmark.columns import COLUMNS, figures_of
+from workbench.display.kit.doc import Block, Items, Table
+
+_WIDTH = 40  # letters of a cell in text
+_COLUMNS = {column.field: column for column in COLUMNS}
+
+
+def published_blocks(published: Sequence[Published] = PUBLISHED) -> list[Block]:
+    """State the figures as tables, one for each source, with the caveats beneath."""
+    blocks: list[Block] = []
+    for source in dict.fromkeys(row.source for row in published):
+        rows = [row for row in published if row.source == source]
+        blocks += [
+            Table(_published_grid(source, rows), _WIDTH),
+            Items(CAVEATS if source == WALKTHROUGH else ()),
+        ]
+    return blocks
+
+
+def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
+    columns: dict[str, list[str]] = {
+        "model": [plain(row.model) for row in rows],
+        "technique": [plain(row.technique) for row in rows],
+        "pods": [count(row.pods) for row in rows],
+        "on each": [plain(row.device) for row in rows],
+        "global batch": [count(row.global_batch) for row in rows],
+        "epochs": [count(row.epochs) for row in rows],
+        "duration": [duration(row.duration_s) for row in rows],
+        "samples/s": _written("samples_per_s", [row.samples_per_s for row in rows]),
+        "speed-up": _written("speed_up", [row.speed_up for row in rows]),
+        "efficiency": [percent(row.efficiency) for row in rows],
+        "GPU memory GB": [
+            "out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows
+        ],
+        "note": [plain(row.note) for row in rows],
+    }
+    lacking = [title for title, cells in columns.items() if set(cells) == {UNKNOWN}]
+    titles = [title for title in columns if title not in lacking]
+    absent = f"; not found in it: {', '.join(lacking)}" if lacking else ""
+    return Grid(
+        columns=titles,
+        rows=[
+            ["not found" if columns[title][n] == UNKNOWN else columns[title][n] for title in titles]
+            for n in range(len(rows))
+        ],
+        right={*titles} - {"model", "technique", "on each", "note"},
+        whole={*titles} - {"note"},
+        caption=f"Published, not measured here: {plain(source)}{absent}",
+    )
+
+
+def _written(field: str, values: Sequence[float | None]) -> list[str]:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return [UNKNOWN for _ in values]
+    figures = figures_of(_COLUMNS[field], numbers)
+    unit = f" {figures.unit}" if figures.unit not in ("", "1/s") else ""
+    return [UNKNOWN if value is None else figures.write(value) + unit for value in values]
