@@ -13,7 +13,7 @@ from writtenrun import WrittenRun, write_run
 
 from workbench import FineTuneResult, FineTuneRun, Run, RunResult, history
 from workbench.base import entries
-from workbench.base.errors import RunError
+from workbench.base.errors import ConfigError, RunError
 
 SCRIPT = {"kind": "script", "path": "train.py"}
 OF_FINETUNE = ("predict", "chat", "export", "merge", "push")
@@ -35,11 +35,23 @@ def third(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         """
 from workbench.client.run import Run
 from workbench.client.result import RunResult
+from workbench.jobs.job import Job
 
-class Simulation:
+class Simulation(Job):
+    kind = "simulation"
+    launcher: str = "ssh"
+    env: dict[str, str] = {}
+    restarts: int = 0
+    stall_timeout_s: float | None = None
+
+    def prepare(self, run):
+        return self
+
+    def program_on(self, pod):
+        raise NotImplementedError
+
     run_class = "kind_of_a_test:SimulationRun"
     result_class = "kind_of_a_test:SimulationResult"
-    recipe = ""
 
 class SimulationRun(Run):
     __slots__ = ()
@@ -135,3 +147,12 @@ def test_a_third_kind_brings_its_own_classes(tmp_path: Path, third: ModuleType) 
     assert "2 TFLOP/s per rank" in str(handle.result)
     card = handle.result.to_html(tmp_path / "card.html").read_text()
     assert "FLOPS profile" not in card and "Repeat it" not in card
+
+
+def test_a_kind_without_a_handover_is_refused_with_what_to_do(
+    tmp_path: Path, third: ModuleType
+) -> None:
+    run = write_run(tmp_path, {"kind": "simulation"})
+    refused = "kind 'simulation' cannot be handed over.*submit it to a cluster"
+    with pytest.raises(ConfigError, match=refused):
+        Run.load(run.paths.root).manifest("trainjob", image="me/worker:1")

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.base import entries
-from workbench.base.errors import RunError, WorkbenchError, one_of
+from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import part
-from workbench.jobs.registry import DEFAULT, kinds
+from workbench.jobs.registry import DEFAULT, job_class, kinds
 from workbench.rundir.paths import RunPaths
 
 _T = TypeVar("_T")
@@ -39,7 +38,7 @@ def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
     """
     kind = kind_of(root)
     try:
-        named = _named(kind, member)
+        named = str(getattr(job_class(kind), member))
     except WorkbenchError:
         return base
     found = loaded(named)
@@ -53,7 +52,7 @@ def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
 def recipe_for(root: Path) -> Callable[[Any], Any] | None:
     """Return the function that writes how to repeat the run of a result, by the kind of its job; None for no recipe."""
     try:
-        named = _named(kind_of(root), "recipe")
+        named = job_class(kind_of(root)).recipe
     except WorkbenchError:
         return None
     found = loaded(named) if named else None
@@ -81,13 +80,6 @@ def missing_attribute(root: Path, owner: str, member: str, name: str) -> Attribu
 
 def _has(kind: str, member: str, name: str) -> bool:
     try:
-        return hasattr(loaded(_named(kind, member)), name)
+        return hasattr(loaded(str(getattr(job_class(kind), member))), name)
     except (WorkbenchError, ImportError, AttributeError):
         return False
-
-
-def _named(kind: str, member: str) -> str:
-    place = entries.JOBS.get(kind) or kinds().get(kind)
-    if place is None:
-        raise one_of("job kind", kind, kinds())
-    return str(getattr(loaded(place), member))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_given, user_path
-from workbench.base.json_values import Json, text
 from workbench.jobs.data.sources.dataset import Prepared
 from workbench.jobs.evaluation import (
-    METRICS,
     answered_rows,
     evaluates,
     metric_function,
@@ -40,28 +38,6 @@ def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
     if "execution_match" in job.metrics:
         inputs["tables"] = _tables(data, answered_rows(job))
     return inputs if evaluates(job) else {}
-
-
-def carried_metrics(
-    metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
-) -> tuple[list[str], dict[str, bytes]]:
-    """Return a job's metrics with those of the user's own in files of a folder, and the files by name.
-
-    Example:
-        >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])
-        (['rouge', 'metric-1.py:f'], {'metric-1.py': b'f = max'})
-    """
-    own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
-    if len(own) != len(sent):
-        return list(metrics), {}
-    files = {
-        f"metric-{number}.py": text(each.get("source")).encode()
-        for number, each in enumerate(sent, 1)
-    }
-    named = {
-        m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()
-    }
-    return [named.get(metric, metric) for metric in metrics], files
 
 
 def _metric(metric: str) -> Mapping[str, str]:

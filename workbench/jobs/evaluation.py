@@ -9,6 +9,7 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import Json, text
 from workbench.jobs.choices import EvalStrategy
 from workbench.jobs.model import Family, family_by_name
 
@@ -197,3 +198,25 @@ def _measured(job: FineTuneOptions) -> list[str]:
             ]
         )
     )
+
+
+def carried_metrics(
+    metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
+) -> tuple[list[str], dict[str, bytes]]:
+    """Return a job's metrics with those of the user's own in files of a folder, and the files by name.
+
+    Example:
+        >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])
+        (['rouge', 'metric-1.py:f'], {'metric-1.py': b'f = max'})
+    """
+    own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
+    if len(own) != len(sent):
+        return list(metrics), {}
+    files = {
+        f"metric-{number}.py": text(each.get("source")).encode()
+        for number, each in enumerate(sent, 1)
+    }
+    named = {
+        m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()
+    }
+    return [named.get(metric, metric) for metric in metrics], files

@@ -20,6 +20,8 @@ from workbench.jobs.job import (
     Checkpoints,
     Companion,
     FirstPod,
+    Handover,
+    HandoverRequest,
     Job,
     NewRun,
     PodStore,
@@ -193,6 +195,10 @@ class FineTune(FineTuneOptions, Job):
     def restarted_from(self, root: Path, ranks: int) -> Mapping[int, Path]:
         parts: Mapping[int, Path] = _verbs().restarted_from(self, root, ranks)
         return parts
+
+    def handed_over(self, request: HandoverRequest) -> Handover:
+        handover: Handover = _verbs().handed_over(self, request)
+        return handover
 
     def on_ranks(self, ranks: int, before: int) -> Self:
         """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before."""

@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from workbench.base import entries
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_bytes
 from workbench.base.record import Record
 
 Success = Literal["record", "exit code"]
@@ -22,6 +24,7 @@ Success = Literal["record", "exit code"]
 COMMON = ("launcher", "env", "restarts", "stall_timeout_s")
 """Options that every kind of job declares."""
 _GRACE_S = 60.0
+_MOST_CARRIED = 512 << 20  # bytes of one file of a handover that are looked at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +146,46 @@ class Companion(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Wait for the end of the work, at most that long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandoverRequest:
+    """A run that another system is to carry out without a keeper, such as Kubeflow."""
+
+    root: Path
+    """The run directory. It may be another person's: files of this machine that it names are not read."""
+    folder: str = ""
+    """Folder there, with a slash at its end, that holds the large inputs. Empty: all inputs travel in the handover."""
+    script: str = ""
+    """A file of this machine to hand over in place of the one in the run directory. Empty: that one."""
+    elastic: bool = False
+    """Whether the number of ranks may change while it runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handover:
+    """What of a job travels to the system that carries it out, and what that system may do."""
+
+    job: Mapping[str, object]
+    """JSON form of the job as it is valid there."""
+    inputs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Files that travel, by the names that the job uses."""
+    archive: bytes | None = field(default=None, repr=False)
+    """A zip of the folder that ranks start in; it takes the place of `inputs`. None: there is no such folder."""
+    resumes: bool = False
+    """Whether ranks that start again continue from a checkpoint."""
+    large: str = "the inputs"
+    """What of it is large, in words."""
+    put: str = "its files"
+    """What belongs into a folder there where it is too large to travel, in words."""
+
+
+def carried(file: Path, root: Path) -> bytes:
+    """Read a file of a run directory that is handed over; a link that leads out of the directory is refused."""
+    try:
+        return read_bytes(file, within=root, limit=_MOST_CARRIED)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be carried: {error.strerror}") from error
 
 
 class Job(Record):
@@ -320,3 +363,16 @@ class Job(Record):
     def in_users_files(self, traceback: str, run_id: str) -> str:
         """Return a rank's traceback with the files of the user in place of their copies on pods."""
         return traceback
+
+    # Without a keeper.
+
+    def handed_over(self, request: HandoverRequest) -> Handover:
+        """Return what travels to a system that carries out the run without a keeper.
+
+        Raises:
+            ConfigError: The job cannot run there; the message says why and what to do.
+        """
+        raise ConfigError(
+            f"a job of kind {self.kind!r} cannot be handed over: its class has no handed_over(); "
+            "submit it to a cluster instead"
+        )

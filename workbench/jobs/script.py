@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from workbench.base import entries
-from workbench.base.errors import suggests
+from workbench.base.errors import ConfigError, suggests
 from workbench.base.files import read_json, user_path, write_bytes
 from workbench.base.package import fingerprint
 from workbench.base.record import (
@@ -24,7 +24,17 @@ from workbench.base.record import (
     Unit,
 )
 from workbench.base.words import short_list
-from workbench.jobs.job import FolderOutputs, Job, NewRun, PodView, Program, Stop
+from workbench.jobs.job import (
+    FolderOutputs,
+    Handover,
+    HandoverRequest,
+    Job,
+    NewRun,
+    PodView,
+    Program,
+    Stop,
+    carried,
+)
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.script_folder import (
     check_args,
@@ -65,8 +75,6 @@ class Script(Job):
     """
 
     kind: ClassVar[str] = "script"
-    run_class: ClassVar[str] = entries.RUN
-    result_class: ClassVar[str] = entries.RESULT
     recipe: ClassVar[str] = entries.REPEAT
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
@@ -158,6 +166,29 @@ class Script(Job):
         name = self.path.rpartition("/")[2]
         is_filled = any(variable in environment for variable in references(self.args))
         return [*(["-c", _FILL_IN] if is_filled else []), name, *self.args]
+
+    def handed_over(self, request: HandoverRequest) -> Handover:
+        name = Path(request.script or self.path).name
+        put = "its folder as 'script'"
+        if request.folder:
+            asked = {**self.to_dict(), "path": f"{request.folder}script/{name}"}
+            return Handover(job=asked, put=put)
+        archive = self.archive_in(request.root)
+        if request.script:
+            packed = zip_script(Path(request.script).expanduser().absolute())
+        elif archive.is_file():
+            packed = carried(archive, request.root)
+        else:
+            raise ConfigError(
+                f"{request.root} does not hold the script that it ran (a version before this one made it): name it "
+                f"anew, run.manifest(…, script='FOLDER/{name}')"
+            )
+        return Handover(
+            job={**self.to_dict(), "path": name},
+            archive=packed,
+            large="the script's folder",
+            put=put,
+        )
 
     def in_users_files(self, traceback: str, run_id: str) -> str:
         """Return a traceback that names the script's files where their user has them.

@@ -23,9 +23,9 @@ from workbench.base.files import open_record, read_bytes, read_json
 from workbench.base.json_values import items, part, parts, text, whole
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
-from workbench.finetune.evaluation import carried_metrics
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.choices import ROW_ORDER, Peft
+from workbench.jobs.evaluation import carried_metrics
 from workbench.jobs.model import TINY_T5, Family
 from workbench.jobs.script import Script, references
 from workbench.planner.shapes import model_config

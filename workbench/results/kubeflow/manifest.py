@@ -9,19 +9,14 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json
-from workbench.base.json_values import Json, part
+from workbench.base.json_values import part
 from workbench.base.shown import Shown
-from workbench.finetune.resume import bound_to_ranks
-from workbench.finetune.techniques.registry import runs_alone
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.job import Job
 from workbench.jobs.registry import job_from_dict
-from workbench.jobs.script import Script
 from workbench.jobs.script_folder import travelling
 from workbench.pods.kubernetes.manifests.objects import base_name
 from workbench.pods.kubernetes.manifests.volumes import made_claims
 from workbench.pods.pod_spec import PodSpec
-from workbench.results.kubeflow.files import config_files
+from workbench.results.kubeflow.files import config_files, handover_of
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.rundir.paths import RunPaths
@@ -85,21 +80,21 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     )
     pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
-    _check(kind, job, options, part(read_json(paths.job), "deepspeed"))
-    tuned = job if isinstance(job, FineTune) else None
-    single = tuned is not None and runs_alone(tuned.technique)
-    count = raw.get("pods") or cluster.get("count") or 1
-    nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
+    _check(kind, options)
+    handover = handover_of(job, path, options)
+    count = int(str(raw.get("pods") or cluster.get("count") or 1))
+    nodes = job.pods_wanted(options.elastic[1] if options.elastic else count)
+    is_one_rank = job.ranks(nodes * pod.slots) == 1
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
     plan = KubeflowPlan(
         kind=kind,
         name=name,
         options=options,
-        pod=pod.replace(gpus=min(pod.gpus, 1)) if single else pod,
+        pod=pod.replace(gpus=min(pod.gpus, 1)) if is_one_rank else pod,
         nodes=nodes,
-        files=config_files(paths, job, options, pod, nodes),
-        resumes=tuned is not None and tuned.save_steps is not None,
-        carries_script=job.kind == Script.kind and not options.inputs,
+        files=config_files(handover, job.env, options, pod, nodes),
+        resumes=handover.resumes,
+        carries_script=handover.archive is not None,
     )
     return Manifest(
         kind=kind,
@@ -113,32 +108,16 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     )
 
 
-def _check(kind: str, job: Job, options: HandoverOptions, config: Json) -> None:
+def _check(kind: str, options: HandoverOptions) -> None:
     if not options.image:
         raise ConfigError(
             "a manifest needs the image of its containers, with this project's requirements: "
             "run.manifest(…, image='REGISTRY/deepspeed-workbench/worker:latest')"
         )
-    tuned = job if isinstance(job, FineTune) else None
-    if tuned and tuned.resume is not None:
-        raise ConfigError(
-            f"the run went on from a checkpoint in {tuned.resume}, on this machine, where no cluster finds it; hand "
-            "over a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
-        )
-    if tuned and tuned.device_map:
-        raise ConfigError(
-            "device_map spreads a model over the GPUs of one process, and a manifest gives each one GPU; hand over "
-            "a run with technique 'fsdp' instead"
-        )
-    if options.elastic is None:
-        return
-    if kind != "pytorchjob":
+    if options.elastic is not None and kind != "pytorchjob":
         raise ConfigError(
             f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out"
         )
-    alone = "it is one process" if tuned and runs_alone(tuned.technique) else ""
-    if tuned and (why := alone or bound_to_ranks(tuned, config)):
-        raise ConfigError(f"technique {tuned.technique!r} cannot be elastic: {why}")
 
 
 def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
