@@ -1,7 +1,8 @@
 """The command line: `workbench run SPEC.json [--out DIR]`, `… doctor`, `… plan` and `… report DIR…`.
 
-Exit codes: 0 the run succeeded, the pods are well or the report is written; 1 not; 2 what was asked is refused and
-nothing has started. Each verb imports what it needs, so that `--help` is there at once.
+Exit codes: 0 the run succeeded, the pods passed all checks or the report is written; 1 failure; 2
+the request is refused and nothing has started. A verb imports only its own modules, so `--help` is
+fast.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _run(args: argparse.Namespace) -> bool:
 
 
 def _doctor(args: argparse.Namespace) -> bool:
-    """Start the pods of a `SPEC.json`, examine them, print the findings, and stop them; nothing stays."""
+    """Start the pods of a `SPEC.json`, examine them, print the findings, and stop the pods."""
     from workbench.client.cluster import Cluster
     from workbench.rundir.spec import RunSpec
 

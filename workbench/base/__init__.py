@@ -1,1 +1,1 @@
-"""Pieces that know nothing of the subject. Standard library only, and nothing else of this package."""
+"""General pieces without knowledge of the subject. Standard library only, no other room."""

@@ -1,7 +1,7 @@
-"""What a process that trains on a CPU takes its memory from: jemalloc, where the machine has it.
+"""The memory allocator of processes that train on a CPU: jemalloc if installed.
 
-The C library keeps what is freed in pieces below 32 MiB, up to half as much again as the tensors that are alive;
-jemalloc gives it back, and is no slower.
+The C library keeps freed pieces below 32 MiB, up to half of the live tensors' size on top. jemalloc
+returns the memory, and is no slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GPU = "/dev/nvidiactl"  # with one, tensors lie elsewhere
 
 
 def preloaded() -> dict[str, str]:
-    """Return the variable that gives a program this allocator from its start on; none where it is not to be had."""
+    """Return the variable that preloads the allocator into a program; none if it is not installed."""
     shared = sysconfig.get_config_var("MULTIARCH") or ""
     folders = (
         f"{sys.prefix}/lib",
@@ -31,6 +31,6 @@ def preloaded() -> dict[str, str]:
 
 
 def keep_from_children() -> None:
-    """Take the variable out of such a program's environment: what it starts has an allocator of its own."""
+    """Remove the variable from the environment, so that child processes use their own allocator."""
     if os.environ.get(_PRELOAD) in preloaded().values():
         del os.environ[_PRELOAD]

@@ -1,4 +1,4 @@
-"""Start this Python again as a child, which finds this very package: the folder, or the zip, it was imported from."""
+"""Start this Python as a child with this very package: from the same folder or zip."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ HELPER = {
     "OMP_NUM_THREADS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Variables of a child that only looks at something for this process: one thread, no GPU, nothing but its answers."""
+"""Variables of a helper process: one thread, no GPU, and no output but its answers."""
 
 
 def child_environment(**more: str) -> Mapping[str, str]:
-    """Return this process's environment with this package first on the import path, and `more` in it."""
+    """Return the environment with this package first on the import path, and `more` variables."""
     rest = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{HOME}{os.pathsep}{rest}" if rest else HOME, **more}
 
@@ -44,7 +44,10 @@ def child_environment(**more: str) -> Mapping[str, str]:
 def start(
     *words: str, cwd: str | Path = "/", env: Mapping[str, str] | None = None, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Start this Python in a session of its own, out of the notebook's signals, and in `/`, past a user's torch.py."""
+    """Start this Python in a new session, without the notebook's signals, and in `/`.
+
+    A user's torch.py in the current folder is not imported.
+    """
     env = child_environment() if env is None else env
     return subprocess.Popen(
         [sys.executable, "-P", *words], cwd=cwd, env=env, start_new_session=True, **streams
@@ -52,10 +55,10 @@ def start(
 
 
 def main_of(module: str) -> tuple[str, str]:
-    """Return the words that run the `main` of a module that imports torch or transformers.
+    """Return the arguments that run the `main` of a module with torch or transformers.
 
-    No collections while they load: they take 3.1 s of CPU then rather than 4.0. Nor are their modules taken down one by
-    one at the end.
+    Garbage collection is off during the imports: 3.1 s of CPU instead of 4.0. The exit skips the
+    teardown of modules.
     """
     load = f"import gc, os, sys; gc.disable(); from {module} import main; gc.freeze(); gc.enable()"
     return (
@@ -67,13 +70,16 @@ def main_of(module: str) -> tuple[str, str]:
 def replies(
     module: str, *, request: object, limit_s: float | None = None, memory_bytes: int | None = None
 ) -> Iterator[Any]:
-    """Yield the lines of JSON that a module answers a request with, and end it; ValueError says how it failed.
+    """Yield a module's answers to a request, lines of JSON, and end the module's process.
 
     Args:
-        module: The module whose `main` is run.
-        request: What it reads on its standard input.
-        limit_s: Seconds after which it is ended. Default None: none.
-        memory_bytes: Bytes of private memory that it may have. Default None: as many as this process.
+        module: The module with the `main` to run.
+        request: Request, sent to its standard input.
+        limit_s: Time limit in seconds. Default None: no limit.
+        memory_bytes: Limit of private memory in bytes. Default None: as for this process.
+
+    Raises:
+        ValueError: The process failed or took too long.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
         given.write(json.dumps(request).encode())

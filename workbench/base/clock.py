@@ -1,4 +1,4 @@
-"""Time that never jumps: the time of day when this machine's agent or keeper began, and the seconds since."""
+"""A clock that never jumps: the time of day at the start of agent or keeper, plus seconds since."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from functools import cache
 
 CLOCK_MARK = "WORKBENCH_BOOTED_S"
-"""The variable by which what an agent starts counts from the same time of day as it does."""
+"""Variable with the agent's time base, for its child processes."""
 
 
 def now_s() -> float:
@@ -16,13 +16,13 @@ def now_s() -> float:
 
 
 def share_clock() -> None:
-    """Let what this process starts from now on have the same clock."""
+    """Share the clock with future child processes."""
     os.environ[CLOCK_MARK] = repr(_booted_s())
 
 
 @cache
 def _booted_s() -> float:
-    """Return when this machine was started, by the clock as it stood at the first look."""
+    """Return the boot time of the machine, by the clock at the first call."""
     try:
         return float(os.environ[CLOCK_MARK])
     except (KeyError, ValueError):

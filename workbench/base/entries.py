@@ -1,4 +1,4 @@
-"""Every module that is started by name, by another process or on a pod: one table, so that a move misses none."""
+"""Modules that another process or a pod starts by name: a single table, so a move misses none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ TRAINER_MODULE = "workbench.worker.train.main"
 TRAINER = f"{TRAINER_MODULE}:main"
 COLD_TRAINER = "workbench.worker.imports:train"
 SCRIPT_SITE = "workbench/worker/script_site"
-"""A folder, not a module: its `sitecustomize.py` is what Python imports first in a rank of a script."""
+"""A folder, not a module: its `sitecustomize.py` is what Python imports first in a rank of a
+script."""
 LAUNCHER_SITE = "workbench/worker/launcher_site"
-"""A folder, not a module: what is in it DeepSpeed's own launcher imports in place of all of DeepSpeed."""
+"""Folder, not a module: DeepSpeed's launcher imports its content in place of DeepSpeed itself."""
 CALL = "workbench.worker.call"
 """Its text travels: the script of a run that calls a function of the notebook."""
 UNATTENDED = "workbench.worker.unattended"

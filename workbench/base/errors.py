@@ -1,6 +1,7 @@
-"""The errors that this package raises; each says what happened, where, and what to do next.
+"""The errors of this package. A message says what happened, where, and what to do next.
 
-A training run that failed is no exception but a value (`RunResult`), until `RunResult.raise_for_status`.
+A failed training run is a value (`RunResult`), and an error only after
+`RunResult.raise_for_status`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PodError(WorkbenchError):
 
 
 class PodTimeout(PodError, TimeoutError):
-    """Report pods that were not ready at the deadline; the message names those missing."""
+    """Report pods that were not ready at the deadline; the message names the missing pods."""
 
 
 class RemoteError(WorkbenchError):
@@ -53,14 +54,14 @@ class RemoteError(WorkbenchError):
         exit_code: int | None = None,
         stderr: str = "",
     ):
-        """Keep where it failed.
+        """Store the place of the failure.
 
         Args:
-            message: What happened and what to do.
-            host: The address of the host.
+            message: Cause and remedy.
+            host: Address of the host.
             command: The command as a shell line, without secrets.
-            exit_code: What the command returned; None when it never did.
-            stderr: The tail of what it wrote.
+            exit_code: Exit code of the command; None if it never ended.
+            stderr: Tail of its stderr.
         """
         super().__init__(message)
         self.host = host
@@ -74,11 +75,14 @@ class RunError(WorkbenchError):
 
 
 class Unreadable(RunError):
-    """Report a file that cannot be read at this moment: whether it is there, and what it says, is unknown."""
+    """Report a file that cannot be read now. Its existence and content are unknown."""
 
 
 class DiskFull(RunError, OSError):
-    """Report a disk without room; the message names machine or pod, folder, and the bytes needed and free."""
+    """Report a disk without room.
+
+    The message names machine or pod, folder, and the bytes needed and free.
+    """
 
     def __str__(self) -> str:
         return str(self.args[-1])
@@ -93,7 +97,7 @@ class RunFailed(RunError):
 
 
 def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
-    """Make the error for a value outside a closed set, naming the nearest allowed one.
+    """Make the error for a value outside a closed set, with the nearest allowed value.
 
     Example:
         >>> print(one_of("technique", "Zero-1", ["single", "zero1"]))
@@ -112,7 +116,7 @@ def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
 
 
 def suggests(what: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Have a function refuse an option that it does not have with the name of the nearest one, as records do."""
+    """Make a function refuse unknown options with the nearest option's name, as records do."""
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         import inspect  # the agent, which must start fast, imports this module
@@ -132,6 +136,6 @@ def suggests(what: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 
 def shortened(value: object) -> str:
-    """Return a value as it was written, of a long one the beginning."""
+    """Return a value as written, shortened if long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,4 +1,4 @@
-"""Read values out of JSON that nobody vouches for; what is not of the kind that is wanted counts as not there."""
+"""Read values out of untrusted JSON; a value of the wrong type counts as missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
 
 
 def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
-    """Parse JSON, with hooks of `json.loads`; ValueError also for what is nested too deeply to be walked."""
+    """Parse JSON, with hooks of `json.loads`.
+
+    ValueError also for what is nested too deeply to be walked.
+    """
     text = _decoded(text)
     try:
         value: object = json.loads(text, **hooks)
@@ -33,7 +36,7 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
 
 
 def parse_record(text: str | bytes | bytearray) -> object:
-    """Parse JSON that will be shown and written again; ValueError also for text that no file can hold."""
+    """Parse JSON for display and storage; also raise ValueError for text that no file can hold."""
     text = _decoded(text)
     value = parse_json(text)
     if _SURROGATE.search(text):
@@ -67,13 +70,13 @@ def problem_in(value: object) -> str:
 
 
 def part(data: Json, name: str) -> Json:
-    """Return an object within an object; an empty one where it is none."""
+    """Return an object within an object; an empty object for other types."""
     value = data.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def items(value: object) -> list[object]:
-    """Return what a list holds; nothing where it is none."""
+    """Return the entries of a list; nothing for other types."""
     match value:
         case [*several]:
             return several
@@ -86,7 +89,7 @@ def parts(value: object) -> list[Json]:
 
 
 def text(value: object) -> str:
-    """Return a text; an empty one for what is none."""
+    """Return a text; an empty text for other types."""
     return value if isinstance(value, str) else ""
 
 

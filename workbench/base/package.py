@@ -1,4 +1,4 @@
-"""This package as one zip, and digests of files: what a pod has already, by its SHA-256, need not travel again."""
+"""This package as a zip, and digests of files: a pod receives only content with a new SHA-256."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def file_digest(path: Path) -> str:
 
 
 def package_zip() -> tuple[str, bytes]:
-    """Zip this package, with byte code for pods that have this Python; the same code gives the same bytes."""
+    """Zip the package, with byte code for pods with this Python; equal code yields equal bytes."""
     root = Path(HOME, "workbench")
     content: dict[str, bytes | Path] = {}
     for path in sorted(root.rglob("*.py")):
@@ -56,7 +56,7 @@ def zip_files(root: Path, files: Iterable[Path]) -> bytes:
 
 
 def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
-    """Zip files by the names that they get; the same content gives the same bytes."""
+    """Zip files under given names; equal content yields equal bytes."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         for name, content in files.items():
@@ -83,7 +83,7 @@ def _byte_code(path: Path, name: str) -> bytes:
 
 
 def _named(code: CodeType, name: str) -> CodeType:
-    """Return code whose tracebacks name a file of the package, and no folder of this machine."""
+    """Return code whose tracebacks name files of the package, without this machine's folders."""
     parts = (_named(part, name) if isinstance(part, CodeType) else part for part in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(parts))
 

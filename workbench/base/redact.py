@@ -1,9 +1,8 @@
-r"""Mask secrets in text. Pure.
+"""Mask secrets in text. Pure.
 
-A mask is as long as what it hides and keeps line ends, so an offset into a log stays what it was and JSON stays JSON.
-
-Any text may come here, a line of a rank's output above all. So every repetition in a pattern has a bound, none is tried
-again in several ways, and a long line is masked in pieces: the time that masking takes grows with the text, no faster.
+A mask has the length of the secret and keeps line ends, so log offsets and JSON stay valid. The
+input may be any text, such as a rank's output. Every repetition in a pattern is bounded, without
+backtracking, and a long line is masked in pieces: the time grows linearly with the text.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def mask_secrets(text: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text into its long lines, and what stands between them."""
+    """Split a text into its long lines and the text in between."""
     between: list[str] = []
     for line in text.splitlines(keepends=True) if len(text) > _PIECE else [text]:
         if len(line) <= _PIECE:
@@ -182,7 +181,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _mask_piece(text: str, looks: Sequence[re.Pattern[str]]) -> str:
-    """Mask lines that are short at once, and a long one in pieces that overlap."""
+    """Mask short lines at once, and a long line in overlapping pieces."""
     if len(text) <= _PIECE or "\n" in text[:_PIECE]:
         for pattern in looks:
             text = pattern.sub(_masked, text)
@@ -207,7 +206,7 @@ def _stars(text: str) -> str:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Yield a secret as it may be written: whole, by line, its telling parts, in JSON, in a URL, as UTF-8 bytes."""
+    """Yield the forms of a secret: whole, by line, its parts, in JSON, in a URL, as UTF-8 bytes."""
     long = [part for part in _BETWEEN.split(value) if len(part) >= _LEAST_UNNAMED]
     telling = [part for part in long if _DIGIT.search(part) and _LETTER.search(part)]
     password = re.findall(r"://[^\s/:@]{0,400}+:([^\s/@]{4,2000}+)@", value)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def _view(plain: Callable[..., T]) -> _SingleDispatchCallable[T]:
-    """Return a function that draws a record by its class, and does what `plain` does where it has no drawing."""
+    """Return a function that draws a record by its class, with `plain` as the fallback."""
 
     def draw(record: object, *args: object, **options: object) -> T:
         load_views()
@@ -70,7 +70,7 @@ as_bundle: _SingleDispatchCallable[dict[str, object]] = _view(
 """Return what a notebook is sent of a record, by media type."""
 
 as_live: _SingleDispatchCallable[None] = _view(_no_view)
-"""Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
+"""Display a record in a notebook and keep it current; options depend on the record's view."""
 
 as_error = _view(_plain_traceback)
 """Return the lines by which a notebook shows an error that ended a cell."""
@@ -78,7 +78,7 @@ as_error = _view(_plain_traceback)
 follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = _view(
     lambda _: nullcontext(_draw_nothing)
 )
-"""Return a context whose value draws how far a record is, each time that it is called."""
+"""Return a context; its value draws the progress of a record on every call."""
 
 
 class Shown:
@@ -97,7 +97,7 @@ class Shown:
 
 
 class ShownLive(Shown):
-    """A handle that a notebook shows live, with text and HTML where that cannot be."""
+    """A handle that a notebook shows live, with text and HTML as the fallback."""
 
     __slots__ = ()
 

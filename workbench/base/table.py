@@ -1,4 +1,4 @@
-"""A table for people, and its text, from which what a terminal would obey is taken out; records as a `DataFrame`."""
+"""A table for people and its text, without control characters; records as a `DataFrame`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Marked:
     parts: tuple[tuple[str, bool], ...]
-    """Each piece of the text and whether it is marked; a blank stands between two pieces."""
+    """Pieces of the text with their marks, joined by blanks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,17 @@ class Bar:
     """A stack of parts against a limit, drawn as long as its share of the column's width."""
 
     parts: tuple[tuple[str, float], ...]
-    """What each part is, and its share of the width; what is too much for the width is cut."""
+    """Parts with their share of the width; any excess is cut."""
     limit: float | None = None
     """The share at which the limit stands."""
     words: str = ""
-    """The same in words, for those who cannot see it."""
+    """The bar in words, for readers who cannot see it."""
 
 
 Cell = str | Marked | Bar
 _BAR = 24  # letters
 Key = float | str | None
-"""What a cell is sorted by; None, for what is not known, comes last either way."""
+"""Sort key of a cell; None is unknown and sorted last in both directions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -47,12 +47,13 @@ class Grid(Shown):
     right: Collection[str] = ()
     """Titles of the columns that hold numbers and stand at the right."""
     whole: Collection[str] = ()
-    """Titles of the columns whose cells stay on one line in HTML; where that is too wide, the table's place scrolls."""
+    """Titles of columns with unbroken cells in HTML; a wide table scrolls."""
     caption: str = ""
     cut: Collection[str] = ()
-    """Titles of the columns whose long cells are cut in the middle; in HTML a title holds the whole."""
+    """Titles of the columns whose long cells are cut in the middle; in HTML a title holds the
+    whole."""
     keys: Sequence[Sequence[Key]] = ()
-    """By row and column, what a click on a column's title sorts the HTML by; without any, it has no such titles."""
+    """Sort keys by row and column, for clicks on titles in HTML; empty: titles do not sort."""
 
     def __repr__(self) -> str:
         titles = ", ".join(filter(None, self.columns)) or self.caption
@@ -95,7 +96,7 @@ def text_table(grid: Grid, width: int = 60) -> str:
 
 
 def bar_parts(grid: Grid) -> list[str]:
-    """Return what the bars of a table are made of, each part once."""
+    """Return the parts of a table's bars, without duplicates."""
     bars = [cell for row in grid.rows for cell in row if isinstance(cell, Bar)]
     return list(dict.fromkeys(name for bar in bars for name, share in bar.parts if share > 0))
 
@@ -145,7 +146,7 @@ def _width(text: str) -> int:
 
 
 def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> DataFrame:
-    """Return a row of data for each mapping; `columns` are there, and in this order, also where no row has them."""
+    """Return a row of data per mapping; `columns` come first, in order, even if all rows lack them."""
     try:
         from pandas import DataFrame
     except ImportError as error:

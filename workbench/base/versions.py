@@ -1,4 +1,4 @@
-"""What a process may use here: what is installed beside its Python, looked up without importing it, and GPUs.
+"""Resources of a process: packages beside its Python, found without importing them, and GPUs.
 
 Standard library, no import of this package: the text also travels to hosts.
 """
@@ -16,7 +16,7 @@ PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python, of this package and of each of `PACKAGES` that is there."""
+    """Return the versions of Python, of this package and of all installed `PACKAGES`."""
     versions = {"python": sys.version.split()[0].rstrip("+"), "workbench": VERSION}
     by_name: dict[str, str] = {}
     for folder in sys.path:
@@ -32,7 +32,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def gpu_names() -> list[str]:
-    """Return the GPUs that NVIDIA's driver lists and this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the usable GPUs of NVIDIA's driver, in the form of CUDA_VISIBLE_DEVICES."""
     import shutil  # which, like the next, a bare `import workbench` does without
     import subprocess
 
@@ -55,7 +55,10 @@ def gpu_names() -> list[str]:
 
 
 def _described(package: str) -> str:
-    """Return the version of a package that is installed in another way than by a wheel; empty for none."""
+    """Return the version of a package that is installed in another way than by a wheel.
+
+    Empty for none.
+    """
     import importlib.metadata  # which also loads email
 
     try:

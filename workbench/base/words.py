@@ -1,4 +1,4 @@
-"""Figures as people read them: durations, memory, counts, shares. Pure; what is not known is shown as `–`."""
+"""Figures for people: durations, memory, counts, shares. Pure; `–` stands for unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(seconds: float | None, form: str, *, utc: bool = False) -> str:
-    """Write a time in a form of `strftime`; one that cannot be is not known."""
+    """Format a time by `strftime`; an impossible time is unknown."""
     try:
         return (
             UNKNOWN
@@ -155,7 +155,7 @@ def printable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Make foreign text fit for one line: no line ends, no control characters that a terminal would obey."""
+    """Make foreign text fit for a single line, without line ends and control characters."""
     line = " ".join(text.split())
     if line.isprintable():
         return line

@@ -1,4 +1,4 @@
-"""`Benchmark`: a grid of runs, one row each, before it runs and while it does."""
+"""`Benchmark`: a grid of runs, a row per run, before and during its execution."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ from workbench.rundir.spec import ClusterSpec, RunSpec
 
 
 class Stopped(KeyboardInterrupt):
-    """Say that a benchmark was interrupted: the row that ran is cancelled, those after it wait."""
+    """Report an interrupted benchmark: the current row is cancelled, later rows wait."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class Benchmark(Shown):
-    """A grid of jobs x techniques x pod counts x whatever else varies, one row each.
+    """A grid of jobs x techniques x pod counts x further options, a row per run.
 
-    The rows go one after another on one cluster, or side by side where they may. Run again, it takes from disk the
-    rows that hold (same spec, code, data and versions; succeeded or out of memory) and does the rest.
+    The rows run in turn on a cluster, or side by side on request. A second `run` reuses finished
+    rows on disk with equal spec, code, data and versions that succeeded or ran out of memory, and
+    runs the rest.
 
     Example:
         grid = Benchmark([FineTune(max_steps=20)], ["single", "ddp", "zero1"], pods=[1, 2, 3],
@@ -72,32 +73,34 @@ class Benchmark(Shown):
         path: str | Path = "runs/benchmark",
         name: str = "benchmark",
     ):
-        """Multiply; nothing starts.
+        """Build the grid; nothing starts.
 
         Args:
             jobs: Jobs.
-            techniques: Techniques to give each fine-tuning job. Default: its own.
+            techniques: Techniques for every fine-tuning job. Default: the job's own.
             pods: Numbers of pods.
-            vary: Options of a job by name and the values of each, such as `{"precision": ["fp32", "bf16"]}`;
+            vary: Options of a job by name and their values, such as `{"precision": ["fp32",
+                "bf16"]}`;
                 `global_batch_size` divides the rows of an optimizer step among the ranks.
-            repeats: How often each row runs, for a median and a spread.
-            pod: What a pod is, for what is said before a cluster is known. Default: one core.
-            gpu_memory_gib: Memory of one GPU, to skip what cannot fit. Default None: nothing is skipped for it.
-            price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
-            path: The folder of the run directories; an older one of the same benchmark goes on.
-            name: What to call it.
+            repeats: Number of runs per row, for a median and a spread.
+            pod: Resources of a pod, for forecasts without a cluster. Default: one core.
+            gpu_memory_gib: Memory of a GPU, to skip rows that cannot fit. Default None: no row is
+                skipped for memory.
+            price_per_pod_hour: Price of a pod-hour. Default None: costs are in pod-hours only.
+            path: Folder of the run directories. An older folder of the same benchmark is continued.
+            name: Name of the benchmark.
 
         Raises:
-            ConfigError: Nothing is asked for, or something is not known.
+            ConfigError: The grid is empty, or a name in it is unknown.
         """
         self._pod = pod or PodSpec()
         self.grid = make_grid(jobs, techniques, pods, vary, repeats, self._pod.slots)
-        """The runs, and what is left out of them."""
+        """The runs, and the runs that are left out."""
         self.path = Path(path).expanduser().absolute()
         """The folder of the run directories."""
         self.name = name
         self.result: BenchmarkResult | None = None
-        """The rows as the last `run` left them, an interrupted one too; None before."""
+        """Rows after the last `run`, also after an interrupt; None before."""
         self._gpu_memory_gib, self._price = gpu_memory_gib, price_per_pod_hour
         if price_per_pod_hour is not None and not price_per_pod_hour >= 0:
             raise ConfigError(
@@ -108,10 +111,10 @@ class Benchmark(Shown):
     def from_specs(
         cls, specs: Sequence[str | Path], *, path: str | Path = "runs/benchmark"
     ) -> Benchmark:
-        """Make a benchmark of `SPEC.json` files, one row each, in order: their jobs and numbers of pods count alone.
+        """Make a benchmark of `SPEC.json` files, a row per file; only jobs and pod counts are read.
 
         Args:
-            specs: The files: those of run directories, or written by hand.
+            specs: The files: of run directories, or written by hand.
             path: As for `Benchmark`.
 
         Raises:
@@ -126,18 +129,20 @@ class Benchmark(Shown):
         return reduce(operator.add, made)
 
     def __add__(self, other: Benchmark) -> Benchmark:
-        """Put the rows of another benchmark behind these; folder, price and name stay this one's."""
+        """Append the rows of another benchmark; folder, price and name stay."""
         both = copy.copy(self)
         both.grid, both.result = self.grid + other.grid, None
         return both
 
     def forecast(self, cluster: Cluster | None = None) -> BenchmarkForecast:
-        """Return how many runs there are, and what each is predicted to take, before the start.
+        """Return the number of runs and the predicted cost of every run, before the start.
 
-        Memory is the planner's; a model that was not seen before takes it seconds. Time is from rows on disk.
+        Memory comes from the planner, which needs seconds for a new model. Time comes from rows on
+        disk.
 
         Args:
-            cluster: Where it will run, started or not. Default: pods as the benchmark was told, on this machine.
+            cluster: Cluster for the runs, started or not. Default: pods of the benchmark's options,
+                on this machine.
         """
         spec = (
             cluster.spec
@@ -158,23 +163,27 @@ class Benchmark(Shown):
     def run(
         self, cluster: Cluster, *, force: bool = False, side_by_side: bool = False
     ) -> BenchmarkResult:
-        """Run what is not finished yet; blocks until the last row has ended.
+        """Run all unfinished rows; blocks until the last row has ended.
 
-        A row that fails, runs out of memory or cannot fit is a row like any other; one left running is waited for.
+        A row that fails, runs out of memory or cannot fit is a result like any other. A running row
+        is awaited.
 
         Args:
-            cluster: Where; it is started.
-            force: Run also what the planner says cannot fit.
-            side_by_side: Run rows beside each other that fit on the pods together: for a sweep, whose losses count.
-                Default: one after another, for speeds are compared only where nothing else runs on machine and network.
+            cluster: Cluster for the runs; it is started.
+            force: Also run rows that cannot fit according to the planner.
+            side_by_side: Run rows together that fit on the pods: for a sweep, where losses count.
+                Default: in turn, since speeds are comparable only without other load on machine and
+                    network.
 
         Returns:
             All rows.
 
         Raises:
-            ConfigError: The cluster has too few pods, or its pods cannot do what a row asks; nothing has started.
-            RunError: The cluster is not ready, or went away; what was finished stands.
-            Stopped: An interrupt came; the row that ran is cancelled, and `result` holds what there is.
+            ConfigError: The cluster has too few pods, or its pods cannot run a row; nothing has
+                started.
+            RunError: The cluster is not ready, or ended; finished rows stay.
+            Stopped: The user interrupted; the current row is cancelled, and `result` holds the rows
+                so far.
         """
         self._check(cluster)
         schedule = Schedule(
@@ -213,7 +222,7 @@ class Benchmark(Shown):
             raise ConfigError(
                 f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}"
             )
-        # What takes no time to see is refused; whatever else is wrong with a job is found when its row starts.
+        # Errors that are quick to find are refused here; others appear when the row starts.
         for row in self.grid.rows:
             try:
                 check_launcher(Launcher(row.job.launcher))

@@ -1,4 +1,4 @@
-"""What rows of a benchmark may be compared, as they did the same work, and what a comparison says. Pure."""
+"""Groups of benchmark rows with equal work, and the comparisons inside a group. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIGURES = (
         "micro_batch_s",
     ),
 )
-"""The fields of `BenchmarkRow` that are measured, of which repeats give a median and a spread."""
+"""Measured fields of `BenchmarkRow`; repeats yield a median and a spread of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,17 +54,19 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """One line of the table: the repeats of one row, folded."""
+    """A line of the table: the repeats of a row, folded."""
 
     name: str
-    """What tells it from the others of its group, in words: `zero1 on 3 pods`."""
+    """Name that is unique in the group: `zero1 on 3 pods`."""
     row: BenchmarkRow
-    """Figures are medians over the repeats that succeeded, else the last repeat's; `speed_up`, `efficiency` are set."""
+    """Figures are medians over the repeats that succeeded, else the last repeat's; `speed_up`,
+    `efficiency` are set."""
     rows: tuple[BenchmarkRow, ...]
     spreads: Mapping[str, Spread] = field(default_factory=dict)
-    """By field of the row, where more than one repeat measured it; the spread is from the smallest to the largest."""
+    """Smallest and largest value by field, where several repeats measured the field."""
     baseline: str = ""
-    """Name of the summary that `speed_up` is over: the one-pod row of the same technique, or else `single`."""
+    """Name of the summary that `speed_up` is over: the one-pod row of the same technique, or else
+    `single`."""
 
     @property
     def key(self) -> str:
@@ -76,11 +78,13 @@ class Group:
     """Rows that may be compared: same model, global batch, steps, precision, data and sequence handling."""
 
     same: Mapping[str, object]
-    """What is equal in it, such as `{"model": "tiny-t5", "steps": 20}`; None for what no row of it tells."""
+    """Facts shared by all rows, such as `{"model": "tiny-t5", "steps": 20}`; None for unknown
+    facts."""
     summaries: tuple[Summary, ...]
-    """Its lines, in the order in which the benchmark asked for them."""
+    """Lines in the order of the benchmark."""
     difference: str = ""
-    """How it differs from the first group, in words: `global batch 96 instead of 32`; empty for the first."""
+    """How it differs from the first group, in words: `global batch 96 instead of 32`; empty for the
+    first."""
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
@@ -134,7 +138,7 @@ def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
 
 
 def _work(row: BenchmarkRow) -> dict[str, object]:
-    """Return what must be equal for rows to be compared; None for what the row does not tell."""
+    """Return the facts that comparable rows share; None for unknown facts."""
     asked = part(row.spec, "job").get("max_steps")
     return {
         "model": row.model or None,
@@ -188,7 +192,7 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
 
 
 def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
-    """Put in its speed over that of its one-pod line, and what that line and the exchange between the pods predict."""
+    """Add the speed-up over the one-pod line, and the prediction from that line and the exchange."""
     row, base = summary.row, _baseline(summary.row, among)
     if base is None:
         return summary
@@ -227,7 +231,7 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
 
 
 def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
-    """Return what tells each row from the others of its model, in words, by its key (or its name where it has none)."""
+    """Return a unique name of every row among rows of its model, by key (or name without a key)."""
     firsts: dict[str, BenchmarkRow] = {}
     for row in rows:
         firsts.setdefault(row.key or row.name, row)

@@ -1,4 +1,4 @@
-"""Which rows of a benchmark are on disk already, and whether each still holds by the note in its `run.json`."""
+"""The finished rows of a benchmark on disk, and their validity by the note in `run.json`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _HOLDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
 
 
 def code_of() -> str:
-    """Return the fingerprint of this package, as it travels to the pods."""
+    """Return the fingerprint of the package as sent to the pods."""
     return package_zip()[0].removeprefix("workbench-").removesuffix(".zip")
 
 
 def data_of(job: Job) -> str:
-    """Return the fingerprint of the files that a job names: data, model, DeepSpeed JSON, or the script's folder."""
+    """Return the fingerprint of a job's files: data, model, DeepSpeed JSON, or the script's folder."""
     digest = hashlib.sha256()
     for name, path in _files(job):
         digest.update(name.encode() + b"\0" + _mark(path).encode() + b"\n")
@@ -40,7 +40,7 @@ def data_of(job: Job) -> str:
 
 
 class FinishedRows:
-    """The run directories below one folder, as they were when it was made; a missing folder holds none."""
+    """The run directories below a folder, read when made; a missing folder is empty."""
 
     def __init__(self, folder: Path):
         infos = [(paths.root, read_json(paths.info)) for paths in find_runs(folder)]
@@ -51,7 +51,7 @@ class FinishedRows:
                 self._by_place[_place(note)].append((path, note))
 
     def finished(self, note: Mapping[str, object]) -> BenchmarkRow | None:
-        """Return the newest finished row that holds: it succeeded or ran out of memory, all else being equal."""
+        """Return the newest valid row that succeeded or ran out of memory, with equal conditions."""
         rows = (row_of(path) for path in self._same(note))
         return next((replace(row, from_disk=True) for row in rows if row.outcome in _HOLDS), None)
 
@@ -78,7 +78,7 @@ def kept_rows(folder: Path) -> list[BenchmarkRow]:
 
 
 def keep_rows(folder: Path, rows: Sequence[BenchmarkRow]) -> None:
-    """Keep rows in place of those that had their key and repeat; others of the folder stay."""
+    """Replace the rows of equal key and repeat; other rows of the folder stay."""
     kept = {(row.key, row.repeat): row for row in (*kept_rows(folder), *rows)}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / _KEPT, {"rows": [row.to_dict() for row in kept.values()]})

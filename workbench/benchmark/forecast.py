@@ -1,4 +1,4 @@
-"""What a benchmark will take, before it starts: memory by the planner, time from rows on disk; nothing guessed."""
+"""The forecast of a benchmark: memory by the planner, time from rows on disk; no guesses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from workbench.rundir.spec import RunSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:
-    """What a row is predicted to need of each pod."""
+    """Predicted memory of a row on every pod."""
 
     gib: float | None = None
-    """GiB of a pod's GPUs where it computes there, else of the pod's own; None where the planner cannot tell."""
+    """GiB of a pod's GPUs where it computes there, else of the pod's own; None where the planner
+    cannot tell."""
     refusal: str = ""
-    """Why it cannot fit; empty where it can, or nobody knows."""
+    """Reason why the row cannot fit; empty if it fits or the answer is unknown."""
     unknown: str = ""
     """Why nothing is predicted; empty where something is."""
 
@@ -87,7 +88,7 @@ class BenchmarkForecast(Shown):
 
 
 def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> MemoryForecast:
-    """Predict what a row needs of each pod, and whether that cannot fit; takes seconds for a model not seen before."""
+    """Predict a row's memory on every pod, and whether it fits; takes seconds for a new model."""
     pods, pod = spec.pods or spec.cluster.count, spec.cluster.pods
     match spec.job:
         case FineTune() as job:
@@ -161,7 +162,7 @@ class _Step:
 
 
 def _shape(row: BenchmarkRow) -> tuple[object, ...]:
-    """Return what must be equal for one row to tell of another's time."""
+    """Return the facts that rows with equal times share."""
     cluster = part(row.spec, "cluster")
     backend, pod = part(cluster, "backend"), part(cluster, "pods")
     where = (backend.get("kind"), pod.get("cpus"), pod.get("gpus"))

@@ -1,4 +1,7 @@
-"""The grid of a benchmark: jobs x techniques x pod counts x whatever else varies, as rows to run. Pure."""
+"""The grid of a benchmark as rows to run: jobs x techniques x pod counts x further options.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class PlannedRun:
     pods: int
     """On how many pods, the first ones of the cluster."""
     repeat: int = 0
-    """Which repeat of the same row it is, from 0."""
+    """Number of the repeat, from 0."""
     name: str = ""
-    """What tells it from the others, in words: `zero1 on 3 pods`."""
+    """Unique name of the row: `zero1 on 3 pods`."""
 
     @property
     def work(self) -> tuple[object, ...]:
-        """What is the same for the same run, however it is called; lists and tuples are one."""
+        """Identity of the work, regardless of the name; lists and tuples are equal."""
         return self.job.to_dict(), self.pods, self.repeat
 
 
@@ -45,13 +48,13 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkGrid:
-    """The runs of a benchmark, in the order in which they go, and what is left out."""
+    """The runs of a benchmark in order, and the runs that are left out."""
 
     rows: tuple[PlannedRun, ...]
     left_out: tuple[LeftOut, ...] = ()
 
     def __add__(self, other: BenchmarkGrid) -> BenchmarkGrid:
-        """Put the runs of another grid behind these; a run that is in both goes once."""
+        """Append the runs of another grid; a run in both appears once."""
         return BenchmarkGrid(_unique(self.rows + other.rows), self.left_out + other.left_out)
 
 

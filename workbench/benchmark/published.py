@@ -1,4 +1,4 @@
-"""Figures that others published, none measured by this project; what was worked out from them says how."""
+"""Figures published by others, not measured by us; derived figures state their derivation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """One row of a published table. A figure that was not found is None; draw it as `not found`."""
+    """A row of a published table. An unknown figure is None; draw it as `not found`."""
 
     source: str
     model: str
     technique: str
-    """As this project calls it: `single`, `zero1`, `zero3-offload`, `fsdp`."""
+    """Technique by its name here: `single`, `zero1`, `zero3-offload`, `fsdp`."""
     pods: int
     device: str
-    """What each had, in words: `1 A100-40GB`."""
+    """Hardware of a pod: `1 A100-40GB`."""
     global_batch: int | None = None
     epochs: int | None = None
     """Passes over the training rows, by the run's own log where one was published."""
@@ -23,14 +23,15 @@ class Published:
     samples_per_s: float | None = None
     """Rows a second of all ranks, as the Trainer logged it."""
     memory_gb: float | None = None
-    """GPU memory per pod, as published, in whole `GB`; the text does not say whether these are 10^9 bytes or GiB."""
+    """GPU memory per pod, as published, in whole `GB`; the text does not say whether these are 10^9
+    bytes or GiB."""
     speed_up: float | None = None
-    """Over one pod, worked out from the published seconds; None where they are not known."""
+    """Speed-up over a single pod, from the published seconds; None if unknown."""
     efficiency: float | None = None
     """`speed_up` over the number of pods, or as published, 0 to 1."""
     out_of_memory: bool = False
     note: str = ""
-    """What is worth knowing of this one row, in words; caveats of the whole table are `CAVEATS`."""
+    """Remark on the row; caveats of the whole table are in `CAVEATS`."""
 
 
 WALKTHROUGH = "README of dennislee22/deepspeed-train-CML, January 2024"
@@ -44,7 +45,7 @@ CAVEATS = (
     "Every row was run once: there is no spread.",
     "Each pod had one A100-PCIe-40GB, FP32, WikiSQL padded to 96 tokens a side, the padding counted in the loss.",
 )
-"""What to bear in mind of the walk-through's table; to be drawn next to it."""
+"""Caveats on the walk-through's table, to be drawn beside the table."""
 
 _ALONE_S = {
     "t5-small": 742.5369,

@@ -1,4 +1,4 @@
-"""Read the row of a benchmark off a specification or a run directory; what that does not hold is None, not guessed."""
+"""Read a benchmark row from a specification or a run directory; unknown facts are None."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _raw(spec: RunSpec | Json) -> Json:
 
 
 def _job_of(spec: Json) -> Json:
-    """Return the job of a spec, everything that it leaves open spelled out where this version can read it."""
+    """Return the job of a spec, with defaults filled in if this version can read the job."""
     with suppress(WorkbenchError, TypeError):
         match job_from_dict(part(spec, "job")):
             case FineTune() as job:
@@ -218,7 +218,7 @@ def _result_columns(result: RunResult) -> dict[str, object]:
 
 
 def _facts_so_far(paths: RunPaths, spec: Json) -> Json:
-    """Return what a run without a result has reported; nothing says when it was started."""
+    """Return the facts reported by an unfinished run; the start time is unknown."""
     try:
         facts = RunTotals.of(read_events(paths.events)).facts(None)
     except OSError:

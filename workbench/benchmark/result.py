@@ -1,4 +1,4 @@
-"""`BenchmarkResult`: the rows of a benchmark, with what they may be compared with; and its report, as two files."""
+"""`BenchmarkResult`: the rows of a benchmark, their comparisons, and the report as two files."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ HTML_NAME, MD_NAME = "report.html", "report.md"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkResult(Shown):
-    """The rows of a benchmark. Prints, and shows in a notebook, as its table with the published figures beside it."""
+    """The rows of a benchmark.
+
+    Prints, and shows in a notebook, as its table with the published figures beside it.
+    """
 
     name: str
     folder: Path
     """Where its run directories are, absolute."""
     rows: tuple[BenchmarkRow, ...]
-    """One a run, in the order of the grid, whatever became of it."""
+    """A row per run in the order of the grid, with any outcome."""
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -47,11 +50,11 @@ class BenchmarkResult(Shown):
         return groups(self.rows)
 
     def to_dataframe(self) -> DataFrame:
-        """Return the rows as a pandas DataFrame, one a run, with the units in the names of the columns.
+        """Return the rows as a pandas DataFrame, a row per run, with units in the column names.
 
-        Columns are the fields of `BenchmarkRow`, `device`, `devices`, `seed` and `commit`, and `option.NAME` for each
-        option of the job in which rows differ. `speed_up`, `efficiency` and
-        `predicted_samples_per_s` are those of the row's repeats together.
+        Columns are the fields of `BenchmarkRow`, `device`, `devices`, `seed` and `commit`, and
+        `option.NAME` for every option of the job with several values. `speed_up`, `efficiency` and
+        `predicted_samples_per_s` are computed over all repeats of a row.
         """
         folded = {
             id(row): summary.row
@@ -96,11 +99,11 @@ class BenchmarkResult(Shown):
         return write_report(self.rows, Path(folder or self.folder))[0]
 
     def plots(self) -> BenchmarkPlots:
-        """Return scaling, memory and losses as pictures; a cell that ends with it shows them."""
+        """Return scaling, memory and losses as plots; a cell shows the last value."""
         return BenchmarkPlots(self)
 
     def __add__(self, other: BenchmarkResult) -> BenchmarkResult:
-        """Put the rows of another benchmark behind these; of a row that is in both, the other's is kept."""
+        """Append the rows of another benchmark; of a row in both, the other's is kept."""
         places = {(row.key, row.repeat) for row in other.rows}
         mine = tuple(row for row in self.rows if (row.key, row.repeat) not in places)
         return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
@@ -113,7 +116,7 @@ class BenchmarkResult(Shown):
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlots(ShownLive):
-    """The pictures of a benchmark. Shows in a notebook; as text it says where they can be seen."""
+    """The plots of a benchmark for a notebook; the text form names the place to see them."""
 
     result: BenchmarkResult
 
@@ -126,7 +129,7 @@ class LossPoint(NamedTuple):
 
 
 class Report:
-    """What the report of some rows states; what cannot be read is left out, and named."""
+    """The content of a report on some rows; unreadable rows are left out and named."""
 
     def __init__(
         self,
@@ -140,9 +143,10 @@ class Report:
         self.losses: dict[Path, Sequence[LossPoint]] = {}
         """By run directory the training losses, as they were logged."""
         self.cards: dict[Path, Card] = {}
-        """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
+        """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the
+        curves and logs."""
         self.problems = list(problems)
-        """What could not be read, and what has not ended, a line each."""
+        """Problems with unreadable or unfinished runs, a line per problem."""
         for row in rows:
             if not row.outcome.is_terminal:
                 self.problems.append(
@@ -165,7 +169,7 @@ class Report:
             ]
             if with_card and RunPaths(path).result.exists():
                 self.cards[path] = card_of(RunResult.load(path), HTML_NAME)
-        except Exception as error:  # the border of one run
+        except Exception as error:  # run boundary
             logger.debug("reading %s", path, exc_info=True)
             self.problems.append(f"{name} has no card: {error}")
 
@@ -185,7 +189,7 @@ def write_report(
     title: str = "Benchmark",
     problems: Iterable[str] = (),
 ) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
+    """Write `report.html` and `report.md` into a folder; old files are replaced atomically."""
     target = Path(folder).expanduser().absolute()
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -199,7 +203,7 @@ def write_report(
 
 
 def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
-    """Read the rows of all runs at or below some folders; those of one benchmark in its order, the others by age."""
+    """Read all runs below some folders: a benchmark's rows in its order, other rows by age."""
     rows: list[BenchmarkRow] = []
     broken: list[str] = []
     seen: set[Path] = set()
@@ -218,7 +222,7 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
                     read.append(row_of(root))
                 except (
                     Exception
-                ) as error:  # the border of one run: whatever its files hold, the others are shown
+                ) as error:  # run boundary: bad files of one run must not hide the others
                     logger.debug("reading %s", root, exc_info=True)
                     broken.append(f"{root} cannot be read: {error}")
         kept = kept_rows(place)
@@ -237,13 +241,16 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
 
 
 def _run_again_since(row: BenchmarkRow, kept: Sequence[BenchmarkRow]) -> bool:
-    """Whether the benchmark took another run for this row; by name, as the folder may have been moved."""
+    """Whether the benchmark took another run for this row.
+
+    By name, as the folder may have been moved.
+    """
     taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
     return bool(taken) and row.path is not None and row.path.name not in taken
 
 
 def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
-    """Put rows into the order that their benchmark kept, with those that it never started; others stand behind."""
+    """Sort rows in the order of their benchmark, with rows that never started; others come last."""
     before = {(row.key, row.repeat): (number, row) for number, row in enumerate(kept)}
     there = {(row.key, row.repeat) for row in read}
     never = [

@@ -1,4 +1,4 @@
-"""`BenchmarkRow`: what one run, or one that was not started, is to a benchmark: every column of its table."""
+"""`BenchmarkRow`: a run, or a skipped run, as a row of a benchmark: all columns of its table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     """It was asked to stop, and ended by itself before its last step."""
     CANCELLED = "cancelled"
     SKIPPED = "skipped"
-    """Never started: the planner says that it cannot fit."""
+    """Never started: the planner predicts that the row cannot fit."""
     RUNNING = "running"
     WAITING = "waiting"
 
@@ -39,7 +39,8 @@ class Provenance:
     devices: int | None = None
     """How many of them, all pods together."""
     commit: str = ""
-    """Commit of the repository that the run was submitted from, with `+changes` if files differ; empty without one."""
+    """Commit of the repository at submission, with `+changes` if files differ; empty without a
+    repository."""
     seed: int | None = None
     command: str = ""
     data: str = ""
@@ -50,7 +51,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkRow(Measurements):
-    """One row of a benchmark: what was asked, how it ended, what was measured. What is not known is None."""
+    """A row of a benchmark: its job, outcome and measurements. Unknown values are None."""
 
     name: str
     """The run's id, or for a row that never started the key of its spec."""
@@ -58,16 +59,16 @@ class BenchmarkRow(Measurements):
     path: Path | None = None
     """The run directory; None for a row that never started."""
     title: str = ""
-    """What somebody called its run, by `run.name = …`."""
+    """Name of the run, set by `run.name = …`."""
     spec: Mapping[str, object] = field(default_factory=dict)
-    """What was asked, as `spec.json` holds it: `{"cluster": …, "job": …}`; it runs this row again alone."""
+    """Specification as in `spec.json`: `{"cluster": …, "job": …}`. It runs the row again alone."""
     key: str = ""
     """Fingerprint of job, number of pods and slots: equal keys mean the same row (of any repeat)."""
     repeat: int = 0
-    """Which repeat of its key this is, from 0."""
+    """Number of the repeat within its key, from 0."""
     from_disk: bool = False
     reason: str = ""
-    """Why it failed or was skipped, in one line; empty for a row that succeeded."""
+    """Reason of a failure or skip, on a single line; empty after a success."""
     wanted_gib: float | None = None
     free_gib: float | None = None
     """GiB that were free then (of a GPU), or the limit of the pod (on a CPU)."""
@@ -95,24 +96,27 @@ class BenchmarkRow(Measurements):
     predicted_samples_per_s: float | None = None
     """The forecast from a one-pod row and the exchange between the pods; set by the comparison."""
     scaling: Mapping[str, object] = field(default_factory=dict)
-    """What that exchange was taken to make of one pod's step: `sending_s`, `slowdown`, `shards`."""
+    """Effect of the exchange on a pod's step: `sending_s`, `slowdown`, `shards`."""
     tflops_per_device: float | None = None
-    """10^12 floating-point operations a second and device that training needed (no recomputation counted in)."""
+    """10^12 floating-point operations a second and device that training needed (no recomputation
+    counted in)."""
     mfu: float | None = None
-    """`tflops_per_device` over the device's peak at this precision, 0 to 1; None where the peak is not known."""
+    """`tflops_per_device` over the device's peak at this precision, 0 to 1; None where the peak is
+    not known."""
     speed_up: float | None = None
-    """`samples_per_s` over that of the one-pod row that this one may be compared with; set by the comparison."""
+    """`samples_per_s` divided by the value of the comparable one-pod row; set by the comparison."""
     efficiency: float | None = None
     """`speed_up` over the ratio of ranks, 0 to 1; set by the comparison."""
 
     peak_memory_gib: float | None = None
-    """The highest of the pods' measured peaks: reserved CUDA memory on GPUs, resident memory on CPUs."""
+    """The highest of the pods' measured peaks: reserved CUDA memory on GPUs, resident memory on
+    CPUs."""
     memory_kind: str = ""
-    """What that counts: `cuda` or `resident`."""
+    """Kind of memory: `cuda` or `resident`."""
     predicted_memory_gib: float | None = None
     """The planner's figure for the same memory."""
     host_memory_gib: float | None = None
-    """The highest of the pods' resident memory, whatever device trained."""
+    """Highest resident memory of the pods in GiB, for any device."""
 
     pod_hours: float | None = None
     """Pods x `duration_s` / 3600."""

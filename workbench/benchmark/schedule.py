@@ -1,4 +1,4 @@
-"""Carry out the rows of a benchmark on one cluster; whatever becomes of each is a row."""
+"""Run the rows of a benchmark on a cluster; every outcome is a row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARE = 0.05  # of the waiter's time that reading a run's events may take
 _CANCEL_S = 60.0
 
 ShowRows = Callable[[Sequence[BenchmarkRow], Mapping[str, Progress]], None]
-"""Takes all rows as they are now, and how far those that run are."""
+"""Takes all current rows, and the progress of running rows."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Item:
     planned: PlannedRun
     spec: RunSpec
     note: Mapping[str, object]
-    """What is left in the `run.json` of its run, by which a later benchmark finds it."""
+    """Note in the run's `run.json`, by which a later benchmark finds the run."""
     memory: MemoryForecast
     row: BenchmarkRow
     left: Path | None
@@ -53,7 +53,7 @@ class _Live:
         item.row = replace(item.row, outcome=Outcome.RUNNING, name=run.id, path=run.path, reason="")
 
     def goes_on(self) -> bool:
-        """Whether it has not ended; looks how far it is, now and then."""
+        """Whether the run continues; reads its progress now and then."""
         began = time.monotonic()
         if not (over := self.run.state.is_terminal) and began >= self._due:
             self.progress = self.run.progress
@@ -62,7 +62,7 @@ class _Live:
 
 
 class Schedule:
-    """The order in which the rows of one benchmark are run, and how far it is."""
+    """The order of a benchmark's rows, and its progress."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Schedule:
         return tuple(item.row for item in self._items)
 
     def run(self, show: ShowRows, *, side_by_side: bool = False) -> None:
-        """Run what is not finished; side by side as far as there are pods, else one after another."""
+        """Run all unfinished rows, in turn or side by side as far as pods suffice."""
         show(self.rows, {})
         # What is left of an earlier kernel goes on already, alone: nothing may start beside it and slow it down.
         waiting = [item for item in self._items if not item.row.outcome.is_terminal]
@@ -139,7 +139,10 @@ class Schedule:
             return []
 
     def _scaling(self, planned: PlannedRun, *, alone: bool) -> Mapping[str, object]:
-        """Return what several pods are predicted to make of the step of the one-pod row; empty where there is none."""
+        """Return what several pods are predicted to make of the step of the one-pod row.
+
+        Empty where there is none.
+        """
         techniques = [
             item.planned.job.technique
             for item in self._items
@@ -155,7 +158,7 @@ class Schedule:
         return asdict(forecast) if forecast else {}
 
     def _end(self, ended: _Live) -> list[_Item]:
-        """Take the row of a run that has ended; return it if it has to run again."""
+        """Store the row of a finished run; return the row if it must run again."""
         item = ended.item
         item.row = replace(self._read(item, ended.run), from_disk=ended.was_left)
         unfinished = (Outcome.FAILED, Outcome.STOPPED, Outcome.CANCELLED)

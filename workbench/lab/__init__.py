@@ -1,4 +1,4 @@
-"""Our part of JupyterLab: a sidebar of the runs in a folder, and TensorBoard behind the Jupyter server's own login."""
+"""Our part of JupyterLab: a sidebar of runs, and TensorBoard behind the Jupyter server's login."""
 
 from __future__ import annotations
 

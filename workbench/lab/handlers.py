@@ -1,4 +1,7 @@
-"""What the Jupyter server answers below `workbench/`, to whoever is logged in; the work is done off its event loop."""
+"""The Jupyter server's endpoints below `workbench/`, for the logged-in user.
+
+Work runs in threads.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ _ACTOR = ThreadPoolExecutor(4, "workbench-actor")
 def routes(
     base_url: str, root: str
 ) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
-    """Return the routes, for a server whose contents are below a root."""
+    """Return the routes for a server with a contents root."""
     api: dict[str, object] = {"root": root}
     boards: dict[str, object] = {"update_last_activity": False}  # its page asks anew all day
     return [
@@ -55,7 +58,7 @@ class _Handler(APIHandler):
         self.root = root
 
     async def answer(self, pool: ThreadPoolExecutor, work: Callable[[Listing], object]) -> None:
-        """Do the work in a thread and answer with what it returns, or with the words of what went wrong."""
+        """Run the work in a thread; answer with its result or with the error's message."""
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
                 pool, lambda: work(_listing(self.root))
@@ -82,11 +85,13 @@ def _listing(root: str) -> Listing:
 
 
 class RunsHandler(_Handler):
-    _track_activity = False  # a sidebar that is open asks all day; a server that stops when nobody uses it still does
+    _track_activity = (
+        False  # an open sidebar asks all day; these requests must not keep an idle server up
+    )
 
     @web.authenticated
     async def get(self) -> None:
-        """List what is below `folder`, the newest `limit` runs."""
+        """List the content of `folder`, with its newest `limit` runs."""
         folder, limit = (
             self.get_query_argument("folder", ""),
             self.get_query_argument("limit", "50"),
@@ -108,7 +113,7 @@ class PageHandler(_Handler):
 class StopHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
-        """Ask the keeper of a run to end it within two steps."""
+        """Ask a run's keeper to end the run within two steps."""
         run = str(self.body().get("run"))
         await self.answer(_ACTOR, lambda listing: listing.stop(run))
 
@@ -116,7 +121,7 @@ class StopHandler(_Handler):
 class BoardsHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
-        """Start TensorBoard of `runs`, unless it runs, and answer with the path of its page."""
+        """Start TensorBoard for `runs`, unless already running, and answer with its page's path."""
         match self.body():
             case {"runs": [_, *_] as runs}:
                 await self.answer(
@@ -127,17 +132,17 @@ class BoardsHandler(_Handler):
 
     @web.authenticated
     async def delete(self) -> None:
-        """End the TensorBoard of a key, where this server has started it: its last tab was closed."""
+        """End a TensorBoard that this server started, after its last tab was closed."""
         key = self.get_query_argument("key")
         await self.answer(_ACTOR, lambda listing: listing.close_board(key))
 
 
 class DownloadHandler(_Handler):
-    """Hands out a run's card or a benchmark's report, made at that moment, as a file."""
+    """Generates and sends a run's card or a benchmark's report as a file."""
 
     @web.authenticated
     async def get(self, what: str) -> None:
-        """Make what `of`, a path below the server's root, has."""
+        """Generate the file for `of`, a path below the server's root."""
         place = self.get_query_argument("of")
         listing = _listing(self.root)
         make = listing.card if what == "card" else listing.report
@@ -150,7 +155,7 @@ class DownloadHandler(_Handler):
 
 
 class ModelHandler(_Handler):
-    """Hands out a run's model as one zip, which is made while it is sent."""
+    """Streams a run's model as a zip."""
 
     @web.authenticated
     async def get(self) -> None:
@@ -162,14 +167,14 @@ class ModelHandler(_Handler):
             raise web.HTTPError(409, plain(str(error))) from error
         self.set_header("Content-Disposition", 'attachment; filename="model.zip"')
         self.set_header("Content-Type", "application/zip")
-        with suppress(StreamClosedError):  # whoever asked has gone
+        with suppress(StreamClosedError):  # the client has disconnected
             while piece := await loop.run_in_executor(_ACTOR, next, pieces, b""):
                 self.write(piece)
                 await self.flush()
 
 
 class BoardHandler(ProxyHandler):  # type: ignore[misc]
-    """Passes requests of a browser that is logged in on to a TensorBoard that listens on a Unix socket of this user."""
+    """Forwards requests of a logged-in browser to a TensorBoard on a Unix socket of the user."""
 
     async def http_get(self, key: str, path: str) -> None:
         server = await asyncio.get_running_loop().run_in_executor(_ACTOR, find_by_key, key)
@@ -182,7 +187,7 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
             await self.proxy("localhost", 80, f"{server.token}/{path}")
 
     async def post(self, key: str, path: str) -> None:
-        """Pass a question on that is too long for a URL; none of them changes anything."""
+        """Forward a question that is too long for a URL; questions change nothing."""
         await self.http_get(key, path)
 
     async def _refuse(self, *_: str) -> None:

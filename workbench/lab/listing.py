@@ -1,7 +1,9 @@
-"""What the sidebar lists: runs and clusters below a folder, as plain data; one that has ended is read once.
+"""The content of the sidebar: runs and clusters below a folder, as data.
 
-A run directory is data only: to list or draw it starts nothing and follows no name in it, and one that cannot be read
-is a row that says so.
+A finished run is read once.
+
+A run directory is data only. Listing or drawing a run starts nothing and follows no name in its
+files. An unreadable run is listed as unreadable.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ from workbench.rundir.view import RunView
 logger = logging.getLogger(__name__)
 _VIEWS = 64  # of runs whose events are kept in memory
 _PIECE = 1 << 20  # bytes of a model in memory
-_LOOK_S = 2.0  # what a look through folders may cost: somebody's home has more of them than anybody waits for
+_LOOK_S = 2.0  # limit of a search through folders: a home folder may hold very many
 Row = dict[str, Any]
 
 
 class Listing:
-    """The runs and clusters below the root of a Jupyter server. `look` and `page` are for one thread at a time."""
+    """The runs and clusters below the root of a Jupyter server.
+
+    `look` and `page` are for one thread at a time.
+    """
 
     def __init__(self, root: Path):
         self.root = root.resolve()
@@ -51,7 +56,7 @@ class Listing:
         self._views: dict[Path, tuple[RunView, Drawings]] = {}
 
     def look(self, folder: str, limit: int) -> Row:
-        """List what is below a folder, the newest `limit` runs of it, and what that cost."""
+        """List the folder's content with its newest `limit` runs, and the time of the search."""
         began = time.thread_time()
         is_alive = cache(is_keeper_alive)  # clusters have many runs
         runs, clusters, cut = [], [], False
@@ -119,12 +124,12 @@ class Listing:
         return _zip(folder, files)
 
     def stop(self, name: str) -> Row:
-        """Ask the keeper of a run to end it within two steps."""
+        """Ask a run's keeper to end the run within two steps."""
         Run(self.run(name).root).stop()
         return {"message": "asked to stop within two steps"}
 
     def open_board(self, names: Sequence[str]) -> Row:
-        """Start TensorBoard of runs, unless it runs, and return the path of its page."""
+        """Start TensorBoard for runs, unless already running, and return its page's path."""
         runs = map(self.run, names)
         server = serve_folders(
             {read_label(run).name or run.root.name: board_folder(run) for run in runs}
@@ -132,7 +137,7 @@ class Listing:
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
     def close_board(self, key: str) -> Row:
-        """End the TensorBoard of a key, where this process has started it."""
+        """End a TensorBoard that this process started."""
         server = find_by_key(key)
         if server and server.owner == os.getpid():
             server.stop()
@@ -186,7 +191,7 @@ class Listing:
         try:
             view, _ = self._view(self.root / row["path"])
             facts = RunFacts(view)
-        except Exception:  # the border of one run: whatever its files hold, the others are shown
+        except Exception:  # run boundary: bad files of one run must not hide the others
             logger.exception("reading %s", row["path"])
             return {}
         now = max(
@@ -223,7 +228,7 @@ class Listing:
 
 
 class _Pieces(io.RawIOBase):
-    """What a zip was written to since the last look."""
+    """The bytes written to a zip since the last call."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

@@ -1,6 +1,6 @@
-"""Files that are replaced whole; and the one reader of records, which may come from somebody who means harm.
+"""Atomic file replacement, and the only reader of records, safe against malicious content.
 
-Beside it: full disks, and folders that are their user's own.
+The modules beside it handle full disks and private folders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> 
 
 
 def open_record(path: Path, within: Path | None = None) -> BinaryIO:
-    """Open a regular file, no link or pipe, with no link on the way in `within` (by default its folder), or OSError."""
+    """Open a regular file without following links inside `within` (default: its folder), or OSError."""
     root = path.parent if within is None else within
     *folders, name = path.relative_to(root).parts
     with contextlib.ExitStack() as opened:
@@ -74,7 +74,10 @@ def _open(name: str | Path, flags: int, at: int | None, opened: contextlib.ExitS
 
 
 def read_bytes(path: Path, within: Path | None = None, limit: int = LARGEST) -> bytes:
-    """Return the content of a file that `open_record` opens. Raises OSError, also for more than `limit` bytes."""
+    """Return the content of a file that `open_record` opens.
+
+    Raises OSError, also for more than `limit` bytes.
+    """
     with open_record(path, within) as file:
         data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
         whole = len(data) <= limit and file.seek(0, os.SEEK_END) <= limit
@@ -84,19 +87,22 @@ def read_bytes(path: Path, within: Path | None = None, limit: int = LARGEST) -> 
 
 
 def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> str:
-    """Return the text of a file that `open_record` opens; what is not UTF-8 is shown as such."""
+    """Return the text of a record opened by `open_record`; invalid UTF-8 is escaped."""
     return read_bytes(path, within, limit).decode("utf-8", errors="replace")
 
 
 def read_given(path: Path) -> str:
-    """Return the UTF-8 text of a file that a user named, links followed. Raises OSError, ValueError; of devices too."""
+    """Return the UTF-8 text of a file that a user named, links followed.
+
+    Raises OSError, ValueError; of devices too.
+    """
     return read_bytes(Path(os.path.realpath(path))).decode(
         "utf-8"
     )  # which never raises for a circle of links
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file at a path, which may be too long or hold what no path may."""
+    """Return whether a file exists at a path; False for an overlong or invalid path."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists raises for those)
 
 
@@ -106,7 +112,7 @@ def is_folder(path: Path) -> bool:
 
 
 def not_ours(path: Path) -> str:
-    """Return that a path is another user's, or that others may write to it; empty where neither is so."""
+    """Return a message if another user owns the path or may write to it, else an empty text."""
     facts = path.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
         return f"{path} belongs to another user, or others may write to it"
@@ -129,7 +135,7 @@ def unreadable(path: Path, error: OSError) -> Unreadable:
 
 
 def is_certain(error: OSError) -> bool:
-    """Whether an error says what is there: no file, or no record. Every other error leaves that open."""
+    """Return whether an error proves that the file is missing or is no record."""
     return error.errno in _CERTAIN
 
 
@@ -184,7 +190,10 @@ def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
 
 
 def read_known(path: Path, within: Path | None = None) -> dict[str, object]:
-    """Return a JSON object; a missing or broken file is an empty one. Raises Unreadable where it may be there."""
+    """Return a JSON object, empty for a missing or broken file.
+
+    Raises Unreadable if the file may exist.
+    """
     try:
         return load_json(path, within)
     except Unreadable:
@@ -214,7 +223,7 @@ _WORDS = {
 
 
 class KeptFile:
-    """One such file; several threads may write it."""
+    """A file that is kept as written; several threads may write it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -229,9 +238,9 @@ class KeptFile:
             self._write(data)
 
     def mend(self, *, beat: bool = False) -> None:
-        """Write it once more unless it is as it was written; costs one `stat` where it is. Raises OSError.
+        """Write the file again if it was changed; costs a `stat` otherwise. Raises OSError.
 
-        With `beat` the file's time is renewed where it is as it was written, as a sign of life of the writer.
+        With `beat`, the time of an unchanged file is renewed, as a sign of life of the writer.
         """
         with self._lock:
             if self._data is None:

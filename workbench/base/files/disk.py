@@ -1,4 +1,4 @@
-"""The one message about a disk that is full, whoever meets it: whose it is, which folder, what is needed and free."""
+"""The message about a full disk, in all cases: its machine, folder, needed and free bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def disk_full(
     folder: PurePath | str, needed: int | None, free: int, *, where: str = HERE, kept: int = 0
 ) -> DiskFull:
-    """Make the error; `needed` is None where nobody knows, `kept` are bytes that must stay free.
+    """Make the error; `needed` is None if unknown, `kept` is the number of bytes to keep free.
 
     Example:
         >>> print(disk_full("/runs/a", 8_388_608, 98_304, where="pod-1"))
@@ -32,7 +32,7 @@ def disk_full(
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that a disk, or what this user may take of it, is full."""
+    """Return whether an error reports a full disk or an exhausted quota."""
     return error.errno in _FULL
 
 
@@ -52,7 +52,7 @@ def check_room(folder: Path, needed: int, *, where: str = HERE) -> None:
 def full_disk_named(
     folder: Path, needed: int | None = None, *, where: str = HERE
 ) -> Iterator[None]:
-    """Turn what the system says of a full disk into the one message."""
+    """Convert the system's error about a full disk into our message."""
     try:
         yield
     except DiskFull:

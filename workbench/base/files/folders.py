@@ -1,4 +1,7 @@
-"""Whether a folder is its user's own. Standard library, no import of this package: the text also travels to hosts."""
+"""Whether a folder is its user's own.
+
+Standard library, no import of this package: the text also travels to hosts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _EMPTY_DIR = "/kubernetes.io~empty-dir/"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, or take one that is there, for this user alone under any umask; a PermissionError says why not."""
+    """Make a folder private to this user, or check an existing one; raise PermissionError if not."""
     if why := weakness(folder.parent) or weakness(folder.resolve().parent):
         raise PermissionError(why)
     for parent in reversed(folder.parents):
@@ -30,7 +33,7 @@ def make_private(folder: Path) -> None:
 
 
 def weakness(folder: Path) -> str:
-    """Return who could change what will lie in a folder, and what to do; empty where only its user and root could."""
+    """Return who else could change a folder's content, and the remedy; empty if only root could."""
     looked: set[Path] = set()
     for way in (folder.absolute(), folder.resolve()):
         for part in (way, *way.parents):
@@ -96,7 +99,7 @@ def _others_in(group: int) -> list[str]:
 
 
 def _has_account(user: int) -> bool:
-    # In a container the owner of a mounted folder often has none: nobody can be that user there.
+    # In a container the owner of a mounted folder often has no name: no process there is that user.
     with contextlib.suppress(KeyError):
         return bool(pwd.getpwuid(user).pw_name)
     return os.geteuid() != 0

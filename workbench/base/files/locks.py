@@ -1,4 +1,4 @@
-"""Locks of files, by which a process shows for as long as it lives that a folder is its own."""
+"""File locks, by which a live process claims a folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import os
 from pathlib import Path
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system answers that has no such locks: Lustre by default, some NFS, some FUSE."""
+"""Errors of file systems without such locks: Lustre by default, some NFS, some FUSE."""
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds a file locked; False without file or locks. Raises OSError where nobody can say.
+    """Return whether a process holds a lock on a file; False without file or locks.
 
-    The look itself holds a shared lock for some microseconds: whoever wants the lock tries more than once.
+    Raises OSError if the answer is unknown. The check holds a shared lock for some microseconds, so
+    try more than once to take a lock.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -36,7 +37,7 @@ def is_locked(path: Path) -> bool:
 
 
 def no_locks_there(path: Path, error: OSError) -> str:
-    """Return the sentence about a file that cannot be locked, with what to do where the file system has no locks."""
+    """Return the message about a file that cannot be locked, with a remedy for its file system."""
     words = f"{path} cannot be locked ({error.strerror})"
     if error.errno in NO_LOCKS:
         words += (

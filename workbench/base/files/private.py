@@ -1,4 +1,4 @@
-"""The folder of what is only this user's on this machine: sockets and keys, never in a folder that pods may share."""
+"""The user's private folders on this machine for sockets and keys, never shared with pods."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NAME = "deepspeed-workbench"
 
 
 def runtime_folder() -> Path:
-    """Return this user's folder for sockets, mode 0700, made where it is missing.
+    """Return the user's folder for sockets, mode 0700; make a missing folder.
 
     Raises:
-        OSError: It cannot be made, or others could change what lies in it.
+        OSError: The folder cannot be made, or others could change its content.
     """
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = (
@@ -28,13 +28,13 @@ def runtime_folder() -> Path:
 
 
 def state_folder() -> Path:
-    """Return this user's folder for what outlives a login, which may be missing."""
+    """Return the user's folder for data beyond a login; it may be missing."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 (Path's raises)
     return Path(home).absolute() / _NAME
 
 
 def cluster_folder(root: Path) -> Path:
-    """Return where the keys and the socket of the cluster in a directory are: its pods may share that directory."""
+    """Return the private folder of a cluster's keys and socket: pods may share its directory."""
     try:
         key = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()
     except ValueError:  # a path that holds a NUL
@@ -43,7 +43,7 @@ def cluster_folder(root: Path) -> Path:
 
 
 def make_cluster_folder(root: Path) -> None:
-    """Make that folder, mode 0700; an OSError says why it cannot be."""
+    """Make the folder, mode 0700; raise OSError on failure."""
     folder = cluster_folder(root)
     for each in (folder.parent.parent, folder.parent, folder):
         make_private(each)

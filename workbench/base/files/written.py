@@ -1,6 +1,7 @@
-"""Write below a folder that others may change too: no link on the way is followed, and nothing but a file is opened.
+"""Write below a folder that others may change: follow no link, and open regular files only.
 
-A run's directory may lie in a folder that its pods share, and what runs there could put a link in the place of a log.
+A run's directory may lie in a folder shared with pods. A program there could replace a log by a
+link.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from workbench.base.errors import RunError
 
 
 def open_to_write(path: Path, flags: int, within: Path) -> int:
-    """Open a regular file for this user alone, no link and no pipe, with no link on the way below `within`.
+    """Open a regular file for this user alone, without following a link or opening a pipe.
 
     Args:
         path: The file.
         flags: Flags of `os.open`, such as `os.O_WRONLY | os.O_CREAT`.
-        within: The folder from which on links are refused; it has to be there.
+        within: Existing folder; links below it are refused.
 
     Raises:
-        OSError: Something else is there, or it cannot be opened.
+        OSError: The path is no regular file, or cannot be opened.
     """
     *folders, name = path.relative_to(within).parts
     with contextlib.ExitStack() as opened:
@@ -55,7 +56,7 @@ def write_all(out: BinaryIO, data: bytes) -> None:
 
 
 def make_folders(folder: Path, within: Path) -> None:
-    """Make a folder and those above it below `within`, for this user alone; a RunError names a link on the way."""
+    """Make a folder and its parents below `within`, private to the user; a RunError names a link."""
     within.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = within
     for part in folder.relative_to(within).parts:

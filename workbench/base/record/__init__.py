@@ -1,4 +1,4 @@
-"""Checked records and the types of their options; needs pydantic, so nothing that the agent imports may import it."""
+"""Checked records and the types of their options; needs pydantic, so the agent never imports it."""
 
 from workbench.base.record.record import Option, Record, nested, read_kind
 from workbench.base.record.types import (

@@ -1,4 +1,7 @@
-"""Records whose every option is checked; a refusal names it, its value, what is allowed and the nearest there is."""
+"""Records with checked options.
+
+A refusal names option, value, allowed values and the nearest option.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,13 @@ class Option:
     meaning: str
     allowed: str
     choices: Sequence[str]
-    """The closed set it is out of; empty for an open one."""
+    """Closed set of values; empty for an open set."""
     default: object
     required: bool
     unit: str
-    """What it counts, such as tokens; empty where there is no unit."""
+    """Unit of the value, such as tokens; empty without a unit."""
     section: str
-    """The heading that it stands under; empty where a record has no sections."""
+    """Heading of the option; empty in a record without sections."""
 
     @property
     def help(self) -> str:
@@ -52,7 +55,7 @@ class Option:
 
 
 class Record(BaseModel):
-    """Options that are checked when the record is made; nothing in it changes afterwards."""
+    """Immutable options, checked when the record is made."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -66,7 +69,7 @@ class Record(BaseModel):
     kind: ClassVar[str] = ""
     """The word for it in JSON, where records of several kinds may stand."""
     sections: ClassVar[Mapping[str, str]] = {}
-    """Headings for a page or a form, each by the option that it begins with."""
+    """Headings for a page or a form, by the first option of every section."""
 
     def __init__(self, **options: object) -> None:
         for name, value in options.items():
@@ -95,7 +98,10 @@ class Record(BaseModel):
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse, without a word of the value: it may be a secret. What a class keeps for itself may change."""
+        """Refuse assignments without showing the value, which may be secret.
+
+        Private attributes may change.
+        """
         if name in type(self).__private_attributes__:
             return super().__setattr__(name, value)
         raise AttributeError(
@@ -106,7 +112,7 @@ class Record(BaseModel):
         return repr(self)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, object]]:
-        """Leave out what is as it is by default; what stays makes the same record."""
+        """Omit options with default values; the rest recreates the record."""
         for name, value in super().__repr_args__():
             field = type(self).model_fields[str(name)]
             if field.is_required() or value != field.get_default(call_default_factory=True):
@@ -114,7 +120,7 @@ class Record(BaseModel):
 
     @classmethod
     def options(cls) -> list[Option]:
-        """Return every option with its meaning, default and what it may be."""
+        """Return every option with its meaning, default and allowed values."""
         options: list[Option] = []
         for name, field in cls._fields().items():
             section = cls.sections.get(name, options[-1].section if options else "")
@@ -140,13 +146,13 @@ class Record(BaseModel):
         return {**({"kind": self.kind} if self.kind else {}), **self.model_dump(mode="json")}
 
     def replace(self, **changes: object) -> Self:
-        """Return a record with some options changed, checked as a new one is; what was left open stays so."""
+        """Return a copy with some options changed and checked; unset options stay unset."""
         given = {name: value for name, value in self if name in self.model_fields_set}
         return type(self)(**{**given, **changes})
 
     @classmethod
     def _hint(cls, name: str, value: object = None) -> str:  # noqa: ARG003  # for classes that know more
-        """Return what to use instead of an unknown option, or of a value that is refused; empty where none is known."""
+        """Return the replacement for an unknown option or a refused value; empty if unknown."""
         return ""
 
     @classmethod
@@ -184,7 +190,7 @@ _P = TypeVar("_P", Choice, Unit)
 
 
 def nested(read: Callable[[Any], object]) -> BeforeValidator:
-    """Return the part of a type that lets an object of JSON stand for the record that is read of it."""
+    """Return a part of a type by which a JSON object may stand for a record."""
 
     def read_object(value: object) -> object:
         match value:
@@ -208,7 +214,7 @@ def read_kind(
 
 
 def _shown(value: object) -> str:
-    """Return a value that was refused; of objects, which may hold secrets, the type alone."""
+    """Return a refused value for the message; for an object, which may hold secrets, only its type."""
     return f"a {type(value).__name__}" if parts(items(value) or [value]) else shortened(value)
 
 
@@ -238,7 +244,7 @@ def _option(name: str, field: FieldInfo, section: str = "") -> Option:
 
 
 def _choices(field: FieldInfo) -> Sequence[str]:
-    """Return the closed set that an option is out of, be it that or None."""
+    """Return the closed set of an option's values, for an optional value too."""
     is_union = get_origin(field.annotation) in _UNIONS
     types = (
         [each for each in get_args(field.annotation) if each is not NoneType]

@@ -1,4 +1,4 @@
-"""Types of options: a size, a text, an environment, and what may be attached to a type to say what is allowed."""
+"""Types of options: a size, a text, an environment, and annotations on allowed values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.base.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Part of a type: what an option may be, where its type alone does not say it well."""
+    """Annotation with the allowed values in words, where the type alone is unclear."""
 
     words: str
 
@@ -50,7 +50,7 @@ _VARIABLES = TypeAdapter(Mapping[str, str], config=ConfigDict(strict=True))
 
 
 def _environment(value: Any) -> object:
-    """Refuse what is not an environment, without showing a value of it."""
+    """Refuse an invalid environment, without showing its values."""
     try:
         bad = next((name for name in value if not str(name).isidentifier()), None)
         _VARIABLES.validate_python(value)
