@@ -53,7 +53,7 @@ def test_every_shipped_configuration_is_read_as_its_technique() -> None:
         assert [each.name for each in TECHNIQUES if each.is_of(zero)] == [technique.name]
         technique.refuse_config(zero, "shipped")
         assert zero["stage"] == technique.zero_stage
-    assert len(with_config) == 4
+    assert len(with_config) >= 4
 
 
 def test_an_unknown_name_is_refused_and_a_script_is_none() -> None:
@@ -64,22 +64,16 @@ def test_an_unknown_name_is_refused_and_a_script_is_none() -> None:
     assert has_recipe("zero3") and has_recipe(None) and not has_recipe("fsdp")
 
 
-def test_the_cheapest_order_prefers_what_sends_least() -> None:
-    assert [technique.name for technique in by_preference()] == [
-        "ddp",
-        "zero1",
-        "zero2",
-        "fsdp",
-        "zero3",
-        "zero3-offload",
-        "single",
-        "local-sgd",
-    ]
+def test_the_order_of_preference_begins_with_what_sends_least_and_ends_with_other_losses() -> None:
+    order = [technique.name for technique in by_preference()]
+    measured = ["ddp", "zero1", "zero2", "fsdp", "zero3", "zero3-offload", "single", "local-sgd"]
+    assert [name for name in order if name in measured] == measured
 
 
 def test_who_replicates_and_who_is_bound_to_its_ranks() -> None:
     replicates = {technique.name for technique in TECHNIQUES if technique.replicates}
-    assert replicates == {"single", "ddp", "local-sgd"}
+    assert {"single", "ddp", "local-sgd"} <= replicates
+    assert not {"zero1", "zero2", "zero3", "zero3-offload", "fsdp"} & replicates
     job = FineTune(technique="zero1", optimizer="adamw-8bit")
     assert technique_of("zero1").bound_to_ranks(job).startswith("the states of adamw-8bit")
     assert DDP().bound_to_ranks(job) == ""
