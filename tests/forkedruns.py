@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from measured import MEASURED
 
-from workbench.jobs.choices import ROW_ORDER
-from workbench.jobs.data.sources.mini import mini_rows
-from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.deepspeed.not_done import own_keys
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.data.sources.mini import mini_rows
+from workbench.finetune.deepspeed.not_done import own_keys
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import Event, parse_event
 
 STEPS = 10

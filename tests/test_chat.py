@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed")
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
-from workbench.results.answers.server import close_all
+from workbench.finetune.answers.server import close_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

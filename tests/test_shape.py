@@ -131,7 +131,7 @@ def test_one_file_alone_reads_a_pickle_and_pods_run_it() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and dotted(node.func) in readers
     }
-    assert calls == {("workbench.worker.call", "pickle.loads")}
+    assert calls == {("workbench.agent.call", "pickle.loads")}
 
 
 def test_files_and_what_is_exported_say_what_they_are() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, LocalPods, PodSpec, Script
-from workbench.worker.agent.machine import free_port
-from workbench.worker.agent.ranks.request import RunRequest, rank_environment, torchrun_variables
+from workbench.agent.machine import free_port
+from workbench.agent.ranks.request import RunRequest, rank_environment, torchrun_variables
 
 TELL = "import json, os; print('variables', json.dumps(dict(os.environ)))"
 PREFIXES = (

@@ -25,25 +25,29 @@ if TYPE_CHECKING:
     from workbench.client.result import RunResult as RunResult
     from workbench.client.run import Run as Run
     from workbench.display.compose.form import compose as compose
-    from workbench.finetune.cluster import Cluster as Cluster
-    from workbench.finetune.comparison import compare as compare
-    from workbench.finetune.result import FineTuneResult as FineTuneResult
-    from workbench.finetune.run import FineTuneRun as FineTuneRun
-    from workbench.jobs.data.sources.convert import read_tables as read_tables
-    from workbench.jobs.data.sources.dataset import dataset_from as dataset_from
-    from workbench.jobs.data.sources.dataset import prepare
-    from workbench.jobs.data.sources.mini import mini_rows as mini_rows
-    from workbench.jobs.data.sql import parse
-    from workbench.jobs.data.tables import execute
-    from workbench.jobs.deepspeed.config import resolve
-    from workbench.jobs.deepspeed.files import load
-    from workbench.jobs.finetune import FineTune as FineTune
-    from workbench.jobs.prompts import fill
+    from workbench.finetune.answers.ask import compare_predictions as compare_predictions
+    from workbench.finetune.answers.predictions import Predictions as Predictions
+    from workbench.finetune.answers.predictions import judge_answers as judge_answers
+    from workbench.finetune.data.sources.convert import read_tables as read_tables
+    from workbench.finetune.data.sources.dataset import dataset_from as dataset_from
+    from workbench.finetune.data.sources.dataset import prepare
+    from workbench.finetune.data.sources.mini import mini_rows as mini_rows
+    from workbench.finetune.data.sql import parse
+    from workbench.finetune.data.tables import execute
+    from workbench.finetune.deepspeed.files import load
+    from workbench.finetune.job.deepspeed_config import resolve
+    from workbench.finetune.job.finetune import FineTune as FineTune
+    from workbench.finetune.model.tokenizer import train_tokenizer as train_tokenizer
+    from workbench.finetune.notebook.cluster import Cluster as Cluster
+    from workbench.finetune.notebook.comparison import compare as compare
+    from workbench.finetune.notebook.result import FineTuneResult as FineTuneResult
+    from workbench.finetune.notebook.run import FineTuneRun as FineTuneRun
+    from workbench.finetune.options.prompts import fill
+    from workbench.finetune.plan.gpus import gpus_for as gpus_for
+    from workbench.finetune.plan.plan import plan as plan
+    from workbench.finetune.plan.reading import preview as preview
     from workbench.jobs.script import Function as Function
     from workbench.jobs.script import Script as Script
-    from workbench.planner.gpus import gpus_for as gpus_for
-    from workbench.planner.plan import plan as plan
-    from workbench.planner.reading import preview as preview
     from workbench.pods.cml.pods import CMLPods as CMLPods
     from workbench.pods.cml.project import CMLProject as CMLProject
     from workbench.pods.guest.machine import can_limit_memory as can_limit_memory
@@ -54,11 +58,7 @@ if TYPE_CHECKING:
     from workbench.pods.local.pods import LocalPods as LocalPods
     from workbench.pods.pod import Pod as Pod
     from workbench.pods.pod_spec import PodSpec as PodSpec
-    from workbench.results.answers.ask import compare_predictions as compare_predictions
-    from workbench.results.answers.predictions import Predictions as Predictions
-    from workbench.results.answers.predictions import judge_answers as judge_answers
     from workbench.rundir.events import log as log
-    from workbench.worker.model.tokenizer import train_tokenizer as train_tokenizer
 
     prepare_dataset = prepare
     parse_sql = parse
@@ -75,11 +75,11 @@ _HOME = {
     "Benchmark": "workbench.benchmark.benchmark",
     "CMLPods": "workbench.pods.cml.pods",
     "CMLProject": "workbench.pods.cml.project",
-    "Cluster": "workbench.finetune.cluster",
+    "Cluster": "workbench.finetune.notebook.cluster",
     "ConfigError": "workbench.base.errors",
-    "FineTune": "workbench.jobs.finetune",
-    "FineTuneResult": "workbench.finetune.result",
-    "FineTuneRun": "workbench.finetune.run",
+    "FineTune": "workbench.finetune.job.finetune",
+    "FineTuneResult": "workbench.finetune.notebook.result",
+    "FineTuneRun": "workbench.finetune.notebook.run",
     "Function": "workbench.jobs.script",
     "KubernetesPods": "workbench.pods.kubernetes.pods",
     "LocalPods": "workbench.pods.local.pods",
@@ -87,7 +87,7 @@ _HOME = {
     "PodError": "workbench.base.errors",
     "PodSpec": "workbench.pods.pod_spec",
     "PodTimeout": "workbench.base.errors",
-    "Predictions": "workbench.results.answers.predictions",
+    "Predictions": "workbench.finetune.answers.predictions",
     "RemoteError": "workbench.base.errors",
     "Run": "workbench.client.run",
     "RunError": "workbench.base.errors",
@@ -98,27 +98,27 @@ _HOME = {
     "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.machine",
-    "compare": "workbench.finetune.comparison",
-    "compare_predictions": "workbench.results.answers.ask",
+    "compare": "workbench.finetune.notebook.comparison",
+    "compare_predictions": "workbench.finetune.answers.ask",
     "compose": "workbench.display.compose.form",
-    "dataset_from": "workbench.jobs.data.sources.dataset",
-    "fill_prompt": "workbench.jobs.prompts:fill",
-    "gpus_for": "workbench.planner.gpus",
+    "dataset_from": "workbench.finetune.data.sources.dataset",
+    "fill_prompt": "workbench.finetune.options.prompts:fill",
+    "gpus_for": "workbench.finetune.plan.gpus",
     "history": "workbench.client.history",
-    "judge_answers": "workbench.results.answers.predictions",
-    "load_deepspeed_config": "workbench.jobs.deepspeed.files:load",
+    "judge_answers": "workbench.finetune.answers.predictions",
+    "load_deepspeed_config": "workbench.finetune.deepspeed.files:load",
     "log": "workbench.rundir.events",
-    "mini_rows": "workbench.jobs.data.sources.mini",
+    "mini_rows": "workbench.finetune.data.sources.mini",
     "nodes": "workbench.pods.kubernetes.nodes",
-    "parse_sql": "workbench.jobs.data.sql:parse",
-    "plan": "workbench.planner.plan",
-    "prepare_dataset": "workbench.jobs.data.sources.dataset:prepare",
-    "preview": "workbench.planner.reading",
-    "read_tables": "workbench.jobs.data.sources.convert",
-    "resolve_deepspeed_config": "workbench.jobs.deepspeed.config:resolve",
-    "run_query": "workbench.jobs.data.tables:execute",
+    "parse_sql": "workbench.finetune.data.sql:parse",
+    "plan": "workbench.finetune.plan.plan",
+    "prepare_dataset": "workbench.finetune.data.sources.dataset:prepare",
+    "preview": "workbench.finetune.plan.reading",
+    "read_tables": "workbench.finetune.data.sources.convert",
+    "resolve_deepspeed_config": "workbench.finetune.job.deepspeed_config:resolve",
+    "run_query": "workbench.finetune.data.tables:execute",
     "tensorboard": "workbench.client.comparison",
-    "train_tokenizer": "workbench.worker.model.tokenizer",
+    "train_tokenizer": "workbench.finetune.model.tokenizer",
 }
 """Where each name is defined; behind a colon what it is called there."""
 __all__ = list(_HOME)

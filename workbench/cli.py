@@ -78,10 +78,10 @@ def _doctor(args: argparse.Namespace) -> bool:
 
 
 def _plan(args: argparse.Namespace) -> bool:
-    from workbench.jobs.finetune import FineTune
-    from workbench.planner.gpus import gpus_for
-    from workbench.planner.plan import plan
-    from workbench.planner.table import Fit
+    from workbench.finetune.job.finetune import FineTune
+    from workbench.finetune.plan.gpus import gpus_for
+    from workbench.finetune.plan.plan import plan
+    from workbench.finetune.plan.table import Fit
     from workbench.rundir.spec import RunSpec
 
     spec = RunSpec.load(args.spec)

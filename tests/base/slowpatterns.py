@@ -86,23 +86,25 @@ FIXED = [
 # What is compiled from a name that no module holds: where, and the expressions that come there.
 LOCAL: dict[str, Callable[[], list[str]]] = {
     "base/redact.py: pattern": lambda: [],  # they are in `_LOOKS`
-    "results/profile/parse.py: pattern": lambda: list(
-        module("results.profile.parse")._HEADER.values()
+    "finetune/profile/parse.py: pattern": lambda: list(
+        module("finetune.profile.parse")._HEADER.values()
     ),
-    "results/advice/rules.py: pattern": lambda: [
-        p for ps in module("results.advice.rules")._MEMORY.values() for p in ps
+    "finetune/advice/rules.py: pattern": lambda: [
+        p for ps in module("finetune.advice.rules")._MEMORY.values() for p in ps
     ],
-    "results/advice/rules.py: rule.words": lambda: [
-        rule.words for rule in module("results.advice.rules")._RULES
+    "finetune/advice/rules.py: rule.words": lambda: [
+        rule.words for rule in module("finetune.advice.rules")._RULES
     ],
-    "results/speed.py: name": lambda: [name for name, _ in module("results.speed")._PEAKS],
+    "finetune/profile/speed.py: name": lambda: [
+        name for name, _ in module("finetune.profile.speed")._PEAKS
+    ],
     "keeper/run/verdict.py: copy": lambda: [r'(?<=File ")([^"]*/r1/script/|(?=train\.py"))'],
 }
 # Of a name or a label of ours in a short text of ours.
 OURS = (
     "display/compose/fields.py",
     "keeper/run/runner.py",
-    "jobs/data/sources/files.py",
+    "finetune/data/sources/files.py",
     "base/record/record.py",
     "display/kit/plots/static.py",
 )
@@ -238,16 +240,16 @@ def long(gram: str, size: int) -> str:
 
 def uses() -> dict[str, Callable[[str], object]]:
     """What masks and parses foreign text."""
+    from workbench.agent.ranks.records import failure_from
     from workbench.base.redact import Redactor, mask_secrets
     from workbench.base.words import plain
     from workbench.display.kit.logs import clean, fold
-    from workbench.jobs.data import sql
-    from workbench.results.advice.rules import advise
-    from workbench.results.profile.parse import parse_profile
+    from workbench.finetune.advice.rules import advise
+    from workbench.finetune.data import sql
+    from workbench.finetune.profile.parse import parse_profile
     from workbench.rundir.figures.flight import nccl_words
     from workbench.rundir.output.collect import _unfinished
     from workbench.rundir.result import RunFault
-    from workbench.worker.agent.ranks.records import failure_from
 
     begin = "DeepSpeed Flops Profiler\n"
     return {

@@ -12,7 +12,7 @@ import pytest
 from workbench.base import clock
 
 PACKAGE = Path(clock.__file__).parent.parent
-STEADY = ("keeper", "worker/agent", "rundir/journal.py", "rundir/events.py")
+STEADY = ("keeper", "agent", "rundir/journal.py", "rundir/events.py")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ PRINT_NAME = "from workbench.base.package import package_zip; print(package_zip(
 
 def test_every_process_makes_the_same_zip() -> None:
     # What else is imported changes which strings are shared, and the seed the order of sets.
-    others = ["", "import workbench.worker.agent.supervisor, pydantic, paramiko\n"]
+    others = ["", "import workbench.agent.supervisor, pydantic, paramiko\n"]
     names = {
         subprocess.run(
             [sys.executable, "-c", more + PRINT_NAME],
@@ -49,13 +49,13 @@ def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_fo
 ) -> None:
     name, data = package_zip()
     (tmp_path / name).write_bytes(data)
-    code = "import logging, workbench.worker.agent.supervisor as it\nprint(it.__file__)\n"
+    code = "import logging, workbench.agent.supervisor as it\nprint(it.__file__)\n"
     code += (
         "try:\n    it.Agent.end(None, '')\nexcept AttributeError:\n    logging.exception('ended')\n"
     )
     done = run_from(tmp_path / name, code)
-    assert done.stdout.strip() == f"{tmp_path / name}/workbench/worker/agent/supervisor.pyc"
-    assert 'File "workbench/worker/agent/supervisor.py", line' in done.stderr
+    assert done.stdout.strip() == f"{tmp_path / name}/workbench/agent/supervisor.pyc"
+    assert 'File "workbench/agent/supervisor.py", line' in done.stderr
     assert "if self._end_by is None:" in done.stderr
 
 

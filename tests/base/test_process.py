@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from workbench.agent.machine import family_memory, memory
 from workbench.base.process import (
     Process,
     ancestors,
@@ -28,7 +29,6 @@ from workbench.base.process import (
     process_table,
     with_mark,
 )
-from workbench.worker.agent.machine import family_memory, memory
 
 
 def test_a_zombie_is_not_alive() -> None:

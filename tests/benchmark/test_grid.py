@@ -6,7 +6,7 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.benchmark.grid import BenchmarkGrid, make_grid
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 
 

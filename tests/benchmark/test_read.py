@@ -13,9 +13,9 @@ from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.result import RunResult
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.profile.parse import read_profile
 from workbench.jobs.script import Script
-from workbench.results.profile.parse import read_profile
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.25 GiB is free."

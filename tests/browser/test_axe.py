@@ -30,7 +30,7 @@ from tests.browser.test_tables import answers
 from workbench import Cluster, LocalPods, Run, compare, compose, history
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import Outcome
-from workbench.results.answers.conversation import Conversation
+from workbench.finetune.answers.conversation import Conversation
 from workbench.display.benchmark.live import BenchmarkLive
 from workbench.rundir.totals import Progress
 from workbench.rundir.state import RunState

@@ -116,7 +116,7 @@ def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(
     write = """
 import time
 from pathlib import Path
-from workbench.results.tensorboard.board import show_tensorboard
+from workbench.client.tensorboard.board import show_tensorboard
 from workbench.rundir.events import Event
 from workbench.rundir.figures.curves import ScalarWriter
 

@@ -15,7 +15,7 @@ CHAT = """
 import time
 from pathlib import Path
 from workbench.base.errors import RunError
-from workbench.results.answers.conversation import Conversation
+from workbench.finetune.answers.conversation import Conversation
 
 HALF = {"before training": "The the of, ", "after training": "SELECT name\\nFROM table_1 "}
 

@@ -18,8 +18,8 @@ from workbench.base.shown import as_html, as_page
 from workbench.benchmark.result import BenchmarkResult, Report
 from workbench.client.history import history
 from workbench.client.result import RunResult
-from workbench.finetune.answers import judge
-from workbench.results.answers.predictions import Answers, Predictions
+from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.finetune.data.judged import judge
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

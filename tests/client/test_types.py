@@ -29,15 +29,15 @@ with Cluster(LocalPods(), count=2) as cluster:
     scripted.result.profile
 """
 REVEALED = [
-    "workbench.finetune.run.FineTuneRun",
-    "workbench.finetune.result.FineTuneResult",
-    "workbench.results.answers.predictions.Predictions | None",
+    "workbench.finetune.notebook.run.FineTuneRun",
+    "workbench.finetune.notebook.result.FineTuneResult",
+    "workbench.finetune.answers.predictions.Predictions | None",
     "float | None",
-    "workbench.planner.table.PlanTable",
+    "workbench.finetune.plan.table.PlanTable",
     "workbench.client.run.Run",
     "workbench.client.result.RunResult",
     "workbench.client.comparison.RunComparison",
-    "workbench.results.profile.compare.ProfileComparison",
+    "workbench.finetune.profile.compare.ProfileComparison",
 ]
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from workbench.base.errors import ConfigError
 from workbench.base.table import Marked
 from workbench.display.records.answers import marked_words
-from workbench.finetune.answers import Answer
-from workbench.results.answers.predictions import Answers, Predictions
+from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.finetune.data.judged import Answer
 
 EXPECTED = "SELECT town FROM table WHERE year = 1990"
 EVIL = "<img src=x onerror=alert(1)>"

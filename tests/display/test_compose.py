@@ -16,11 +16,11 @@ from workbench.display.compose.composition import Composition, find_problems
 from workbench.display.compose.fields import FIELDS
 from workbench.display.compose.form import Form, compose
 from workbench.display.compose.preview import preview_of
-from workbench.jobs.adapters import Lora
-from workbench.jobs.finetune import FineTune
-from workbench.planner.setting import request_of
-from workbench.planner.shapes import model_config
-from workbench.planner.tracing import remember
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.options.adapters import Lora
+from workbench.finetune.plan.setting import request_of
+from workbench.finetune.plan.tracing import remember
 from workbench.pods.backends import KINDS, backend_class
 from workbench.pods.kubernetes.pods import KubernetesPods
 

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.display.compose.composition import Composition, find_problems
 from workbench.display.compose.fields import FIELDS
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec
 
 

@@ -12,7 +12,7 @@ from poll import until
 from workbench.base.errors import ConfigError, RunError
 from workbench.display.kit.doc import to_html
 from workbench.display.records.answers import conversation_doc, conversation_field
-from workbench.results.answers.conversation import Conversation
+from workbench.finetune.answers.conversation import Conversation
 
 
 class Models:

@@ -7,9 +7,9 @@ import re
 from workbench.base.table import Bar
 from workbench.display.kit.doc import Doc, Fold, Table, to_html, to_text
 from workbench.display.records.plan import plan_doc
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
 from workbench.finetune.techniques.sizes import Memory
-from workbench.jobs.finetune import FineTune
-from workbench.planner.table import Fit, PlanRow, PlanTable
 
 GIB = 2**30
 

@@ -8,11 +8,11 @@ import pytest
 from workbench import Cluster, FineTune
 from workbench.display.compose.composition import Composition
 from workbench.display.compose.preview import preview_of
-from workbench.jobs.choices import Technique
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.options.choices import Technique
+from workbench.finetune.plan.setting import request_of
+from workbench.finetune.plan.tracing import remember
 from workbench.jobs.launcher import Launcher
-from workbench.planner.setting import request_of
-from workbench.planner.shapes import model_config
-from workbench.planner.tracing import remember
 from workbench.pods.hostfile import Hostfile
 
 

@@ -16,7 +16,7 @@ from workbench.display.failure import fault_card
 from workbench.display.kit.doc import to_html, to_text
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text, run_view_doc
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import RunFault
 from workbench.rundir.view import RunView

@@ -21,7 +21,7 @@ from workbench.display.benchmark.plots import loss_plots, scaling_blocks, scalin
 from workbench.display.benchmark.sheet import Sheet, sheet_of
 from workbench.display.kit.doc import Figure
 from workbench.display.kit.plots.static import apart
-from workbench.results.profile.parse import Profile
+from workbench.finetune.profile.parse import Profile
 
 
 def drawn_scaling(sheet: Sheet, published: Sequence[Published] = ()) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError
 from workbench.base.files import write_json
-from workbench.jobs.finetune import Job
+from workbench.finetune.job.finetune import Job
 from workbench.keeper.launch import LaunchCommand
 from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext

@@ -16,7 +16,7 @@ from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.benchmark.result import rows_below, write_report
-from workbench.jobs.deepspeed.config import resolve
+from workbench.finetune.job.deepspeed_config import resolve
 from workbench.jobs.script_folder import check_args
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState

@@ -105,7 +105,7 @@ def test_a_store_can_be_opened_again_and_a_taken_port_is_named(tmp_path: Path) -
     """As torch alone does: twice in one process, and an error that says what is taken."""
     program = """
 import socket, sys
-from workbench.worker.rank.store import install
+from workbench.agent.rank.store import install
 install()
 import torch.distributed as dist
 install()

@@ -8,6 +8,9 @@ import sys
 import pytest
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Technique as Name
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.registry import (
@@ -20,9 +23,6 @@ from workbench.finetune.techniques.registry import (
     technique_of,
 )
 from workbench.finetune.techniques.technique import Technique
-from workbench.jobs.choices import Technique as Name
-from workbench.jobs.deepspeed.files import load
-from workbench.jobs.finetune import FineTune
 
 
 def test_a_class_without_a_member_fails_when_it_is_made() -> None:

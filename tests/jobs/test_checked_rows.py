@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.checked_rows import checked_rows
-from workbench.jobs.data.rows import Example, row_from
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.data.rows import Example, row_from
+from workbench.finetune.job.checked_rows import checked_rows
+from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 

@@ -9,10 +9,17 @@ import pytest
 from wrong import WRONG, places, replaced
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.sources.convert import read_tables
-from workbench.jobs.data.sources.dataset import Hub, Mini, Release, RowFiles, dataset_from, prepare
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import row_refusal
+from workbench.finetune.data.sources.convert import read_tables
+from workbench.finetune.data.sources.dataset import (
+    Hub,
+    Mini,
+    Release,
+    RowFiles,
+    dataset_from,
+    prepare,
+)
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import row_refusal
 
 ROW = {
     "table_id": "1-1",

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.deepspeed import keys as dskeys
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.deepspeed.kinds import Kind, Table, Whole
+from workbench.finetune.deepspeed.not_done import NOT_DONE
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Technique
 from workbench.finetune.techniques.registry import technique_of
-from workbench.jobs.choices import Technique
-from workbench.jobs.deepspeed import keys as dskeys
-from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.deepspeed.files import load
-from workbench.jobs.deepspeed.kinds import Kind, Table, Whole
-from workbench.jobs.deepspeed.not_done import NOT_DONE
-from workbench.jobs.finetune import FineTune
 from workbench.rundir.spec import ClusterSpec
 
 WITH_DEEPSPEED = [t for t in Technique if technique_of(t).uses_deepspeed]
@@ -475,7 +475,7 @@ def test_the_files_are_found_in_a_wheel_and_in_a_zip(tmp_path: Path) -> None:
                 f"{folder}/zero1.json", '{"zero_optimization": {"stage": 1}, "log_level": "info"}'
             )
     code = (
-        "from workbench.jobs.deepspeed.files import *; from workbench.jobs.finetune import *; "
+        "from workbench.finetune.deepspeed.files import *; from workbench.finetune.job.finetune import *; "
         "print(load(FineTune())[0])"
     )
     for archive in (inside, beside):

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from wrong import WRONG, inner, replaced
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.deepspeed.files import load
-from workbench.jobs.deepspeed.keys import TOP_LEVEL
-from workbench.jobs.deepspeed.kinds import Kind, Table, check_kinds
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.deepspeed.keys import TOP_LEVEL
+from workbench.finetune.deepspeed.kinds import Kind, Table, check_kinds
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.finetune import FineTune
 
 RIGHT = {
     "a whole number": 3,

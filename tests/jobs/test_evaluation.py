@@ -7,8 +7,13 @@ import re
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.evaluation import answered_rows, best_metric, evaluates, greater_is_better
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.evaluation import (
+    answered_rows,
+    best_metric,
+    evaluates,
+    greater_is_better,
+)
 
 
 def one(predictions: list[str]) -> float:

@@ -15,10 +15,10 @@ from forkedruns import Plan, run_all
 from tests.fakes.hub import hub
 from workbench.base import entries
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
-from workbench.jobs.data.sources.mini import mini_rows
-from workbench.jobs.data.sources.read import read_rows
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
+from workbench.finetune.data.sources.mini import mini_rows
+from workbench.finetune.data.sources.read import read_rows
+from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
@@ -349,7 +349,9 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
     read = prepared({"kind": "mix", "parts": [{"dataset": value}]}, tmp_path / "mixed")
     assert read == prepared(options(folder / "train.csv", limit=9), tmp_path / "file")
     assert made.hub is not None
-    from workbench.worker.data.rows import load  # torch, which other tests here do without
+    from workbench.finetune.data.training.rows import (
+        load,  # torch, which other tests here do without
+    )
 
     rows = load(None, None, made.hub)
     assert [[row.target for row in part] for part in (rows.train, rows.eval)] == [
@@ -374,7 +376,7 @@ def test_a_dataset_of_the_hub_is_asked_over_http_before_a_run_is_made(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(
-        "workbench.jobs.data.sources.hub._REMOTE_S", 300.0
+        "workbench.finetune.data.sources.hub._REMOTE_S", 300.0
     )  # this machine may be busy
     with hub() as held:
         monkeypatch.setenv("HF_ENDPOINT", held.url)

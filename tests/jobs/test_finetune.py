@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
-from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.instead import ELSEWHERE, LORA, OTHERWISE
-from workbench.jobs.refusals import check_at_submit
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
+from workbench.finetune.options.choices import Technique
+from workbench.finetune.options.instead import ELSEWHERE, LORA, OTHERWISE
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec

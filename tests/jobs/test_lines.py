@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.lines import read_lines
+from workbench.finetune.data.lines import read_lines
 
 
 def read(tmp_path: Path, content: bytes) -> list[tuple[str, object]]:

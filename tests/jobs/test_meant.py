@@ -14,11 +14,11 @@ from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text
-from workbench.jobs.choices import LossOn
-from workbench.jobs.data.rows import Example, row_from
-from workbench.jobs.data.sources.dataset import Prepared, dataset_from, prepare
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import row_refusal
+from workbench.finetune.data.rows import Example, row_from
+from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import row_refusal
+from workbench.finetune.options.choices import LossOn
 from workbench.rundir.view import RunView
 
 Rows = Sequence[Mapping[str, Any]]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.rows import Example, row_from
-from workbench.jobs.data.sources.dataset import RowFiles, prepare
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import row_refusal
+from workbench.finetune.data.rows import Example, row_from
+from workbench.finetune.data.sources.dataset import RowFiles, prepare
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import row_refusal
 
 
 def said(*turns: str) -> list[dict[str, str]]:

@@ -7,10 +7,10 @@ from itertools import islice
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.rows import PREFIX
-from workbench.jobs.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
-from workbench.jobs.data.sql import AGGREGATES, OPERATORS, fold, format_query, parse
-from workbench.jobs.data.tables import execute
+from workbench.finetune.data.rows import PREFIX
+from workbench.finetune.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
+from workbench.finetune.data.sql import AGGREGATES, OPERATORS, fold, format_query, parse
+from workbench.finetune.data.tables import execute
 
 
 def test_there_are_some_forty_tables_with_rows() -> None:

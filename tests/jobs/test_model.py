@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.model import ModelKind, model_kind
+from workbench.finetune.options.models import ModelKind, model_kind
 
 
 @pytest.mark.parametrize(

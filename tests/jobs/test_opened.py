@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data import opened
-from workbench.jobs.data.sources.dataset import dataset_from, prepare
-from workbench.jobs.data.sources.hub import Hub
-from workbench.jobs.data.sources.read import read_rows
+from workbench.finetune.data import opened
+from workbench.finetune.data.sources.dataset import dataset_from, prepare
+from workbench.finetune.data.sources.hub import Hub
+from workbench.finetune.data.sources.read import read_rows
 
 ROWS = [{"source": f"Größe {n} – €", "target": f"„{n}“"} for n in range(60)]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import (
+from workbench.finetune.data.lines import read_lines
+from workbench.finetune.data.rows import (
     PREFIX,
     SUMMARIZE,
     Example,
@@ -19,8 +19,8 @@ from workbench.jobs.data.rows import (
     row_from,
     table_from,
 )
-from workbench.jobs.data.sql import parse
-from workbench.jobs.data.tables import SqlTable
+from workbench.finetune.data.sql import parse
+from workbench.finetune.data.tables import SqlTable
 
 NAMED = {
     "table_id": "1-10015132-11",

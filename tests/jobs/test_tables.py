@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.rows import table_from
-from workbench.jobs.data.sql import Condition, Query
-from workbench.jobs.data.tables import SqlTable, execute
+from workbench.finetune.data.rows import table_from
+from workbench.finetune.data.sql import Condition, Query
+from workbench.finetune.data.tables import SqlTable, execute
 
 TABLE = SqlTable(
     id="1-1",

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from workbench.agent.left import files_left
 from workbench.base.errors import RemoteError
 from workbench.keeper.run.batches import FileLeft, fetch_files
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file
-from workbench.worker.agent.left import files_left
 
 COUNT, SIZE = 500, 20_001
 

@@ -15,7 +15,7 @@ import pytest
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.base.process import RankPlace
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.keeper.checkpoints import Returned, bring_checkpoints_back
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod

@@ -14,8 +14,8 @@ from takeover import curve
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.finetune.resume import write_resumption
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.submit.resume import write_resumption
 from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.runloop import PORT, Fate, Plan, Simulation
 from workbench.base.files import read_json, write_json
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.make.prepare import prepare_run

@@ -15,6 +15,7 @@ import pytest
 
 from tests.fakes.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
+from workbench.agent.left import files_left
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
 from workbench.keeper.run.outputs import FileLeft, fetch
@@ -24,7 +25,6 @@ from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.worker.agent.left import files_left
 
 POD = Pod(name="pod-1", root="/nowhere/pods/pod-1", python=sys.executable)
 

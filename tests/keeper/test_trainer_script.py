@@ -12,7 +12,7 @@ import pytest
 from poll import until
 
 from workbench import Cluster, LocalPods, PodSpec, Script, history
-from workbench.results.tensorboard.board import board_folder
+from workbench.client.tensorboard.board import board_folder
 
 pytestmark = pytest.mark.long
 SCRIPTS = Path(__file__).parent.parent / "scripts"

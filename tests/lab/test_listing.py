@@ -10,9 +10,9 @@ import pytest
 from writtenrun import WrittenRun, write_run
 
 from workbench.base.errors import RunError
+from workbench.client.tensorboard.board import serve_folders
 from workbench.lab import listing as lab
 from workbench.lab.listing import Listing
-from workbench.results.tensorboard.board import serve_folders
 from workbench.rundir.catalog.store import write_label
 
 
@@ -175,7 +175,7 @@ def test_a_name_cannot_place_a_link_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("workbench.results.tensorboard.board.serve", lambda folder, port: folder)
+    monkeypatch.setattr("workbench.client.tensorboard.board.serve", lambda folder, port: folder)
     shown = serve_folders({"a/../../b": tmp_path / "one", "c": tmp_path / "two", "..": tmp_path})
     assert isinstance(shown, Path)
     assert sorted(path.name for path in shown.iterdir()) == ["a .. .. b", "c", "run"]

@@ -21,14 +21,14 @@ from writtenrun import WrittenRun, write_run
 import workbench.lab
 from tests.fakes.jupyterserver import Server, start_server
 from workbench.base.process import is_alive
-from workbench.results.tensorboard.board import (
+from workbench.client.tensorboard.board import (
     BOARD_PATH,
     JUPYTER_VARIABLE,
     Way,
     find_route,
     jupyter_server,
 )
-from workbench.results.tensorboard.server import BoardServer
+from workbench.client.tensorboard.server import BoardServer
 from workbench.rundir.events import Event
 from workbench.rundir.figures.curves import ScalarWriter
 

@@ -18,6 +18,7 @@ import pytest
 from poll import until
 
 from tests.pods.conftest import Launched, on_pods
+from workbench.agent.probe.examine import compile_locks, limits
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_result
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
@@ -26,7 +27,6 @@ from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import fingerprint
 from workbench.pods.ssh.openssh import CommandResult, run_over_openssh
-from workbench.worker.probe.examine import compile_locks, limits
 
 PACKAGE = str(Path(__file__).resolve().parents[2])
 POD = Pod(

@@ -15,8 +15,8 @@ from tests.fakes.kubeplace import MANIFESTS, KubernetesPlace
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_html, as_text
 from workbench.client.checkup import more_pods
-from workbench.jobs.finetune import FineTune
-from workbench.planner.plan import plan
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.plan import plan
 from workbench.pods.kubernetes.nodes import node_of, requests_of
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.local.pods import LocalPods

@@ -18,13 +18,13 @@ import pytest
 
 from tests.fakes.smalldisk import small_disk
 from tests.pods.conftest import Launched
+from workbench.agent.supervisor import stamp
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.keeper.link.files import PodFiles, Stock
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_argv, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
-from workbench.worker.agent.supervisor import stamp
 
 _T = TypeVar("_T")
 KIB = 1 << 10

@@ -15,7 +15,7 @@ from wrong import WRONG, inner, places, replaced
 from workbench import cli
 from workbench.base.errors import ConfigError
 from workbench.client.cluster import Cluster
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.pods.backends import backend_from_dict
 from workbench.rundir.make.prepare import prepare_run

@@ -12,8 +12,8 @@ from workbench import Run, history
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.cli import main
-from workbench.jobs.choices import ROW_ORDER
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths, RunPaths

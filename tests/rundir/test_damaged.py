@@ -29,8 +29,8 @@ from workbench.benchmark.result import Report, rows_below
 from workbench.client.history import history
 from workbench.client.run import Run
 from workbench.display.run.page import run_text
+from workbench.finetune.profile.compare import compare
 from workbench.pods.pod_spec import PodSpec
-from workbench.results.profile.compare import compare
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import QueuedRun, cluster_status, write_queue

@@ -17,14 +17,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from workbench import FineTune, Function, Script
+from workbench.agent.call import leave
 from workbench.base.errors import ConfigError, RunError
-from workbench.finetune.metrics import with_metric_files
+from workbench.client.returned import returned
+from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.jobs.script_folder import zip_script
 from workbench.pods.pod import Pod
-from workbench.results.returned import returned
 from workbench.rundir.make.function import as_script
 from workbench.rundir.paths import RunPaths
-from workbench.worker.call import leave
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = threading.Lock()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.files import read_json
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import commit_of, origin_of, prepare_run

@@ -9,8 +9,8 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
-from workbench.finetune.resume import CHANGES_NOTHING, COMPARED, COMPARED_APART, LENGTH
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.submit.resume import CHANGES_NOTHING, COMPARED, COMPARED_APART, LENGTH
 from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec, RunSpec, expand_env, hide_values
 

@@ -17,12 +17,12 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 
 def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
-    from workbench.jobs.finetune import FineTune
-    from workbench.worker.data.rows import load
-    from workbench.worker.data.tokens import TokenRows, shared_rows
-    from workbench.worker.model.encode import Encoder
-    from workbench.worker.model.load import load as load_model
-    from workbench.worker.standalone import GlobalBatchSampler
+    from workbench.finetune.data.training.rows import load
+    from workbench.finetune.data.training.tokens import TokenRows, shared_rows
+    from workbench.finetune.job.finetune import FineTune
+    from workbench.finetune.model.encode import Encoder
+    from workbench.finetune.model.load import load as load_model
+    from workbench.finetune.train.standalone import GlobalBatchSampler
 
     model = str(folder / "model")
     outline = load_model(model, (), seed=0, weights=False)

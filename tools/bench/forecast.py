@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, LocalPods, PodSpec
-from workbench.planner.plan import plan
+from workbench.finetune.plan.plan import plan
 
 __all__ = ["forecasts"]
 

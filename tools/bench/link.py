@@ -21,7 +21,7 @@ from tests.fakes.sshhosts import SSHHost
 from tests.poll import until
 from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, PodSpec, SSHPods
-from workbench.planner.plan import plan
+from workbench.finetune.plan.plan import plan
 from workbench.pods.ssh.identity import Identity
 
 __all__ = ["link"]

@@ -20,9 +20,9 @@ import traceback
 from pathlib import Path
 from statistics import fmean
 
-from workbench.jobs.choices import ROW_ORDER
-from workbench.jobs.data.sources.mini import mini_rows
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.data.sources.mini import mini_rows
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import parse_event
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -144,8 +144,8 @@ def train(root: Path, folder: Path, name: str, seed: int, steps: int) -> None:
         os.dup2(os.open(own / stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ.update(ranks, WORKBENCH_RUN_DIR=str(folder), WORKBENCH_RANK_DIR=str(own))
-    from workbench.worker.train.main import main as run
-    from workbench.worker.train.trainer import FineTuner
+    from workbench.finetune.train.main import main as run
+    from workbench.finetune.train.trainer import FineTuner
 
     spent = {"train": 0.0, "evaluate": 0.0}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tools.bench.pair import Pair, Turn
 from tools.bench.starts import loss_times, recipe_in
 from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
-from workbench.jobs.data.rows import row_from
+from workbench.finetune.data.rows import row_from
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = REPOSITORY.parent / "shared" / "data" / "wikisql"
@@ -174,9 +174,9 @@ def write_model(folder: Path, name: str, evaluated: int = 512) -> None:
     """Write a model of random weights and real rows: `model/`, `train.jsonl`, and `eval.jsonl` of fewer."""
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-    from workbench.jobs.data.rows import Example
-    from workbench.worker.model.load import load
-    from workbench.worker.model.tokenizer import END, PAD, train_tokenizer
+    from workbench.finetune.data.rows import Example
+    from workbench.finetune.model.load import load
+    from workbench.finetune.model.tokenizer import END, PAD, train_tokenizer
 
     (folder / "model").mkdir(parents=True)
     examples: list[Example] = []

@@ -18,11 +18,12 @@ from workbench.base.child import HOME
 # What programs on pods import when they start: from a zip, Python would compile it for each of them anew.
 _COMPILED = (
     "workbench/__init__.py",
+    "workbench/agent/",
     "workbench/base/",
     "workbench/finetune/",
+    "workbench/handover/",
     "workbench/jobs/",
     "workbench/rundir/",
-    "workbench/worker/",
 )
 _NOT_CHECKED = (1).to_bytes(
     4, "little"

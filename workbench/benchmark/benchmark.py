@@ -24,13 +24,13 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
+from workbench.finetune.data.sources.dataset import dataset_from
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.options.models import model_kind
 from workbench.finetune.techniques.registry import runs_alone
-from workbench.jobs.data.sources.dataset import dataset_from
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.jobs.launcher import Launcher
-from workbench.jobs.model import model_kind
-from workbench.jobs.refusals import check_at_submit
 from workbench.jobs.script import Script
 from workbench.jobs.script_folder import check_script
 from workbench.pods.pod_spec import PodSpec

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.finetune.plan.forecast import Scaling
+from workbench.finetune.plan.table import Pace
 from workbench.finetune.techniques.registry import YARDSTICK
-from workbench.planner.forecast import Scaling
-from workbench.planner.table import Pace
 
 FIGURES = (
     *(

@@ -13,7 +13,7 @@ from workbench.base.json_values import Json, number, part, parts, text, whole
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.jobs.script import Script
 from workbench.jobs.script_folder import script_files

@@ -12,9 +12,9 @@ from workbench.base.json_values import part, whole
 from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.jobs.finetune import FineTune
-from workbench.planner.plan import fit_of, predict
-from workbench.planner.table import Fit
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.plan import fit_of, predict
+from workbench.finetune.plan.table import Fit
 from workbench.rundir.spec import RunSpec
 
 

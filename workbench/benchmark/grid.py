@@ -16,8 +16,8 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import whole
 from workbench.base.record import Allowed, Record, Size
 from workbench.base.words import counted
+from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.jobs.script import Script
 

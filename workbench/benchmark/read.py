@@ -15,14 +15,14 @@ from workbench.base.files import read_json
 from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
+from workbench.finetune.advice.rules import advise, gib_of
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import LossOn, Peft, Sampling
 from workbench.finetune.techniques.registry import runs_alone
-from workbench.jobs.choices import LossOn, Peft, Sampling
-from workbench.jobs.deepspeed.defaults import choose
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
-from workbench.results.advice.rules import advise, gib_of
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths

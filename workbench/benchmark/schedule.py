@@ -17,10 +17,10 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.plan import scaling
 from workbench.finetune.techniques.registry import YARDSTICK
-from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints import held_checkpoint
-from workbench.planner.plan import scaling
 from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec

@@ -15,7 +15,7 @@ from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.results.tensorboard.board import Board, board_folder, show_tensorboard
+from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState

@@ -39,9 +39,9 @@ from workbench.rundir.status import (
 from workbench.rundir.totals import Progress, TotalsTail
 
 if TYPE_CHECKING:
+    from workbench.client.tensorboard.board import Board
+    from workbench.handover.kubeflow.manifest import Manifest
     from workbench.jobs.job import Job
-    from workbench.results.kubeflow.manifest import Manifest
-    from workbench.results.tensorboard.board import Board
 
 _LOOK_S = 0.2
 _ASK_S = 2.0
@@ -192,7 +192,7 @@ class Run(ShownLive):
         Raises:
             RunError: A rank returned nothing: it was no function, has not ended, or failed.
         """
-        from workbench.results.returned import returned
+        from workbench.client.returned import returned
 
         return returned(self.paths, self.result.world_size)
 
@@ -237,7 +237,7 @@ class Run(ShownLive):
         Raises:
             ConfigError: The kind or an option is unknown, the image is missing, or the job cannot run there so.
         """
-        from workbench.results.kubeflow.manifest import manifest_of
+        from workbench.handover.kubeflow.manifest import manifest_of
 
         return manifest_of(self.path, kind, options)
 
@@ -401,7 +401,7 @@ class Run(ShownLive):
         Raises:
             BackendError: It did not start.
         """
-        from workbench.results.tensorboard.board import board_folder, show_tensorboard
+        from workbench.client.tensorboard.board import board_folder, show_tensorboard
 
         return show_tensorboard({self.name or self.path.name: board_folder(self.paths)})
 

@@ -1,6 +1,6 @@
 """Display of failures: the card of a failed run, errors in a cell, the stacks of stuck ranks.
 
-`results/advice` determines the first failed rank, the cause, and likely fixes.
+`finetune/advice` determines the first failed rank, the cause, and likely fixes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from workbench.client.result import RunResult
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw
 from workbench.display.kit.logs import clean, ranks_word
 from workbench.display.kit.templates import macro
+from workbench.finetune.advice.rules import Advice, advise
 from workbench.jobs.job import Job
-from workbench.results.advice.rules import Advice, advise
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec

@@ -18,6 +18,7 @@ from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import Card, RunResult
 from workbench.client.run import Run
+from workbench.client.tensorboard.board import Board
 from workbench.display.benchmark import live, report, table
 from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster
 from workbench.display.failure import FaultCard, error_lines, fault_doc
@@ -28,20 +29,19 @@ from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.templates import html_table
 from workbench.display.records import answers, board, export, history, plan, pods, result, rows
 from workbench.display.run import page, panel
+from workbench.finetune.answers.conversation import Conversation
+from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.finetune.export.folder import Export
+from workbench.finetune.export.push import ModelCard, Pushed
+from workbench.finetune.plan.gpus import GpuTable
+from workbench.finetune.plan.reading import RowPreview
+from workbench.finetune.plan.table import PlanTable
+from workbench.finetune.profile.compare import ProfileComparison
+from workbench.finetune.profile.parse import Profile
+from workbench.handover.kubeflow.manifest import Manifest
 from workbench.keeper.launch import LaunchCommand
-from workbench.planner.gpus import GpuTable
-from workbench.planner.reading import RowPreview
-from workbench.planner.table import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.kubernetes.nodes import NodeTable
-from workbench.results.answers.conversation import Conversation
-from workbench.results.answers.predictions import Answers, Predictions
-from workbench.results.export.folder import Export
-from workbench.results.export.push import ModelCard, Pushed
-from workbench.results.kubeflow.manifest import Manifest
-from workbench.results.profile.compare import ProfileComparison
-from workbench.results.profile.parse import Profile
-from workbench.results.tensorboard.board import Board
 
 
 @contextmanager

@@ -48,7 +48,7 @@ _PASSED = (
     "VIRTUAL_ENV",
 )
 
-# `worker/launcher_site/deepspeed` reads it.
+# `agent/launcher_site/deepspeed` reads it.
 _PODS_PYTHON = "WORKBENCH_PODS_PYTHON"
 
 

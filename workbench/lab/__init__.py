@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from workbench.results.tensorboard.board import JUPYTER_VARIABLE
+from workbench.client.tensorboard.board import JUPYTER_VARIABLE
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp

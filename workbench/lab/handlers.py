@@ -23,8 +23,8 @@ from tornado.iostream import StreamClosedError
 from workbench.base.errors import WorkbenchError
 from workbench.base.wire import short_path
 from workbench.base.words import plain
-from workbench.results.tensorboard.board import BOARD_PATH
-from workbench.results.tensorboard.server import find_by_key
+from workbench.client.tensorboard.board import BOARD_PATH
+from workbench.client.tensorboard.server import find_by_key
 
 if TYPE_CHECKING:
     from workbench.lab.listing import Listing

@@ -24,12 +24,12 @@ from workbench.base.words import count, counted, duration, gib, number, plain
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
+from workbench.client.tensorboard.board import BOARD_PATH, board_folder, serve_folders
+from workbench.client.tensorboard.server import find_by_key
 from workbench.display.kit.doc import to_page
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
-from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
-from workbench.results.tensorboard.server import find_by_key
 from workbench.rundir.catalog.store import RunRecord, find_all, read_label, record_of, stamp_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState

@@ -12,7 +12,7 @@ from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Figure, Note
 from workbench.display.kit.plots.figure import COLOURS, FOREGROUND
 from workbench.display.kit.plots.static import dress_axes, figure_svg, legend_above
-from workbench.results.profile.parse import Profile
+from workbench.finetune.profile.parse import Profile
 
 _WIDE_IN = 7.6
 _ROW_IN = 0.34

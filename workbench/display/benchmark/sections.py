@@ -14,10 +14,10 @@ from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Code, Figure, Fold, Note, Table
 from workbench.display.records.answers import answers_grids
-from workbench.finetune.result import FineTuneCard
-from workbench.results.answers.predictions import Answers, Predictions
-from workbench.results.profile.compare import compare
-from workbench.results.profile.parse import Profile
+from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.finetune.notebook.result import FineTuneCard
+from workbench.finetune.profile.compare import compare
+from workbench.finetune.profile.parse import Profile
 
 _ANSWERS = 8
 _MOST_PAIRS = 8

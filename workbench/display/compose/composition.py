@@ -10,12 +10,12 @@ from typing import Any
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
 from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
+from workbench.finetune.data.sources.dataset import dataset_from
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.models import model_kind
 from workbench.finetune.techniques.registry import runs_alone
-from workbench.jobs.data.sources.dataset import dataset_from
-from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.finetune import FineTune
 from workbench.jobs.launcher import Launcher
-from workbench.jobs.model import model_kind
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.cml.api import WorkersApi
 from workbench.pods.cml.pods import CMLPods

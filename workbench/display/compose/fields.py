@@ -10,13 +10,13 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Option, Record
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
+from workbench.finetune.options.choices import Peft
+from workbench.finetune.options.evaluation import METRICS
+from workbench.finetune.options.options import PROMPTS, TRACKERS
 from workbench.finetune.techniques.fsdp import FSDP
 from workbench.finetune.techniques.local_sgd import LocalSGD
-from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
-from workbench.jobs.choices import Peft
-from workbench.jobs.evaluation import METRICS
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.options import PROMPTS, TRACKERS
 from workbench.pods.backends import KINDS, backend_class
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod_spec import PodSpec

@@ -30,12 +30,12 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
-from workbench.finetune.cluster import Cluster
-from workbench.planner.reading import preview as preview_rows
+from workbench.finetune.notebook.cluster import Cluster
+from workbench.finetune.plan.reading import preview as preview_rows
 
 if TYPE_CHECKING:
     from workbench.client.run import Run
-    from workbench.planner.reading import RowPreview
+    from workbench.finetune.plan.reading import RowPreview
 
 _MESSAGE_S = 0.25
 _OF_FIELD = (

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
 from workbench.display.compose.composition import Composition, find_problems
+from workbench.finetune.data.sources.dataset import Mini, dataset_from
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.plan.plan import fit_of, predict
+from workbench.finetune.plan.table import Fit
 from workbench.finetune.techniques.registry import runs_alone
-from workbench.jobs.data.sources.dataset import Mini, dataset_from
-from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.launch import LaunchPlan, build_command, place_ranks
-from workbench.planner.plan import fit_of, predict
-from workbench.planner.table import Fit
 from workbench.pods.backends import CLASSES
 from workbench.pods.guest.machine import loopback_addresses
 from workbench.pods.hostfile import Hostfile

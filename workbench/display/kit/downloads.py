@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from workbench.base.words import size
-from workbench.results.tensorboard.board import jupyter_server
+from workbench.client.tensorboard.board import jupyter_server
 from workbench.rundir.paths import RunPaths
 
 Link = tuple[str, str]

@@ -17,10 +17,10 @@ from workbench.base.words import UNKNOWN, count, counted, duration, percent
 from workbench.display.kit.doc import Block, Doc, Note, Table, to_bundle
 from workbench.display.kit.live import has_widgets, put
 from workbench.display.kit.widgets import act_in_thread, heard_at_once, widget_bundle
-from workbench.finetune.answers import Answer
-from workbench.jobs.data.rows import PREFIX
-from workbench.results.answers.conversation import Conversation
-from workbench.results.answers.predictions import AnsweredRow, Answers, Predictions
+from workbench.finetune.answers.conversation import Conversation
+from workbench.finetune.answers.predictions import AnsweredRow, Answers, Predictions
+from workbench.finetune.data.judged import Answer
+from workbench.finetune.data.rows import PREFIX
 
 _ROWS = 50
 _EMPTY = "(nothing)"

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from workbench.base.shown import as_bundle
+from workbench.client.tensorboard.board import Board, Way
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import has_widgets
 from workbench.display.kit.templates import macro
-from workbench.results.tensorboard.board import Board, Way
 
 _USABLE_S = 600.0  # a frame that is drawn again later, as from a saved notebook, stays empty
 _LATE = "Run the cell again."

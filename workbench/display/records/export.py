@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count, number, percent, scaled
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Note, Table
-from workbench.results.export.folder import Export
-from workbench.results.export.push import ModelCard, Pushed
-from workbench.results.kubeflow.manifest import Manifest
+from workbench.finetune.export.folder import Export
+from workbench.finetune.export.push import ModelCard, Pushed
+from workbench.handover.kubeflow.manifest import Manifest
 
 
 def export_doc(export: Export) -> Doc:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
+from workbench.finetune.plan.gpus import GpuTable
+from workbench.finetune.plan.table import Fit, Pace, PlanRow, PlanTable
 from workbench.finetune.techniques.registry import YARDSTICK, technique_of
 from workbench.finetune.techniques.sizes import Memory
-from workbench.planner.gpus import GpuTable
-from workbench.planner.table import Fit, Pace, PlanRow, PlanTable
 
 _PARTS = (
     "parameters",

@@ -25,8 +25,8 @@ from workbench.client.result import RunResult
 from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.templates import render
-from workbench.results.profile.compare import ProfileComparison
-from workbench.results.profile.parse import ModuleProfile, Profile
+from workbench.finetune.profile.compare import ProfileComparison
+from workbench.finetune.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.paths import RunPaths
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from workbench.base.table import Grid, Marked, facts
 from workbench.base.words import count, percent, plain, short_list
 from workbench.display.kit.doc import Block, Doc, Note, Table
-from workbench.planner.reading import RowPreview
+from workbench.finetune.plan.reading import RowPreview
 
 _BARS = 8  # ranges of lengths, about
 _NAMES = 20  # of columns

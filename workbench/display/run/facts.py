@@ -22,8 +22,8 @@ from workbench.base.words import (
 )
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
-from workbench.jobs.choices import Peft
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Peft
 from workbench.jobs.script import Script
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.state import RunState

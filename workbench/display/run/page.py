@@ -41,7 +41,7 @@ from workbench.display.kit.templates import macro, render, styled
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.result import facts_of_result, profile_doc, result_doc
 from workbench.display.run.facts import RunFacts
-from workbench.finetune.result import FineTuneCard
+from workbench.finetune.notebook.result import FineTuneCard
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.view import RunView
 

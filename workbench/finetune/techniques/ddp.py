@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.sizes import Exchanges
-from workbench.jobs.options import FineTuneOptions
 
 
 class DDP(Plain):

@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.adapters import Fsdp as Options
+from workbench.finetune.options.choices import Communication, Optimizer, Precision, Shard
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
@@ -24,9 +27,6 @@ from workbench.finetune.techniques.sizes import (
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE, Parts
-from workbench.jobs.adapters import Fsdp as Options
-from workbench.jobs.choices import Communication, Optimizer, Precision, Shard
-from workbench.jobs.options import FineTuneOptions
 
 
 class ShardedPoints(TechniquePoints):

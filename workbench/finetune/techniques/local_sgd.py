@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.adapters import LocalSgd as Options
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import Exchanges, Setting
-from workbench.jobs.adapters import LocalSgd as Options
-from workbench.jobs.options import FineTuneOptions
 
 
 class ApartPoints(TechniquePoints):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.errors import one_of
+from workbench.finetune.options.choices import Technique as Name
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.fsdp import FSDP
 from workbench.finetune.techniques.local_sgd import LocalSGD
@@ -14,7 +15,6 @@ from workbench.finetune.techniques.zero1 import Zero1
 from workbench.finetune.techniques.zero2 import Zero2
 from workbench.finetune.techniques.zero3 import Zero3
 from workbench.finetune.techniques.zero3_offload import Zero3Offload
-from workbench.jobs.choices import Technique as Name
 
 TECHNIQUES: Sequence[Technique] = (
     Single(),

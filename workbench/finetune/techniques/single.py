@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.sizes import Exchanges
 from workbench.jobs.launcher import Launcher
-from workbench.jobs.options import FineTuneOptions
 
 
 class Single(Plain):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
-from workbench.jobs.choices import Technique as Name
+from workbench.finetune.options.choices import Technique as Name
 
 SAVED_AT_ONCE = 1 << 30
 """Bytes of weights after which rank 0 writes what it has gathered, at the end of a layer."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.adapters import Fsdp
+from workbench.finetune.options.choices import Optimizer, Precision
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import Exchanges, Memory, Moment, Setting, Trace
-from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Optimizer, Precision
-from workbench.jobs.options import FineTuneOptions
 
 Parts = Callable[[Any, Fsdp], Sequence[Any]]
 """Finds the parts of a model that are sharded each by itself."""

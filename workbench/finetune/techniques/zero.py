@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
+from workbench.finetune.options.choices import Communication, Optimizer, Precision
+from workbench.finetune.options.evaluation import evaluates
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
     CONTEXT_BYTES,
@@ -22,9 +25,6 @@ from workbench.finetune.techniques.sizes import (
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE, Technique
-from workbench.jobs.choices import Communication, Optimizer, Precision
-from workbench.jobs.evaluation import evaluates
-from workbench.jobs.options import FineTuneOptions
 
 if TYPE_CHECKING:
     from workbench.finetune.techniques.on_pods.zero_state import ZeroState

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.choices import Peft
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
     FP32,
     Exchanges,
@@ -19,8 +21,6 @@ from workbench.finetune.techniques.sizes import (
 )
 from workbench.finetune.techniques.technique import UPDATE
 from workbench.finetune.techniques.zero import Zero, is_offloaded, states_kept
-from workbench.jobs.choices import Peft
-from workbench.jobs.options import FineTuneOptions
 
 if TYPE_CHECKING:
     from workbench.finetune.techniques.on_pods.zero_state import ZeroState

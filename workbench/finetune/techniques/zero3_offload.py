@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.choices import Optimizer
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.zero3 import Zero3
-from workbench.jobs.choices import Optimizer
-from workbench.jobs.options import FineTuneOptions
 
 
 class Zero3Offload(Zero3):

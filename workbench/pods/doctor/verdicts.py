@@ -118,7 +118,7 @@ class Finding:
 def judge_facts(
     facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
 ) -> Iterator[Finding]:
-    """Judge what `worker/probe/examine.py` printed on a pod."""
+    """Judge what `agent/probe/examine.py` printed on a pod."""
     yield _clock(skew_s)
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
         yield _version(package, facts.versions.get(package, ""), here.get(package, ""))

@@ -20,7 +20,7 @@ _BACKLOG = 128  # agents that wait for the imports
 
 
 class ForkServer:
-    """`workbench.worker.forkserver`, for pods whose sessions have the same environment."""
+    """`workbench.agent.forkserver`, for pods whose sessions have the same environment."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], packages: str = HOME) -> None:
         """Start it in the pods' folder. Raises OSError where it cannot be started."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.display.kit.plots.figure import STEP, Look, Plot, Series, look, time_axis
-from workbench.jobs.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.view import RunView
 
 CURVE_TITLES: Mapping[str, str] = {

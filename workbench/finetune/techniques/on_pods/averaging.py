@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from workbench.jobs.adapters import LocalSgd
+from workbench.finetune.options.adapters import LocalSgd
 
 
 class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Communication, Precision, Shard
-from workbench.jobs.options import FineTuneOptions
+from workbench.finetune.options.adapters import Fsdp
+from workbench.finetune.options.choices import Communication, Precision, Shard
+from workbench.finetune.options.options import FineTuneOptions
 
 Parts = Callable[[Any, Fsdp], Sequence[nn.Module]]
 _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

@@ -1,0 +1,510 @@
+"""The table of the planner: the walk-through's models on its pods, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench import FineTune, gpus_for, plan
+from workbench.base.child import HELPER, child_environment
+from workbench.base.errors import ConfigError
+from workbench.cli import main
+from workbench.finetune.model.shapes import KNOWN, model_config
+from workbench.finetune.options.choices import Technique
+from workbench.finetune.plan.gpus import KINDS
+from workbench.finetune.plan.plan import predict
+from workbench.finetune.plan.setting import setting_of
+from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
+from workbench.finetune.plan.tracing import Answer, Request, cached_trace
+from workbench.finetune.techniques.registry import technique_of
+
+# Forks for all long tests: to import takes 3 s of CPU. The others have processes of their own, as the planner has it.
+TRACER = """
+import gc, json, os, sys
+gc.disable()
+from workbench.finetune.plan.trace.trace import prepared_trace
+for line in sys.stdin:
+    if os.fork() == 0:
+        print(json.dumps(prepared_trace(json.loads(line))), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        print("null", flush=True)
+"""
+WALK = {
+    "per_device_train_batch_size": 32,
+    "max_source_length": 96,
+    "max_target_length": 96,
+    "dataset": "wikisql",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of its own: what was traced on this machine before must not answer."""
+    before, folder = os.environ.get("XDG_CACHE_HOME"), tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[Callable[[Request], Answer]]:
+    pytest.importorskip("transformers")
+    env = child_environment(**HELPER)
+    argv = [sys.executable, "-P", "-W", "ignore", "-c", TRACER]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        sent, answered = process.stdin, process.stdout
+        assert sent is not None and answered is not None
+
+        def ask(request: Request) -> Answer:
+            sent.write(json.dumps(request) + "\n")
+            sent.flush()
+            answer: Answer = json.loads(answered.readline())
+            return answer
+
+        yield ask
+
+
+@pytest.fixture
+def forked(tracer: Callable[[Request], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.finetune.plan.tracing._ask", tracer)
+
+
+@pytest.fixture(scope="module")
+def big(cache: Path) -> PlanTable:
+    pytest.importorskip("transformers")
+    return plan(FineTune(model="t5-3b", technique="zero1", **WALK), pods=3, gpu_memory_gib=40)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_t5_3b_does_not_fit_one_gpu_of_40_gib_and_does_with_offload(big: PlanTable) -> None:
+    assert big.parameters == pytest.approx(
+        2.85e9, rel=0.01
+    )  # https://arxiv.org/abs/1910.10683: "2.8 billion"
+    single = big.row("single")
+    assert single.fit is Fit.NOT and single.micro_batch == 0
+    assert single.gpu is not None
+    # Weights and two moments of AdamW in FP32 alone are 12 bytes a parameter.
+    assert single.gpu.parameters + single.gpu.optimizer >= 12 * big.parameters
+    assert [row.technique for row in big.rows] == [str(t) for t in Technique]
+    host = big.row("zero3-offload").host
+    assert host is not None and host.optimizer > 2**33
+
+
+@pytest.mark.slow
+def test_more_pods_hold_less_each(big: PlanTable) -> None:
+    wide = plan(big.job, pods=12, gpu_memory_gib=40)  # from the cache: nothing is traced again
+    for name in ("zero1", "zero3", "fsdp"):
+        few, many = big.row(name).gpu_gib, wide.row(name).gpu_gib
+        assert few is not None and many is not None and many < few
+    assert wide.row("single").gpu_gib == big.row("single").gpu_gib
+
+
+@pytest.mark.slow
+def test_the_largest_micro_batch_fits_and_one_more_row_does_not(big: PlanTable) -> None:
+    row = next(row for row in big.rows if row.micro_batch)
+    for rows, fits in ((row.micro_batch, True), ((row.micro_batch or 0) + 1, False)):
+        job = FineTune(
+            **{
+                **WALK,
+                "per_device_train_batch_size": rows,
+                "model": "t5-3b",
+                "technique": row.technique,
+            }
+        )  # type: ignore[arg-type]
+        again = plan(job, pods=3, gpu_memory_gib=40, techniques=[row.technique]).row(row.technique)
+        assert (again.fit is not Fit.NOT) == fits
+
+
+@pytest.mark.slow
+def test_text_and_html_say_the_same(big: PlanTable) -> None:
+    text, page = str(big), big._repr_html_()
+    best = big.cheapest
+    for row in big.rows:
+        assert row.technique in text and row.technique in page
+        if row.gpu_gib is not None:
+            assert f"{row.gpu_gib:.2f}" in text and f"{row.gpu_gib:.2f}" in page
+    assert "Predicted" in text and "Predicted" in page
+    assert (best is not None) == ("cheapest that fits" in text)
+
+
+@pytest.mark.slow
+def test_the_command_line_prints_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"kind": "finetune", "model": "tiny-llama", "technique": "zero1", "peft": "qlora"}
+    spec = {
+        "cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1, "memory_gib": 4}, "count": 3},
+        "job": job,
+    }
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    assert main(["plan", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "tiny-llama" in said and "cheapest that fits" in said
+    assert "zero3 is refused" in said  # it cannot shard 4-bit weights
+    spec["cluster"]["pods"]["memory_gib"] = 0.5  # type: ignore[index]
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    assert main(["plan", str(path)]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+def test_loading_and_saving_are_in_the_verdict() -> None:
+    job = FineTune(
+        model="llama-2-13b",
+        technique="zero3",
+        precision="bf16",
+        per_device_train_batch_size=1,
+        gradient_checkpointing=True,
+        max_source_length=64,
+        max_target_length=64,
+    )
+    large, small = (plan(job, gpus=4, gpu_memory_gib=gib, memory_gib=64) for gib in (80, 32))
+    zero3 = large.row("zero3")
+    assert zero3.fit is Fit.FITS and zero3.host == zero3.stages["saving"]
+    assert zero3.stages["loading"].files == pytest.approx(
+        26e9, rel=0.01
+    )  # once, and not in the sum
+    # ZeRO-1 makes one tensor of all weights: in the pod's memory, with a copy, where the GPU has no room for both.
+    assert large.row("zero1").stages["loading"].total < 4 * 2**30
+    assert small.row("zero1").stages["loading"].total > 4 * 2 * 2 * 13e9
+    assert small.row("zero1").host_gib == pytest.approx(197, abs=2)
+    assert (
+        large.row("zero3-offload").fit is Fit.NOT
+        and large.row("zero3-offload").stages["training"].total > 2**37
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("fsdp", "shards"),
+    [
+        ({}, 8),
+        ({"shard": "hybrid"}, 4),
+        ({"shard": "hybrid", "group": 2}, 2),
+        ({"shard": "grads"}, 8),
+    ],
+)
+def test_hybrid_shards_are_spread_over_the_gpus_of_a_pod(
+    fsdp: dict[str, object], shards: int
+) -> None:
+    job = FineTune(model="llama-2-7b", technique="fsdp", fsdp=fsdp)
+    assert setting_of(job, pods=2, gpus=4).shards == shards
+    assert setting_of(job.replace(technique="zero3", fsdp={}), pods=2, gpus=4).shards == 8
+
+
+def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
+    options = {
+        "precision": "bf16",
+        "per_device_train_batch_size": 1,
+        "gradient_checkpointing": True,
+    }
+    job = FineTune(
+        model="llama-2-70b", technique="fsdp", max_source_length=64, max_target_length=64, **options
+    )  # type: ignore[arg-type]
+
+    def row(job: FineTune) -> PlanRow:
+        return plan(job, gpus=8, gpu_memory_gib=80, memory_gib=1000, techniques=["fsdp"]).row(
+            "fsdp"
+        )
+
+    plain, offload, packed = (
+        row(job),
+        row(job.replace(fsdp={"offload": True})),
+        row(job.replace(peft="qlora")),
+    )
+    assert plain.fit is Fit.NOT and packed.fit is Fit.FITS
+    assert plain.gpu is not None and offload.gpu is not None and packed.gpu is not None
+    # Weights, gradients and two states in FP32 go to the host, and the layers that are gathered stay.
+    assert offload.gpu.parameters == offload.gpu.gradients == offload.gpu.optimizer == 0
+    assert 0 < offload.gpu.communication < offload.gpu.total < 12 * 2**30
+    assert offload.stages["training"].tensors > 16 * 69e9
+    assert packed.gpu.parameters == pytest.approx(
+        69e9 * (0.5 / 8 + 1 / 64) + 4 * 0.5e9 / 8, rel=0.05
+    )
+    assert packed.stages["loading"].parameters > 8 * 0.5 * 69e9  # each rank packs the whole model
+
+
+def test_gpus_have_the_memory_that_torch_reports() -> None:
+    """Memory as sold: some per cent of it are not for use, and "fits with a tenth to spare" would be wrong."""
+    sold = {
+        "T4": 16,
+        "V100 16 GB": 16,
+        "V100 32 GB": 32,
+        "L4": 24,
+        "A10G": 24,
+        "RTX 4090": 24,
+        "A100 40 GB": 40,
+    }
+    sold |= {"L40S": 48, "A100 80 GB": 80, "H100": 80, "H200": 141, "B200": 180}
+    assert {kind: memory for kind, (memory, _) in KINDS.items() if memory >= sold[kind]} == {}
+    assert (KINDS["T4"][0], KINDS["L4"][0], KINDS["A10G"][0], KINDS["L40S"][0]) == (
+        14.6,
+        22,
+        22,
+        44.4,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit() -> None:
+    options = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
+    job = FineTune(model="llama-2-13b", max_source_length=64, max_target_length=64, **options)  # type: ignore[arg-type]
+    table = gpus_for(job, memory_gib=400)
+    v100, h100 = table.row("V100 32 GB"), table.row("H100")
+    assert (v100.precision, h100.precision) == ("fp32", "bf16")
+    for row in (v100, h100):
+        assert row.plan is not None and row.gpus is not None
+        planned = job.replace(precision=row.precision)
+        few = {"gpu_memory_gib": row.memory_gib, "memory_gib": 400.0}
+        assert (
+            plan(planned, pods=row.pods, gpus=row.gpus, **few).row(row.plan.technique).fit
+            is Fit.FITS
+        )  # type: ignore[arg-type]
+        less = plan(planned, pods=row.pods, gpus=row.gpus - 1, **few) if row.gpus > 1 else None  # type: ignore[arg-type]
+        assert less is None or not {r.technique for r in less.rows if r.fit is Fit.FITS} - {
+            "local-sgd"
+        }
+    text, page = str(table), table._repr_html_()
+    assert f"{v100.plan.technique}" in text and "V100 32 GB" in page  # type: ignore[union-attr]
+    explicit = gpus_for(
+        job.replace(precision="bf16"), memory_gib=400, kinds={"T4": (16, False)}, most_pods=1
+    )
+    assert "no bf16" in str(explicit) and explicit.rows[0].plan is None
+    with pytest.raises(ConfigError, match="most_pods is 0"):
+        gpus_for(job, most_pods=0)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+def test_what_adapters_leave_frozen_is_planned_in_the_format_of_the_arithmetic(
+    tmp_path: Path,
+) -> None:
+    # The shape of Llama-3.1-8B: https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
+    config = {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+    }
+    config |= {
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    job = FineTune(
+        model=str(tmp_path),
+        technique="single",
+        peft="lora",
+        precision="bf16",
+        gradient_checkpointing=True,
+        per_device_train_batch_size=2,
+        max_source_length=1024,
+        max_target_length=1024,
+    )
+    techniques = ["single", "ddp", "zero1", "fsdp"]
+    half, full = (
+        plan(job.replace(precision=p), gpu_memory_gib=24, techniques=techniques)
+        for p in ("bf16", "fp32")
+    )
+    assert half.parameters == pytest.approx(8.03e9, rel=0.01)
+    frozen = half.parameters - half.trained
+    for name in techniques:
+        for table, size in ((half, 2), (full, 4)):
+            gpu = table.row(name).gpu
+            trained = 2 if size == 2 and name == "zero1" else 4
+            assert gpu is not None and gpu.parameters == size * frozen + trained * table.trained, (
+                name
+            )
+    single = half.row("single")
+    # torchtune's README has 16.2 GiB for it, with a loss that never holds the scores of all words for all tokens.
+    assert single.gpu is not None and single.gpu_gib == pytest.approx(23.1, rel=0.05)
+    assert (single.gpu.total - single.gpu.logits) / 2**30 == pytest.approx(17.3, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("family", "options", "parameters"),
+    [
+        (
+            "mixtral",
+            {"num_local_experts": 8, "num_key_value_heads": 8, "intermediate_size": 14336},
+            46.7e9,
+        ),
+        (
+            "gpt_oss",
+            {
+                "num_local_experts": 4,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "intermediate_size": 2880,
+            },
+            3.84e9,
+        ),
+    ],
+)
+def test_mixtures_of_experts_are_planned_from_their_configuration(
+    tmp_path: Path, family: str, options: dict[str, int], parameters: float
+) -> None:
+    size = 4096 if family == "mixtral" else 2880
+    config = {
+        "vocab_size": 32000,
+        "hidden_size": size,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        **options,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": family, "dtype": "bfloat16", **config})
+    )
+    job = FineTune(
+        model=str(tmp_path), technique="fsdp", max_source_length=64, max_target_length=64
+    )
+    table = plan(job, pods=4, gpus=8, gpu_memory_gib=80, techniques=["fsdp"])
+    row = table.row("fsdp")
+    assert table.parameters == pytest.approx(parameters, rel=0.02)
+    assert row.gpu is not None and row.gpu.parameters == pytest.approx(
+        4 * table.parameters / 32, rel=0.01
+    )
+    assert row.stages["loading"].files == 2 * table.parameters
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("family", "precision", "gpu_gib"),
+    [
+        ("mixtral", "fp32", None),
+        ("mixtral", "bf16", 8.0),
+        ("qwen2_moe", "fp16", 8.0),
+        ("qwen2_moe", "fp32", None),
+    ],
+)
+def test_mixtures_of_experts_are_planned_under_every_technique_and_precision(
+    tmp_path: Path, family: str, precision: str, gpu_gib: float | None
+) -> None:
+    experts = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 24}
+    shape = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": family, **shape, **heads, **experts})
+    )
+    job = FineTune(
+        model=str(tmp_path), precision=precision, max_source_length=16, max_target_length=16
+    )
+    table = plan(job, pods=2, gpu_memory_gib=gpu_gib, memory_gib=8)
+    assert [row.technique for row in table.rows] == [str(t) for t in Technique]
+    assert {row.fit for row in table.rows} == {Fit.FITS}, [row.why for row in table.rows]
+
+
+def test_a_trace_that_fails_refuses_its_own_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 100, "dtype": "bfloat16"})
+    )
+    asked: list[list[str]] = []
+
+    def ask(request: Request) -> Answer:
+        asked.append(request["arithmetic"])
+        sizes = {"layers": [[[1000, 1, 0]]], "rest": []}
+        return {
+            "points": {"bf16": [[0.0, 1.0, 0.0, 0.0, 0.0]]},
+            "sizes": sizes,
+            "failed": {"autocast-bf16": "RuntimeError: no such kernel"},
+        }
+
+    monkeypatch.setattr("workbench.finetune.plan.tracing._ask", ask)
+    job = FineTune(model=str(tmp_path), precision="bf16")
+    for arithmetic in (
+        ["autocast-bf16", "bf16"],
+        ["autocast-bf16"],
+    ):  # what failed is not remembered
+        table = plan(job, pods=2, gpu_memory_gib=8)
+        assert asked.pop() == arithmetic
+        for row in table.rows:
+            fails = technique_of(row.technique).replicates
+            assert (row.fit is Fit.REFUSED) == fails, row.technique
+            assert (
+                "cannot be traced in autocast-bf16" in row.why and "no such kernel" in row.why
+            ) == fails
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
+    job = FineTune(model="tiny-llama", technique="single", device_map="auto", max_source_length=16)
+    one, two = (
+        plan(job, gpus=gpus, gpu_memory_gib=2, techniques=["single", "ddp"]) for gpus in (1, 2)
+    )
+    whole, fullest = one.row("single"), two.row("single")
+    assert (whole.gpus_on_pod, fullest.gpus_on_pod, fullest.ranks) == (1, 2, 1)
+    assert whole.gpu is not None and fullest.gpu is not None and fullest.fit is Fit.FITS
+    assert fullest.gpu.parameters + fullest.gpu.optimizer == pytest.approx(
+        6 * two.parameters, rel=0.05
+    )
+    assert two.row("ddp").gpu is not None and two.row("ddp").gpu.parameters == whole.gpu.parameters  # type: ignore[union-attr]
+    assert "single with its layers over 2 GPUs, the fullest of which is shown" in str(two)
+    assert "single with its layers over 1 GPU," not in str(one)
+    small = plan(
+        job.replace(max_memory={0: 0.002, 1: 0.002}),
+        gpus=2,
+        gpu_memory_gib=2,
+        techniques=["single"],
+    )
+    assert (
+        small.row("single").fit is Fit.REFUSED
+        and "device_map has no room for" in small.row("single").why
+    )
+
+
+def test_what_was_never_traced_is_not_known_without_tracing() -> None:
+    assert predict(FineTune(max_source_length=8), pods=1, gpus=0, trace=False) is None
+    assert cached_trace({"config": {}, "arithmetic": ["fp32"]}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"pods": 0}, "pods is 0"),
+        ({"gpus": True}, "gpus is True"),
+        ({"gpu_memory_gib": -1}, "gpu_memory_gib is -1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(options: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        plan(FineTune(), **options)  # type: ignore[arg-type]
+
+
+def test_a_shape_that_is_not_known_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"me/mine.*config\.json"):
+        model_config("me/mine")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="model_type"):
+        model_config(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["t5-base"]), encoding="utf-8")
+    assert model_config(str(tmp_path)) == KNOWN["t5-base"]

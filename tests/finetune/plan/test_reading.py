@@ -1,0 +1,183 @@
+"""A look at a dataset before training: what the model reads and learns, what is cut, and what is there twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench import FineTune, Script, preview
+from workbench.base.errors import ConfigError
+from workbench.finetune.plan.reading import Length, RowPreview
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.long
+def test_rows_as_a_causal_model_reads_them(tmp_path: Path) -> None:
+    short = [{"source": f"two words {n}", "target": f"answer {n}"} for n in range(6)]
+    long = {"source": "word " * 300, "target": "end " * 60}
+    train = write(
+        tmp_path / "train.jsonl",
+        *short,
+        short[1],
+        short[1],
+        long,
+        {"text": "once upon a time " * 90},
+    )
+    evaluation = write(tmp_path / "eval.jsonl", short[2], {"source": "another", "target": "answer"})
+    job = FineTune(
+        model="tiny-llama",
+        technique="single",
+        prompt="<{instruction}>",
+        dataset={"kind": "files", "train": train, "eval": evaluation},
+        max_source_length=40,
+        max_target_length=20,
+    )
+    seen = preview(job, rows=10)
+    assert (seen.train_rows, seen.eval_rows, seen.duplicates, seen.overlap, seen.is_all) == (
+        10,
+        2,
+        2,
+        1,
+        True,
+    )
+    assert seen.rows[0] == [("<s><two words 0>", False), ("answer 0</s>", True)]
+    (asked, answer), plain = seen.rows[8], seen.rows[9]
+    assert asked[0].startswith("<s><word word") and asked[0].endswith(">") and not asked[1], (
+        "the form stays whole"
+    )
+    assert answer[1] and "</s>" not in answer[0], "a cut answer does not end"
+    assert [learned for _, learned in plain][:2] == [False, True], (
+        "nothing predicts the first token"
+    )
+    cut = [(length.read_is_cut, length.learned_is_cut) for length in seen.lengths]
+    assert cut == [(False, False)] * 8 + [(True, True), (False, False)]
+    assert seen.lengths[8].read > 40 and seen.lengths[8].learned > 20 < seen.lengths[9].learned
+    everything = preview(job.replace(loss_on="all"), rows=1)
+    assert [learned for _, learned in everything.rows[0]] == [False, True]
+    assert everything.lengths == seen.lengths
+
+
+@pytest.mark.slow
+def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
+    rows = [{"document": f"Some text {n}.", "summary": f"Short {n}."} for n in range(30)]
+    seen = preview(FineTune(dataset=write(tmp_path / "rows.jsonl", *rows)), rows=2)
+    assert (seen.train_rows, seen.eval_rows, len(seen.rows), len(seen.lengths)) == (28, 2, 2, 28)
+    (given, answer), _ = seen.rows
+    assert given[0].startswith("Summarize this document:") and not given[1]
+    assert answer[0].startswith("Short") and answer[0].endswith("</s>") and answer[1]
+
+
+@pytest.mark.long
+def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twice(
+    tmp_path: Path,
+) -> None:
+    def chat(*words: str) -> dict[str, object]:
+        return {
+            "messages": [
+                {"role": ("user", "assistant")[n % 2], "content": w} for n, w in enumerate(words)
+            ]
+        }
+
+    short, two = chat("apple", "red"), chat("apple", "red", "pear", "green")
+    long = chat("old", "question", "word " * 60, "end " * 60)
+    train = write(
+        tmp_path / "train.jsonl",
+        short,
+        two,
+        short,
+        long,
+        chat("plum", "blue"),
+        {"text": "once upon a time"},
+    )
+    evaluation = write(tmp_path / "eval.jsonl", two, chat("lemon", "yellow"))
+    template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    files = {"kind": "files", "train": train, "eval": evaluation}
+    job = FineTune(
+        model="tiny-llama",
+        dataset=files,
+        chat_template=template,
+        max_source_length=40,
+        max_target_length=20,
+    )
+    seen = preview(job, rows=4)
+    assert (seen.train_rows, seen.eval_rows, seen.duplicates, seen.overlap) == (6, 2, 1, 1)
+    assert seen.rows[0] == [("<|user|>apple<|end|><|assistant|>", False), ("red<|end|>", True)]
+    assert seen.rows[1] == [
+        *seen.rows[0],
+        ("<|user|>pear<|end|><|assistant|>", False),
+        ("green<|end|>", True),
+    ]
+    (asked, not_learned), (answer, learned) = seen.rows[3]
+    assert asked.startswith("<|user|>word word") and asked.endswith("<|end|><|assistant|>"), (
+        "the last question is left"
+    )
+    assert (not_learned, learned) == (False, True) and "<|end|>" not in answer, (
+        "a cut answer does not end"
+    )
+    cut = [(length.read_is_cut, length.learned_is_cut) for length in seen.lengths]
+    assert cut == [(False, False)] * 3 + [(True, True)] + [(False, False)] * 2
+    assert (
+        seen.lengths[0] == seen.lengths[2] and seen.lengths[1].learned > seen.lengths[0].learned > 1
+    )
+    assert "[red<|end|>]" in str(seen) and "cuts 1 of them" in str(seen)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="preview shows the rows of a FineTune; a Script has none"
+    ):
+        preview(Script("train.py"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: no known form"):
+        preview(
+            FineTune(
+                dataset=write(tmp_path / "rows.jsonl", {"source": "a", "target": "b"}, {"a": 1})
+            )
+        )
+
+
+@pytest.mark.slow
+def test_columns_that_are_not_read_and_empty_answers_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"source": f"a {n}", "target": "" if n < 3 else "b", "label": n, "url": "…"}
+        for n in range(20)
+    ]
+    seen = preview(FineTune(dataset=write(tmp_path / "rows.jsonl", *rows)), rows=1)
+    assert (seen.not_read, seen.empty_answers) == (["label", "url"], 3)
+    assert "label, url" in str(seen) and "label, url" in seen._repr_html_()
+
+
+def test_text_and_html_state_the_same() -> None:
+    seen = RowPreview(
+        job=FineTune(max_source_length=10),
+        rows=[[("ask <b>", False), ("answer", True)]],
+        lengths=[Length(4, 2, False, False), Length(23, 8, True, False)],
+        train_rows=1234,
+        eval_rows=5,
+        duplicates=7,
+        overlap=3,
+        not_read=["label", *(f"c{n}" for n in range(30))],
+        empty_answers=11,
+        is_all=False,
+    )
+    text, html = str(seen), seen._repr_html_()
+    for part in (
+        "columns not read",
+        "c18 and 11 more",
+        "11 among the first rows",
+        "1,234, the first of the hub",
+        "7 among the first rows",
+        "max_source_length=10 cuts 1 of them (50.0 %)",
+    ):
+        assert part in text and part in html
+    assert "ask <b> [answer]" in text
+    assert "ask &lt;b&gt;" in html and "ask <b>" not in html
+    assert "21–23" in text and "█" in html

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from workbench.finetune.plan.trace.trace import (
+    trace,
+)  # transformers first: without it there is nothing to test
+
+pytestmark = pytest.mark.slow
+
+SHAPES = {
+    "t5": {
+        "model_type": "t5",
+        "vocab_size": 500,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_heads": 4,
+    }
+    | {"num_layers": 5, "num_decoder_layers": 5, "decoder_start_token_id": 0},
+    "llama": {"model_type": "llama", "vocab_size": 500, "hidden_size": 32, "intermediate_size": 88}
+    | {"num_hidden_layers": 5, "num_attention_heads": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "arithmetic", "more"),
+    [
+        ("t5", "fp32", {}),
+        ("t5", "autocast-bf16", {"checkpointing": True}),
+        ("llama", "bf16", {"checkpointing": True, "lora": {"r": 4}}),
+        ("llama", "fp32", {"gpu": True}),
+    ],
+)
+def test_two_shallow_copies_say_what_the_whole_model_does(
+    shape: str, arithmetic: str, more: dict[str, object]
+) -> None:
+    request = {
+        "config": SHAPES[shape],
+        "source": 24,
+        "target": 16,
+        "arithmetic": [arithmetic],
+        "lora": None,
+        **more,
+    }
+    shallow, whole = trace(request), trace({**request, "whole": True})
+    assert shallow["sizes"] == whole["sizes"]
+
+    def peak(found: dict[str, dict[str, list[list[float]]]], rows: int, weight: float) -> float:
+        return max(
+            base + rows * row + weight * grads
+            for base, row, _, _, grads in found["points"][arithmetic]
+        )
+
+    for rows in (1, 5, 40):
+        for weight in (0, 2, 4, 100):
+            assert peak(shallow, rows, weight) == pytest.approx(peak(whole, rows, weight), rel=1e-9)
+
+
+def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() -> None:
+    request = {
+        "config": SHAPES["llama"],
+        "source": 24,
+        "target": 16,
+        "arithmetic": ["fp32"],
+        "lora": None,
+    }
+    spread = {
+        "limits": {"0": 1 << 60, "1": 1 << 60, "2": 1 << 60},
+        "packed": False,
+        "format": "fp32",
+    }
+    found = trace({**request, "spread": spread})
+    assert {name: found[name] for name in ("points", "sizes")} == trace(request)
+    part, whole = found["part"]["sizes"], found["sizes"]
+    # The embeddings with one layer, three layers, one with the output layer.
+    assert found["gpus"] == 3 and part == {"layers": whole["layers"][1:4], "rest": []}
+    alone = trace({**request, "config": SHAPES["llama"] | {"num_hidden_layers": 3}, "whole": True})
+    for rows in (1, 40):
+        peaks = [
+            max(base + rows * row for base, row, *_ in one["points"]["fp32"])
+            for one in (found["part"], alone)
+        ]
+        assert peaks[0] == pytest.approx(peaks[1], rel=1e-9)
+    small = trace({**request, "spread": {**spread, "limits": {"0": 1 << 12, "1": 1 << 16}}})
+    assert "part" not in small and "device_map has no room for" in small["unplaced"]
+
+
+def test_formats_that_cannot_be_traced_are_named_and_the_others_are_traced() -> None:
+    shape = {"model_type": "mixtral", "vocab_size": 500, "hidden_size": 32, "intermediate_size": 48}
+    heads = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+    }
+    request = {"config": {**shape, **heads}, "source": 8, "target": 8, "lora": None}
+    # torch's own fake kernel of grouped_mm takes bf16 alone; `prepared_trace` puts another in its place.
+    found = trace({**request, "arithmetic": ["bf16", "fp32"]})
+    assert list(found["points"]) == ["bf16"] and list(found["failed"]) == ["fp32"]
+    assert "RuntimeError" in found["failed"]["fp32"]
+    with pytest.raises(RuntimeError):
+        trace({**request, "arithmetic": ["fp32"]})
+
+
+def test_stacks_of_unequal_depth_are_traced_as_they_are() -> None:
+    config = SHAPES["t5"] | {"num_decoder_layers": 3}
+    found = trace(
+        {"config": config, "source": 8, "target": 8, "arithmetic": ["fp32"], "lora": None}
+    )
+    assert len(found["sizes"]["layers"]) == 8
+    assert found["points"]["fp32"]

@@ -1,0 +1,231 @@
+"""The real child process, with a model of random weights in the place of a trained one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from poll import until
+
+from workbench.base.errors import RunError
+from workbench.base.process import is_alive, process_start_time
+from workbench.finetune.answers.ask import compare_predictions, predict
+from workbench.finetune.answers.questions import Question
+from workbench.finetune.answers.server import ModelServer, close_all, server_of
+from workbench.finetune.data.sources.dataset import Mini, prepare
+from workbench.finetune.job.finetune import FineTune
+from workbench.rundir.paths import RunPaths
+
+A = [Question(source="a")]
+MAKE = """
+import sys, torch
+from workbench.finetune.model import load as model
+from workbench.finetune.data.training.rows import load
+train = load(sys.argv[1] + "/inputs/train.jsonl", None, None).train
+for number, folder in enumerate(sys.argv[1:]):
+    made = model.load(("tiny-t5", "tiny-llama")[number], train, seed=0)
+    torch.manual_seed(number)
+    for weights in made.model.parameters():  # a model as it was initialised answers nothing but padding
+        weights.data += torch.randn_like(weights)
+    made.model.save_pretrained(folder + "/model")
+    made.tokenizer.save_pretrained(folder + "/model")
+"""
+
+
+def make_run(root: Path, technique: str, **options: object) -> RunPaths:
+    """A run directory without its model; the job's seed is 0."""
+    paths = RunPaths(root)
+    paths.inputs.mkdir(parents=True)
+    prepare(Mini(train_rows=60, eval_rows=6), paths.inputs)
+    job = FineTune(
+        technique=technique, max_target_length=6, per_device_eval_batch_size=4, **options
+    )
+    paths.job.write_text(json.dumps({"job": job.to_dict()}))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, RunPaths]:
+    folder = tmp_path_factory.mktemp("runs")
+    one, other = (
+        make_run(folder / "a", "zero1"),
+        make_run(folder / "b", "fsdp", model="tiny-llama", prompt="alpaca"),
+    )
+    command = [sys.executable, "-c", MAKE, str(one.root), str(other.root)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return one, other
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def as_run(paths: RunPaths) -> SimpleNamespace:
+    return SimpleNamespace(id=paths.root.name, paths=paths)
+
+
+def wait_gone(pid: int, start: int | None, timeout_s: float = 10.0) -> None:
+    until(lambda: not is_alive(pid, start), timeout_s)
+
+
+def killed(pid: int) -> tuple[int, int | None]:
+    start = process_start_time(pid)
+    os.kill(pid, signal.SIGKILL)
+    return pid, start
+
+
+def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="left no model"):
+        ModelServer(RunPaths(tmp_path))
+    with pytest.raises(RunError, match="not a run directory"):
+        server_of(RunPaths(tmp_path / "nowhere"))
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]) -> None:
+    one, other = map(as_run, runs)
+    answers = compare_predictions([one, other], before=True)
+    assert list(answers.names) == ["before training", "zero1", "fsdp"]
+    assert len(answers) == 6
+    assert answers.texts("before training") == [""] * 6
+    assert all(answers.texts("zero1"))
+    assert answers.texts("zero1") != answers.texts("fsdp")
+    assert all(row.table_id and row.answers[0].execution_match is not None for row in answers)
+    assert answers.load_s > 0
+    pid = server_of(runs[0]).pid
+    rows = [row.source for row in reversed(answers.rows)]
+    alone = [predict(one, [source]).texts()[0] for source in rows]
+    # The same process, whose model is loaded, and answers that depend on no neighbour and no order.
+    assert alone == list(reversed(answers.texts("zero1"))) == predict(one, rows).texts()
+    assert server_of(runs[0]).pid == pid
+    assert predict(one).load_s < answers.load_s
+    assert predict(one, []).rows == ()
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(
+    runs: tuple[RunPaths, RunPaths],
+) -> None:
+    llama = as_run(runs[1])
+    asked = [{"instruction": "Which city?", "input": text} for text in ("", "a", "b c")]
+    answers = predict(llama, asked, before=True)
+    assert list(answers.names) == ["before training", "after training"]
+    trained = answers.texts("after training")
+    assert len(set(trained)) > 1
+    assert not any("Response" in text for text in trained)
+    opened = (
+        server_of(runs[1])
+        .answer([Question(source="", opening=text) for text in ("SELECT city", "SELECT")])
+        .texts
+    )
+    assert all(opened)
+    assert not any(text.startswith("SELECT city") for text in opened)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(
+    runs: tuple[RunPaths, RunPaths],
+) -> None:
+    server = ModelServer(runs[0])
+    try:
+        first = server.answer(A)
+        assert server.pid is not None
+        wait_gone(*killed(server.pid))
+        until(
+            lambda: server.pid is None
+        )  # a process of many threads takes a moment to be gone altogether
+        assert server.answer(A).texts == first.texts  # it was seen to be gone
+        threading.Timer(0.05, killed, [server.pid]).start()
+        with pytest.raises(RunError, match="killed by signal 9"):
+            server.answer([Question(source="a b c d")] * 3000)
+        with pytest.raises(RunError, match="did not answer: TypeError: sequence item"):
+            server.answer([Question(source=5)])  # type: ignore[list-item]
+        assert server.answer(A).texts == first.texts  # an error does not end it
+    finally:
+        server.close()
+    assert server.pid is None
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.model.mkdir()
+    paths.inputs.mkdir()
+    (paths.model / "config.json").write_text('{"model_type": "t5"}')
+    paths.job.write_text(json.dumps({"job": FineTune().to_dict()}))
+    with pytest.raises(RunError, match="did not answer: OSError"):
+        server_of(paths).answer(A)
+    close_all()
+    paths.job.write_text("{}")
+    with pytest.raises(RunError, match=r"exit code 1\)\n(.*\n)*KeyError: 'job'"):
+        server_of(paths).answer(A)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_child_ends_when_idle_and_comes_back(runs: tuple[RunPaths, RunPaths]) -> None:
+    server = ModelServer(runs[0], idle_s=1.0)
+    texts = server.answer(A).texts
+    pid = server.pid
+    assert pid is not None
+    until(lambda: server.pid is None)
+    assert server.answer(A).texts == texts
+    assert server.pid != pid
+    server.close()
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) -> None:
+    kernel = """
+        import sys, time
+        from pathlib import Path
+        from workbench.finetune.answers.server import server_of
+        from workbench.finetune.answers.questions import Question
+        from workbench.rundir.paths import RunPaths
+        server = server_of(RunPaths(Path(sys.argv[1])))
+        server.answer([Question(source="a")])
+        print(server.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(kernel), str(runs[0].root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        start = process_start_time(pid)
+        process.kill()
+    wait_gone(pid, start)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_an_interrupt_leaves_the_child_fit(runs: tuple[RunPaths, RunPaths]) -> None:
+    server = server_of(runs[0])
+    expected = server.answer(A).texts
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.answer([Question(source="What is the question?")] * 4000)
+    pid = server.pid
+    assert pid is not None
+    assert server.answer(A).texts == expected  # not the late answer to the 4000
+    assert server.pid == pid

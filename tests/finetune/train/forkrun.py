@@ -1,0 +1,180 @@
+"""Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
+
+It reads requests, one a line: {"plans": files, "env"}; and answers each with the exit code of the fork that did it. A
+plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share a pod (1), "path", a folder that
+the ranks import from first, "watched", the options of watchedcalls.py, "compiles", where DeepSpeed's ops for a disk
+are used, and "shallow", a model's folder and the folder for a copy of it with one layer; each run's folder holds a
+job.json. Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the
+trainer needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from oneunit import compile_as_one_unit
+from safetensors.numpy import load_file, save_file
+from watchedcalls import watch
+
+from workbench.agent.imports import LATE_MODULES, MODULES, import_for_forks
+
+GRACE_S = 10
+LIMIT_S = 400
+# What the profiler, the shards and the other model import when they are made: seconds in every rank.
+LATE = (
+    *LATE_MODULES,
+    "deepspeed.profiling.flops_profiler",
+    "torch.distributed.checkpoint.state_dict",
+    "transformers.models.llama.modeling_llama",
+)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # where DeepSpeed logs
+    import_once()
+    for line in sys.stdin:
+        child = os.fork()  # nothing that the runs change is left for the next
+        if child == 0:
+            try:
+                request = json.loads(line)
+                os.environ.clear()
+                os.environ.update(request["env"])
+                run_plans([json.loads(Path(name).read_text()) for name in request["plans"]])
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+
+
+def run_plans(plans: list[list[dict]]) -> None:
+    if any("compiles" in run for plan in plans for run in plan):
+        compile_as_one_unit()
+    for run in [run for plan in plans for run in plan]:
+        if "checkpoint" in run:  # that an earlier run of the plan left
+            shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
+        began = time.monotonic()
+        if "shallow" in run:
+            copy_one_layer(*map(Path, run["shallow"]))
+        if "path" in run:
+            sys.path.insert(0, run["path"])
+        codes = run_one(
+            Path(run["folder"]), run["world_size"], run.get("on_pod", 1), run.get("watched")
+        )
+        if "path" in run:
+            sys.path.remove(run["path"])
+        (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
+        cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(
+            Path(run["folder"]).name,
+            codes,
+            round(time.monotonic() - began, 1),
+            "s",
+            round(cpu.ru_utime),
+            flush=True,
+        )
+
+
+def import_once() -> None:
+    """Have in this process what every rank needs."""
+    import_for_forks(MODULES, LATE)
+    import torch
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping(
+        "t5"
+    )  # 882 regular expressions, 0.5 s, once a process that loads or saves
+    torch.set_num_threads(1)
+
+
+def copy_one_layer(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(
+        json.dumps({**config, "num_layers": 1, "num_decoder_layers": 1})
+    )
+    weights = load_file(target / "model.safetensors")
+    save_file(
+        {name: w for name, w in weights.items() if ".block.1." not in name},
+        target / "model.safetensors",
+        {"format": "pt"},
+    )
+
+
+def run_one(folder: Path, world_size: int, on_pod: int, watched: dict | None) -> dict[int, int]:
+    port = free_port()
+    pids = {
+        fork_rank(folder, rank, world_size, on_pod, port, watched): rank
+        for rank in range(world_size)
+    }
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + LIMIT_S
+    while len(codes) < world_size:
+        for pid, rank in pids.items():
+            if rank not in codes:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    codes[rank] = os.waitstatus_to_exitcode(status)
+                    if codes[rank]:
+                        deadline = min(deadline, time.monotonic() + GRACE_S)
+                elif time.monotonic() > deadline:
+                    os.kill(pid, 9)
+        time.sleep(0.05)
+    return codes
+
+
+def fork_rank(
+    folder: Path, rank: int, world_size: int, on_pod: int, port: int, watched: dict | None
+) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        own = folder / f"rank-{rank}"
+        own.mkdir(exist_ok=True)
+        for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+            os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank % on_pod),
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(on_pod),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            GLOO_SOCKET_IFNAME="lo",
+            OMP_NUM_THREADS="1",
+            WORKBENCH_RUN_DIR=str(folder),
+            WORKBENCH_RANK_DIR=str(own),
+        )
+        from workbench.finetune.train.main import main as train
+
+        if watched is not None:
+            watch(own, watched)
+        train()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Run unattended ranks as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
+
+`python forkunattended.py JOB_FOLDER SPEC.json OUT`: first the trainer alone in JOB_FOLDER, which holds a job.json; then
+unattended ranks into OUT; then with a rank less, as if the first attempt had failed after its last checkpoint but
+one. Prints the exit codes as JSON. Not a test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from forkrun import LATE, free_port
+
+RANKS = 3
+
+
+def main() -> None:
+    job, spec, out = (Path(word) for word in sys.argv[1:])
+    import torch
+
+    from workbench.finetune.train.main import main as train
+    from workbench.handover.unattended.__main__ import main as unattended
+
+    for name in LATE:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+
+    def alone(rank: int) -> int:
+        own = job / f"rank-{rank}"
+        own.mkdir()
+        os.dup2(os.open(own / "stdout.log", os.O_WRONLY | os.O_CREAT, 0o600), 1)
+        os.environ.update(WORKBENCH_RUN_DIR=str(job), WORKBENCH_RANK_DIR=str(own))
+        train()
+        return 0
+
+    codes = [ranks_of(alone)]
+    codes.append(ranks_of(lambda _: unattended([str(spec), str(out)])))
+    result = json.loads((out / "result.json").read_text())
+    (out / "first.json").write_text(json.dumps(result))
+    (out / "result.json").write_text(json.dumps({**result, "state": "failed"}))
+    shutil.rmtree(out / "checkpoints" / "step-4", ignore_errors=True)
+    codes.append(ranks_of(lambda _: unattended([str(spec), str(out)]), RANKS - 1))
+    codes.append(
+        ranks_of(lambda _: unattended([str(spec), str(out)]))
+    )  # it has succeeded: nothing to do
+    sys.stderr.flush()
+    print(json.dumps(codes), flush=True)
+
+
+def ranks_of(run: Callable[[int], int], count: int = RANKS) -> list[int]:
+    port = free_port()
+    pids = []
+    for rank in range(count):
+        pid = os.fork()
+        if pid:
+            pids.append(pid)
+            continue
+        code = 1
+        try:
+            os.dup2(2, 1)  # this program's own output is its answer
+            places = {
+                "RANK": rank,
+                "LOCAL_RANK": 0,
+                "WORLD_SIZE": count,
+                "LOCAL_WORLD_SIZE": 1,
+                "MASTER_PORT": port,
+            }
+            os.environ.update({name: str(value) for name, value in places.items()})
+            os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+            code = run(rank)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""Rows of text as tokens, held to what transformers itself makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch  # transformers first: without it there is nothing to test
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.answers.serving.serve import placement
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.order import IGNORED
+from workbench.finetune.data.training.rows import Row, aligned
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import load as model
+from workbench.finetune.model.encode import Encoder
+from workbench.finetune.model.generate import answers
+from workbench.finetune.options.models import Family
+from workbench.finetune.options.prompts import wording
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXAMPLES = [
+    Example(
+        source=f"Name {n} towns.",
+        input="in order" if n % 2 else "",
+        target=", ".join(["Lund", "Graz"] * n),
+    )
+    for n in range(1, 9)
+]
+TEXT = Example(
+    source="", target="Once upon a time\nthere was a queen, and " + "the queen had a cat, and " * 12
+)
+
+
+@pytest.fixture(scope="module")
+def llama() -> model.Loaded:
+    return model.load("tiny-llama", [*EXAMPLES, TEXT], seed=3, wording=wording("alpaca"))
+
+
+@pytest.fixture(scope="module")
+def t5() -> model.Loaded:
+    return model.load("tiny-t5", EXAMPLES, seed=3)
+
+
+def encoder(loaded: model.Loaded, **options: object) -> Encoder:
+    return Encoder(
+        loaded,
+        FineTune(
+            **{"model": f"tiny-{'llama' if loaded.family is Family.CAUSAL else 't5'}", **options}
+        ),
+    )
+
+
+def text_of(loaded: model.Loaded, ids: list[int]) -> str:
+    return loaded.tokenizer.decode(ids)
+
+
+def texts(model: Any, encoder: Encoder, rows: Sequence[Row]) -> list[str]:
+    by_number = answers(model, encoder, rows, device=model.device)
+    return [by_number[number] for number in range(len(rows))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "prompt", ["plain", "alpaca", "llama2-chat", "Q: {instruction} ({input}) A: "]
+)
+def test_a_causal_row_is_prompt_and_answer_and_only_the_answer_is_learned(
+    llama: model.Loaded, prompt: str
+) -> None:
+    made = encoder(llama, prompt=prompt)
+    for example, row, question in zip(
+        EXAMPLES, made.rows(EXAMPLES), made.questions(EXAMPLES), strict=True
+    ):
+        ids, labels = list(row["input_ids"]), list(row["labels"])
+        learned = labels.count(IGNORED)
+        assert labels == [IGNORED] * learned + ids[learned:]
+        assert text_of(llama, ids[learned:]) == example.target + "</s>"
+        assert question["input_ids"] == ids[:learned]
+        assert text_of(llama, ids[:learned]).count("<s>") == 1
+        assert text_of(llama, ids).startswith("<s>")
+        assert example.source in text_of(llama, ids[:learned])
+        assert example.input in text_of(llama, ids[:learned])
+
+
+@pytest.mark.slow
+def test_learning_from_all_counts_the_prompt_too_but_for_its_first_token(
+    llama: model.Loaded,
+) -> None:
+    (row,) = encoder(llama, loss_on="all").rows(EXAMPLES[:1])
+    assert row["labels"] == [IGNORED, *row["input_ids"][1:]]
+
+
+@pytest.mark.slow
+def test_plain_text_is_learned_whole_in_pieces(llama: model.Loaded) -> None:
+    rows = encoder(llama, prompt="alpaca", max_source_length=20, max_target_length=12).rows([TEXT])
+    assert len(rows) > 2
+    assert all(
+        len(row["input_ids"]) <= 32 and row["input_ids"][0] == llama.tokenizer.bos_token_id
+        for row in rows
+    )
+    assert text_of(llama, [i for row in rows for i in row["input_ids"][1:]]) == TEXT.target + "</s>"
+    assert all(row["labels"] == [IGNORED, *row["input_ids"][1:]] for row in rows)
+
+
+@pytest.mark.slow
+def test_what_is_too_long_is_cut_within_its_form_and_a_cut_answer_does_not_end(
+    llama: model.Loaded,
+) -> None:
+    long = Example(source="Tell me of the queen.", input=TEXT.target, target=TEXT.target)
+    made = encoder(llama, prompt="alpaca", max_source_length=100, max_target_length=9)
+    (row,), (question,) = made.rows([long]), made.questions([long])
+    prompt = text_of(llama, question["input_ids"])
+    assert 90 < len(question["input_ids"]) <= 100
+    assert "Tell me of the queen." in prompt
+    assert "Once upon" in prompt
+    assert prompt.endswith("\n\n### Response:")
+    assert len(row["input_ids"]) == len(question["input_ids"]) + 9
+    assert row["labels"][-1] != llama.tokenizer.eos_token_id
+    (short,) = encoder(llama, max_source_length=9).questions(
+        [Example(source=TEXT.target, target="")]
+    )
+    assert len(short["input_ids"]) <= 9
+    assert text_of(llama, short["input_ids"]).endswith("\n")
+    with pytest.raises(
+        ConfigError, match="max_source_length is 30, which the prompt form 'alpaca' takes alone"
+    ):
+        encoder(llama, prompt="alpaca", max_source_length=30).rows([long])
+
+
+@pytest.mark.slow
+def test_the_loss_of_aligned_logits_is_the_model_s_own(llama: model.Loaded) -> None:
+    made = encoder(llama)
+    batch = made.collator(made.rows(EXAMPLES))
+    with torch.no_grad():
+        theirs = llama.model(**batch).loss
+        logits, labels = aligned(
+            llama.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits,
+            batch["labels"],
+            True,
+        )
+    ours = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert aligned(logits, labels, False) == (logits, labels)
+
+
+@pytest.mark.slow
+def test_answers_depend_on_no_neighbour_and_hold_no_prompt(llama: model.Loaded) -> None:
+    made = encoder(llama, prompt="alpaca", max_target_length=6)
+    torch.manual_seed(5)
+    noisy = model.load("tiny-llama", (), tokenizer=llama.tokenizer, seed=3).model
+    for weights in noisy.parameters():
+        weights.data += 0.1 * torch.randn_like(weights)
+    rows = made.questions([*EXAMPLES, Example(source="", target="", opening="Once upon")])
+    together = texts(noisy, made, rows)
+    assert together == [texts(noisy, made, [row])[0] for row in rows]
+    assert len(set(together)) > 1
+    assert not any("###" in text for text in together)
+    ids = torch.tensor([rows[0]["input_ids"]])
+    plain = noisy.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+    )
+    assert llama.tokenizer.decode(plain[0, ids.shape[1] :], skip_special_tokens=True) == together[0]
+    assert text_of(llama, rows[-1]["input_ids"]) == "<s>Once upon"
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_model_reads_the_input_too_and_learns_from_no_plain_text(
+    t5: model.Loaded,
+) -> None:
+    made = encoder(t5)
+    (row,) = made.rows(EXAMPLES[:1])
+    assert text_of(t5, row["input_ids"]) == "Name 1 towns.\nin order</s>"
+    assert text_of(t5, row["labels"]) == "Lund, Graz</s>"
+    with pytest.raises(
+        ConfigError, match=r"row 2 is plain text, from which 'tiny-t5' cannot learn"
+    ):
+        made.rows([EXAMPLES[0], TEXT])
+
+
+@pytest.mark.slow
+def test_what_only_the_model_s_files_say_is_refused_when_they_are_known(t5: model.Loaded) -> None:
+    for options in ({"precision": "fp16"}, {"prompt": "alpaca"}, {"loss_on": "all"}):
+        job = FineTune(model="somebody/some-model", **options)  # which tells no family by its name
+        with pytest.raises(ConfigError, match=f"{options.get('precision') or next(iter(options))}"):
+            Encoder(t5, job)
+
+
+@pytest.mark.slow
+def test_a_causal_folder_without_padding_token_trains_and_answers(
+    llama: model.Loaded, tmp_path: Path
+) -> None:
+    llama.model.save_pretrained(tmp_path)
+    bare = type(llama.tokenizer)(
+        tokenizer_object=llama.tokenizer.backend_tokenizer, eos_token="</s>", bos_token="<s>"
+    )
+    bare.save_pretrained(tmp_path)
+    loaded = model.load(str(tmp_path), (), seed=0)
+    assert (loaded.family, loaded.tokenizer.pad_token) == (Family.CAUSAL, "</s>")
+    assert model.weight_bytes(str(tmp_path)) == 4 * model.parameter_count(llama.model)
+    mine = encoder(llama, max_target_length=6)
+    its = Encoder(loaded, FineTune(model=str(tmp_path), max_target_length=6))
+    assert its.rows(EXAMPLES) == mine.rows(EXAMPLES)
+    first, again = (
+        texts(each.model, e, e.questions(EXAMPLES[:3]))
+        for each, e in ((llama, mine), (loaded, its))
+    )
+    assert first == again
+    one, small, large = str(tmp_path), 10_000, 10**12
+    assert (
+        placement(one, [small])
+        == placement(one, [large, large])
+        == placement("tiny-llama", [small, small])
+        == {}
+    )
+    spread = model.load(one, (), seed=0, options=placement(one, [small, small]))
+    assert texts(spread.model, its, its.questions(EXAMPLES[:3])) == first
+    half = model.load(str(tmp_path), (), seed=0, options={"dtype": torch.bfloat16})
+    assert half.model.dtype is torch.bfloat16
+
+
+# Each turn with its role before it and an end after it, as ChatML.
+TURNS = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+CHAT = Example(
+    source="And towns?",
+    target="Lund, Graz",
+    messages=(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Name a town."},
+        {"role": "assistant", "content": "Graz"},
+        {"role": "user", "content": "And towns?"},
+        {"role": "assistant", "content": "Lund, Graz"},
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def chatting() -> model.Loaded:
+    return model.load("tiny-llama", [*EXAMPLES, CHAT], seed=3, chat_template=TURNS)
+
+
+def shown(loaded: model.Loaded, row: Row) -> str:
+    """A row as text, with what is learned after a `»`."""
+    begin = next(n for n, label in enumerate(row["labels"]) if label != IGNORED)
+    return (
+        text_of(loaded, list(row["input_ids"][:begin]))
+        + "»"
+        + text_of(loaded, list(row["input_ids"][begin:]))
+    )
+
+
+@pytest.mark.slow
+def test_under_a_chat_template_every_form_of_row_is_turns_and_the_end_of_a_turn_stops(
+    chatting: model.Loaded,
+) -> None:
+    made = encoder(chatting, chat_template=TURNS, system="Be kind.")
+    end, eos = chatting.tokenizer.convert_tokens_to_ids(["<|end|>", "</s>"])
+    assert chatting.model.generation_config.eos_token_id == sorted([eos, end])
+    asked, chat, plain = made.rows([EXAMPLES[0], CHAT, TEXT])[:3]
+    assert shown(chatting, asked) == (
+        "<|system|>Be kind.<|end|><|user|>Name 1 towns.\nin order<|end|><|assistant|>»Lund, Graz<|end|>"
+    )
+    # A system turn of the row's own stands; both answers are learned, with their ends, and nothing else is.
+    assert text_of(chatting, list(chat["input_ids"])).startswith(
+        "<|system|>Be brief.<|end|><|user|>Name a town."
+    )
+    learned = [
+        token
+        for token, label in zip(chat["input_ids"], chat["labels"], strict=True)
+        if label != IGNORED
+    ]
+    assert text_of(chatting, learned) == "Graz<|end|>Lund, Graz<|end|>"
+    assert plain["labels"] == [IGNORED, *plain["input_ids"][1:]]  # plain text is learned as it is
+    whole = encoder(chatting, chat_template=TURNS, loss_on="all").rows([CHAT])[0]
+    assert whole["labels"] == [IGNORED, *whole["input_ids"][1:]]
+    (question,) = made.questions([CHAT])
+    assert text_of(chatting, list(question["input_ids"])).endswith(
+        "<|user|>And towns?<|end|><|assistant|>"
+    )
+    answer = chatting.tokenizer(
+        "Lund<|end|>Graz", add_special_tokens=False, return_tensors="pt"
+    ).input_ids
+    assert made.texts(answer) == ["Lund"]
+
+
+@pytest.mark.slow
+def test_a_chat_that_is_too_long_loses_its_first_exchanges_and_keeps_its_system_turn(
+    chatting: model.Loaded,
+) -> None:
+    whole = encoder(chatting, chat_template=TURNS).questions([CHAT])[0]["input_ids"]
+    made = encoder(
+        chatting, chat_template=TURNS, max_source_length=len(whole) - 1, max_target_length=2
+    )
+    (row,), (question,) = made.rows([CHAT]), made.questions([CHAT])
+    left = "<|system|>Be brief.<|end|><|user|>And towns?<|end|><|assistant|>"
+    assert text_of(chatting, list(question["input_ids"])) == left
+    text, learned = shown(chatting, row).split("»")
+    assert (
+        text == left and "Lund, Graz".startswith(learned) and learned != "Lund, Graz"
+    )  # a cut answer does not end
+    shorter = encoder(
+        chatting, chat_template=TURNS, max_source_length=len(question["input_ids"]) - 1
+    )
+    (cut,) = shorter.questions([CHAT])
+    assert text_of(chatting, list(cut["input_ids"])).startswith(
+        "<|system|>Be brief.<|end|><|user|>And"
+    )
+    assert text_of(chatting, list(cut["input_ids"])).endswith("<|end|><|assistant|>")
+    with pytest.raises(
+        ConfigError, match="row 1: max_source_length is 4, which the chat template takes alone"
+    ):
+        encoder(chatting, chat_template=TURNS, max_source_length=4).rows([CHAT])
+
+
+@pytest.mark.slow
+def test_a_chat_without_a_template_is_refused_on_the_ranks_too(
+    llama: model.Loaded, t5: model.Loaded
+) -> None:
+    loaded = model.load("tiny-llama", EXAMPLES, seed=3)
+    with pytest.raises(
+        ConfigError, match=r"row 2 is a row of messages, and the model 'tiny-llama' has no chat"
+    ):
+        encoder(loaded).rows([EXAMPLES[0], CHAT])
+    with pytest.raises(ConfigError, match=r"row 1 is a row of messages, and prompt is 'alpaca'"):
+        encoder(llama, prompt="alpaca").questions([CHAT])
+    with pytest.raises(
+        ConfigError, match=r"row 1 is a row of messages, from which 'tiny-t5' cannot learn"
+    ):
+        encoder(t5).rows([CHAT])
+    refusing = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURNS
+    )
+    loaded.tokenizer.chat_template = refusing  # as a model of the hub has its own
+    with pytest.raises(
+        ConfigError, match=r"row 1: the chat template refuses the turns \(system, user\): no system"
+    ):
+        Encoder(loaded, FineTune(model="me/on-the-hub", system="Be kind.")).rows(EXAMPLES)

@@ -1,0 +1,148 @@
+"""The weights beneath adapters, held in the format of the arithmetic, and what is trained, in FP32."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+import torch
+from forkedruns import Plan, Ran
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import adapters
+from workbench.finetune.model.load import Loaded, placed
+from workbench.finetune.options.models import Family
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+BF16, FP32 = "bfloat16", "float32"
+STEPS = 6
+# name: technique, ranks, rows of a micro-batch, more options of the job
+RUNS: dict[str, tuple[str, int, int, dict[str, object]]] = {
+    "single": ("single", 1, 12, {}),
+    "ddp": ("ddp", 2, 6, {}),
+    "local-sgd": ("local-sgd", 2, 6, {}),
+    "zero1": ("zero1", 2, 6, {}),
+    "zero3": ("zero3", 2, 6, {}),
+    "fsdp": ("fsdp", 2, 6, {}),
+    "pipeline": ("single", 1, 12, {"device_map": "auto", "max_memory": {0: 1, 1: 1}}),
+    "fp32": ("single", 1, 12, {"precision": "fp32"}),
+    "fp32-fsdp": ("fsdp", 2, 6, {"precision": "fp32"}),
+    "qlora": ("single", 1, 12, {"peft": "qlora"}),
+    "qlora-fsdp": ("fsdp", 2, 6, {"peft": "qlora"}),
+    "biases": ("single", 1, 12, {"model": "gpt2", "lora": {"bias": "all"}}),
+    "biases-fsdp": ("fsdp", 2, 6, {"model": "gpt2", "lora": {"bias": "all"}}),
+    "files-in-fp32": ("single", 1, 12, {"model": "tiny-llama"}),
+}
+HALVES = [name for name in RUNS if not name.startswith("fp32")]
+# Of what each run of bf16 follows the losses; local SGD follows none, and biases and 4 bits are other trainings.
+FOLLOWS = dict.fromkeys(("ddp", "zero1", "zero3", "fsdp", "pipeline"), "single")
+FOLLOWS |= {"qlora-fsdp": "qlora", "biases-fsdp": "biases", "fp32-fsdp": "fp32"}
+
+
+def make_models(root: Path) -> None:
+    """Folders of a Llama and a GPT-2 in bf16, made in a process of their own."""
+    code = (
+        "import sys, json\n"
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from tokenizers import Tokenizer\n"
+        "from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast\n"
+        "from workbench.finetune.model.tokenizer import train_tokenizer\n"
+        "root = Path(sys.argv[1])\n"
+        "rows = [json.loads(line)['source'] for line in (root / 'train.jsonl').open()]\n"
+        "ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=1)\n"
+        "torch.manual_seed(0)\n"
+        "llama = LlamaConfig(vocab_size=800, hidden_size=64, intermediate_size=96, num_hidden_layers=3,\n"
+        "                    num_attention_heads=4, **ids)\n"
+        "gpt2 = GPT2Config(vocab_size=800, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0,\n"
+        "                  attn_pdrop=0, **ids)\n"
+        "text = train_tokenizer(rows, vocabulary=800)\n"
+        "for name, model in {'llama': LlamaForCausalLM(llama), 'gpt2': GPT2LMHeadModel(gpt2)}.items():\n"
+        "    model.bfloat16().save_pretrained(root / name)\n"
+        "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
+        "                            eos_token='</s>').save_pretrained(root / name)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    plan = Plan(tmp_path_factory.mktemp("frozen"))
+    make_models(plan.root)
+    for name, (technique, ranks, rows, more) in RUNS.items():
+        job = {"peft": "lora", "precision": "bf16", "model": "llama", **more}
+        if job["model"] != "tiny-llama":
+            job["model"] = str(plan.root / str(job["model"]))
+        common = {
+            "max_steps": STEPS,
+            "learning_rate": 5e-3,
+            "profile_step": 0,
+            "max_target_length": 24,
+        }
+        plan.add(
+            name, ranks, technique=technique, per_device_train_batch_size=rows, **common, **job
+        )
+    return plan.run(timeout_s=1200)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_frozen_weights_are_in_the_format_of_the_arithmetic_and_what_is_trained_is_updated_in_fp32(
+    ran: dict[str, Ran], name: str
+) -> None:
+    run = ran[name]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    (engine,) = run.data("engine")
+    frozen, trained, updated = (engine[part]["dtypes"] for part in ("frozen", "trained", "updated"))  # type: ignore[index]
+    if name.startswith("biases"):  # norms whose bias is trained
+        assert BF16 in frozen and set(frozen) <= {BF16, FP32}
+    else:
+        assert frozen == [BF16 if name in HALVES else FP32]
+    # DeepSpeed computes with a bf16 copy of the FP32 weights that it updates.
+    assert trained == [BF16 if name.startswith("zero") else FP32]
+    assert updated == [FP32]
+    assert engine["arithmetic"] == (BF16 if name in HALVES else FP32)
+    saved = load_file(run.folder / "out" / "model" / "adapter_model.safetensors")
+    assert name.startswith("zero") or {value.dtype for value in saved.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", FOLLOWS)
+def test_every_technique_follows_one_process(ran: dict[str, Ran], name: str) -> None:
+    run, reference = ran[name], ran[FOLLOWS[name]]
+    for metric in ("loss", "grad_norm"):
+        got, expected = run.curve(metric), reference.curve(metric)
+        assert len(got) == STEPS
+        assert got == pytest.approx(expected, rel=0.01), metric
+    assert run.curve("loss")[-1] < 0.97 * run.curve("loss")[0]
+    assert run.data("end")[0]["eval_loss"] == pytest.approx(
+        reference.data("end")[0]["eval_loss"], rel=0.01
+    )
+
+
+@pytest.mark.parametrize("technique", ["single", "ddp", "local-sgd", "zero1"])
+def test_the_frequencies_of_rotary_positions_are_not_rounded(technique: str) -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    loaded = Loaded(model=LlamaForCausalLM(config), tokenizer=None, family=Family.CAUSAL)
+    exact = loaded.model.model.rotary_emb.inv_freq.clone()
+    job = FineTune(model="tiny-llama", technique=technique, peft="lora", precision="bf16")
+    model = adapters.attached(placed(loaded, job, gpus=0), job).model
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    (frequencies,) = (
+        value for name, value in model.named_buffers() if name.endswith("rotary_emb.inv_freq")
+    )
+    assert torch.equal(frequencies, exact)

@@ -1,0 +1,126 @@
+"""Packed rows: the same loss of every token as alone, and a model that mixes texts is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+# deepspeed first: without it nothing runs
+import torch
+from forkedruns import LENGTH, Plan
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.training.order import IGNORED, pad
+from workbench.finetune.data.training.rows import Row, aligned
+from workbench.finetune.data.training.tokens import packed
+from workbench.finetune.model import tiny
+from workbench.finetune.train.audit import PackingCheck
+
+COLLATOR = partial(pad, pad_id=0)
+
+
+def rows() -> list[Row]:
+    generator = torch.Generator().manual_seed(0)
+    ids = [
+        torch.randint(3, 40, (length,), generator=generator).tolist()
+        for length in (5, 9, 3, 1, 12, 7, 2)
+    ]
+    return [{"input_ids": each, "labels": [IGNORED, *each[1:]]} for each in ids]
+
+
+def llama(attention: str) -> Any:
+    model = tiny.make("tiny-llama", range(40), seed=0)
+    model.set_attn_implementation(attention)
+    model.config.use_cache = False
+    return model.eval()
+
+
+def token_losses(model: Any, batch: dict[str, torch.Tensor]) -> list[float]:
+    """The loss of each learned token, in the order of the texts."""
+    labels = batch.pop("labels")
+    if "position_ids" in batch:
+        del batch["attention_mask"]
+    logits, targets = aligned(model(**batch).logits, labels, True)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    return [
+        float(loss)
+        for loss, target in zip(losses, targets.flatten(), strict=True)
+        if target != IGNORED
+    ]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_token_of_a_packed_row_has_the_loss_that_it_has_alone(attention: str) -> None:
+    model = llama(attention)
+    together = list(packed(rows(), 20))
+    assert [len(row["input_ids"]) for row in together] == [18, 19, 2]
+    with torch.no_grad():
+        alone = [loss for row in rows() for loss in token_losses(model, COLLATOR([row]))]
+        losses = token_losses(model, COLLATOR(together))
+    assert len(losses) == sum(len(row["labels"]) - 1 for row in rows())
+    assert losses == pytest.approx(alone, abs=1e-5)
+
+
+class Mixing(torch.nn.Module):
+    """A model that takes no notice of positions."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, **_: torch.Tensor) -> Any:
+        return self.model(input_ids=input_ids)
+
+
+def check(model: Any) -> None:
+    trainer = SimpleNamespace(
+        train_dataset=list(packed(rows(), 20)),
+        model_wrapped=model,
+        data_collator=COLLATOR,
+        _prepare_inputs=lambda batch: batch,
+    )
+    PackingCheck(trainer).on_train_begin()
+
+
+def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_step() -> None:
+    model = llama("sdpa")
+    check(model)
+    assert model.training
+    with pytest.raises(ConfigError, match="a packed text sees those before it; leave packing out"):
+        check(Mixing(model))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_them(
+    tmp_path: Path,
+) -> None:
+    plan = Plan(tmp_path)
+    how = {
+        "model": "tiny-llama",
+        "packing": True,
+        "max_steps": 3,
+        "profile_step": 0,
+        "max_source_length": 128,
+        **LENGTH,
+    }
+    plan.add("single", 1, technique="single", per_device_train_batch_size=4, **how)
+    plan.add("zero3", 2, technique="zero3", per_device_train_batch_size=2, **how)
+    ran = plan.run(timeout_s=500)
+    single, zero3 = ran["single"], ran["zero3"]
+    assert set(single.exit_codes.values()) | set(zero3.exit_codes.values()) == {0}, (
+        single.stderr() + zero3.stderr()
+    )
+    assert zero3.curve("loss") == pytest.approx(single.curve("loss"), rel=1e-3)
+    (end,) = single.data("end")
+    rows = float(str(end["train_samples_per_s"])) * float(str(end["train_runtime_s"]))
+    assert rows > 2 * 3 * 4  # a row holds more than two texts

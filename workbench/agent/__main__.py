@@ -1,0 +1,103 @@
+"""The agent's command line: `serve`, `connect`, `rank`, `packages`. Modules beside it do the work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.agent.clients.client import bridge, launch_rank, place_from
+from workbench.base.process import LEASE_S
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code. Each imports what it needs: every pod waits for this to start."""
+    asked = _parser().parse_args(argv)
+    root = Path(asked.root)
+    if asked.command == "serve":
+        code = _serve(root, asked.lease_s, asked.warm, quiet=asked.connect)
+        return bridge(root.resolve()) if asked.connect and code == 0 else code
+    if asked.command == "connect":
+        return bridge(root)
+    if asked.command == "packages":
+        return _install(root)
+    return _launch_rank(root, asked)
+
+
+def _serve(root: Path, lease_s: float, warm: bool, *, quiet: bool) -> int:
+    """Bring the agent up and print its pid, unless quiet: a bridge carries answers only."""
+    from workbench.agent.main import serve
+
+    try:
+        answer: dict[str, object] = {"ok": True, "pid": serve(root, lease_s=lease_s, warm=warm)}
+    except (RuntimeError, OSError) as error:
+        answer = {"ok": False, "error": str(error)}
+        sys.stderr.write(f"{error}\n")
+    if not quiet:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    return 0 if answer["ok"] else 1
+
+
+def _launch_rank(root: Path, asked: argparse.Namespace) -> int:
+    try:
+        place = place_from(vars(asked), os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return launch_rank(root, asked.run, place, quiet=asked.quiet)
+
+
+def _install(request: Path) -> int:
+    from workbench.agent.packages import PackageError, install
+
+    asked = json.loads(request.read_text(encoding="utf-8"))
+    request.unlink()
+    try:
+        install(Path(asked["folder"]), asked["requirements"], asked["env"])
+    except (PackageError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="workbench.agent", description="Start, watch and end ranks on a pod."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser("serve", help="make sure that an agent serves a pod's root")
+    serving.add_argument("root", metavar="POD_ROOT")
+    serving.add_argument(
+        "--lease-s",
+        type=float,
+        default=LEASE_S,
+        help="how long to live without a word of the keeper",
+    )
+    serving.add_argument(
+        "--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported"
+    )
+    serving.add_argument(
+        "--connect", action="store_true", help="then bridge stdin and stdout to it"
+    )
+    connecting = commands.add_parser("connect", help="bridge stdin and stdout to the agent")
+    connecting.add_argument("root", metavar="POD_ROOT")
+    packages = commands.add_parser(
+        "packages", help="install what a request asks for, which is removed"
+    )
+    packages.add_argument("root", metavar="REQUEST_FILE")
+    rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")
+    rank.add_argument("root", metavar="PODS_ROOT")
+    rank.add_argument("run", metavar="RUN_ID")
+    for flag in ("--rank", "--local-rank", "--world-size", "--master-port"):
+        rank.add_argument(flag, type=int)
+    rank.add_argument("--master-addr")
+    rank.add_argument("--quiet", action="store_true", help="leave what it prints in the pod's logs")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

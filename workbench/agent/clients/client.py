@@ -1,0 +1,182 @@
+"""Programs on the pod that speak with the agent: one rank of a launcher, and the bridge that SSH runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from workbench.base import rpc, wire
+from workbench.base.lines import Pipes
+from workbench.base.rpc import Refused
+
+_RELAY = "workbench.agent.clients.relay"
+_POLL_S = 0.1
+_CHUNK_BYTES = 1 << 16
+Place = dict[str, int | str | None]
+
+
+def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
+    """Connect to the agent that serves `root`."""
+    return wire.connect(root / "agent.sock", timeout_s)
+
+
+class Client:
+    """A program's line to the agent. Raises Refused, or OSError for a lost line."""
+
+    def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
+        self._timeout_s = timeout_s
+        self._socket = connect(root, timeout_s)
+        line = self._socket.fileno()
+        self._client = rpc.Client(Pipes(line, line, write_s=timeout_s))
+
+    def ask(self, op: str, **message: object) -> dict[str, Any]:
+        return self._client.call({"op": op, **message}, self._timeout_s)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def bridge(root: Path) -> int:
+    """Connect, and become the relay; return an exit code where there is no agent."""
+    try:
+        agent = connect(root)
+    except OSError as error:
+        sys.stderr.write(f"no agent serves {root}: {error}\n")
+        return 1
+    agent.settimeout(None)
+    agent.set_inheritable(True)
+    loader: Any = getattr(find_spec(_RELAY), "loader", None)  # of a folder or of a zip
+    return os.execv(
+        sys.executable,
+        [sys.executable, "-ISc", loader.get_source(_RELAY), str(agent.fileno()), str(root)],
+    )
+
+
+def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) -> Place:
+    """Find out which rank this is: from flags, else torch's variables, else OpenMPI's.
+
+    Example:
+        >>> place_from({}, {"OMPI_COMM_WORLD_RANK": "2"})["rank"]
+        2
+    """
+    names = {
+        "rank": ("RANK", "OMPI_COMM_WORLD_RANK"),
+        "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+        "master_addr": ("MASTER_ADDR",),
+        "master_port": ("MASTER_PORT",),
+    }
+    place: Place = {}
+    for key, variables in names.items():
+        value = flags.get(key)
+        if value is None:
+            value = next((env[name] for name in variables if env.get(name)), None)
+        place[key] = value if value is None or key == "master_addr" else int(value)
+    if place["rank"] is None:
+        raise ValueError("which rank is this? Give --rank, or set RANK or OMPI_COMM_WORLD_RANK")
+    return place
+
+
+def launch_rank(pods_root: Path, run: str, place: Place, *, quiet: bool = False) -> int:
+    """Start one rank through the agent whose pod it belongs to, show its output unless quiet, and wait for its end."""
+    client = _agent_of(pods_root, run, place)
+    if client is None:
+        sys.stderr.write(f"no agent below {pods_root} has rank {place['rank']} of run {run}\n")
+        return 1
+    env = (
+        {"CUDA_VISIBLE_DEVICES": value}
+        if (value := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None
+        else {}
+    )
+    try:
+        started = client.ask("start_rank", run=run, env=env, **place)
+        return _follow(client, run, place["rank"], [] if quiet else _echoes(started))
+    except _NobodyReads:
+        return 128 + signal.SIGPIPE
+    except (OSError, Refused) as error:
+        sys.stderr.write(f"rank {place['rank']} of run {run}: {error}\n")
+        return 1
+    finally:
+        client.close()
+
+
+def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
+    for path in sorted(pods_root.glob("*/agent.sock")):
+        try:
+            client = Client(path.parent)
+        except OSError:
+            continue
+        try:
+            if client.ask("prepared", run=run, rank=place["rank"]).get("mine"):
+                return client
+        except (OSError, Refused):
+            pass
+        client.close()
+    return None
+
+
+def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
+    folder, sizes = Path(started["folder"]), started["sizes"]
+    return [
+        _Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd)
+        for fd, name in ((1, "stdout"), (2, "stderr"))
+    ]
+
+
+def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> int:
+    readers = select.poll()
+    readers.register(1, 0)  # errors are always told
+    while True:
+        ranks = client.ask("poll", run=run, max_bytes=0)["ranks"]
+        state = next(item for item in ranks if item["rank"] == rank)
+        for echo in echoes:
+            echo.copy()
+        if state["phase"] == "exited":
+            code = state["exit_code"]
+            return 1 if code is None else int(code) if code >= 0 else 128 - int(code)
+        if readers.poll(0):
+            raise _NobodyReads
+        time.sleep(_POLL_S)
+
+
+class _NobodyReads(Exception):
+    """Whoever started this program has gone."""
+
+
+class _Echo:
+    """A file that grows, copied to a descriptor."""
+
+    def __init__(self, path: Path, offset: int, fd: int) -> None:
+        self.path, self.offset, self.fd = path, offset, fd
+
+    def copy(self) -> None:
+        try:
+            file = self.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self.offset)
+            while data := file.read(_CHUNK_BYTES):
+                self.offset += len(data)
+                while data:
+                    data = data[self._write(data) :]
+
+    def _write(self, data: bytes) -> int:
+        try:
+            return os.write(self.fd, data)
+        except BrokenPipeError as error:
+            raise _NobodyReads from error

@@ -1,0 +1,187 @@
+"""Bring up the agent of a pod: idempotent, one per root, and first of all the end of what a dead one left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from workbench.agent.clients.client import Client
+from workbench.agent.listener import Server
+from workbench.agent.supervisor import Agent
+from workbench.agent.warm_link import FORK_SERVER
+from workbench.base.child import HOME
+from workbench.base.clock import share_clock
+from workbench.base.process import (
+    Process,
+    activity,
+    ancestors,
+    become_subreaper,
+    descendants,
+    end_all,
+    look_up,
+    pod_of,
+    process_start_time,
+    process_table,
+)
+from workbench.base.rpc import Refused
+from workbench.base.wire import listen
+
+_ANSWER_S = 5.0
+_START_S = 15.0
+_LEFTOVERS_S = 5.0
+
+
+def serve(root: Path, *, lease_s: float, warm: bool) -> int:
+    """Make sure that an agent serves `root`; return its pid once it answers."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root = root.resolve()
+    root.chmod(0o700)
+    (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+    if (agent := _agent_of(root)) is not None and activity(agent.pid)[1]:
+        agent.send(
+            signal.SIGKILL
+        )  # stopped, it would not answer, and there is no use in waiting for that
+    if (pid := _ping(root)) is not None:
+        return pid
+    lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if (pid := _take_lock(root, lock)) is not None:
+            return pid
+        end_leftovers(root)
+        return _daemonise(root, lock, lease_s, warm)
+    finally:
+        os.close(lock)
+
+
+def end_leftovers(root: Path) -> int:
+    """Kill every process that was started for this root, and wait until they have gone."""
+    ended: set[Process] = set()
+
+    def left() -> set[Process]:
+        table = process_table()
+        marked = {pid for pid in table if pod_of(pid) == str(root)}
+        spared = ancestors(table, os.getpid())
+        family = {
+            table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie
+        }
+        ended.update(family)
+        return family
+
+    end_all(left, grace_s=0.0, kill_s=_LEFTOVERS_S)
+    return len(ended)
+
+
+def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
+    try:
+        with Client(root, timeout_s) as client:
+            return int(client.ask("ping")["pid"])
+    except (OSError, Refused):
+        return None
+
+
+def _take_lock(root: Path, lock: int) -> int | None:
+    # Whoever holds it is an agent coming up, or one that hangs.
+    deadline = time.monotonic() + _START_S
+    hung_at = time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            if (pid := _ping(root, 1.0)) is not None:
+                return pid
+        if time.monotonic() > hung_at and (hung := _agent_of(root)) is not None:
+            hung.send(signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the agent in {root} neither answers nor ends; see agent.log there")
+        time.sleep(0.05)
+
+
+def _agent_of(root: Path) -> Process | None:
+    try:
+        state = json.loads((root / "agent.json").read_text())
+        process = look_up(int(state["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (
+        process if process is not None and process.start_time == state.get("start_time") else None
+    )
+
+
+def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_daemon(root, {lock, write})
+            _run(root, lease_s, warm, write)
+        except BaseException as error:  # process boundary
+            logging.getLogger(__name__).exception("the agent ended")
+            os.write(write, json.dumps(f"{type(error).__name__}: {error}").encode())
+        finally:
+            logging.shutdown()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answers:
+        answer = answers.readline()
+    answer = json.loads(answer or b'"it ended at once"')
+    if answer != pid:
+        raise RuntimeError(f"the agent in {root} did not start: {answer}")
+    return pid
+
+
+def _become_daemon(root: Path, kept: set[int]) -> None:
+    os.setsid()
+    _find_this_package()
+    log = os.open(root / "agent.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # Whatever else was inherited (ssh's pipes among it) would keep somebody waiting for its end.
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    os.chdir(root)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    logging.basicConfig(
+        format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True
+    )
+    become_subreaper()
+
+
+def _find_this_package() -> None:
+    paths = [
+        str(Path(path).absolute())
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path
+    ]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths if HOME in paths else [HOME, *paths])
+
+
+def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
+    state = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()) or 0}
+    (root / "agent.json").write_text(json.dumps(state) + "\n")
+    listener = listen(root / "agent.sock")
+    share_clock()
+    agent = Agent(root, lease_s)
+    logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
+    fork_server = os.environ.pop(FORK_SERVER, "")
+    if warm:
+        agent.warm.start(root, fork_server)
+    os.write(ready, json.dumps(os.getpid()).encode() + b"\n")
+    os.close(ready)
+
+    def leave() -> None:
+        for name in ("agent.sock", "agent.json"):
+            (root / name).unlink(missing_ok=True)
+        logging.getLogger(__name__).info("agent %d has ended", os.getpid())
+
+    Server(agent, listener).run(leave)

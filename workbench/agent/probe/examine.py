@@ -1,0 +1,111 @@
+"""Print what a pod has as one JSON object: `python -m workbench.agent.probe.examine ADDRESS [FOLDER]`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.agent.machine import GpuWatch, interface_of, memory_limit_bytes
+from workbench.base.versions import installed_versions
+
+_GIB = 1024**3
+_BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
+
+
+def examine(address: str, folder: Path) -> dict[str, object]:
+    gpus = GpuWatch().latest()
+    gpu_gib, memory_limit_gib = limits(gpus)
+    return {
+        "time_s": time.time(),
+        "interface": interface_of(address),
+        "versions": installed_versions(),
+        "gpus": gpus,
+        "gpu_gib": gpu_gib,
+        "memory_gib": _memory_gib("MemAvailable"),
+        "memory_limit_gib": memory_limit_gib,
+        "disk": _room(folder),
+        "shm": _room(Path("/dev/shm")),
+        "cores": len(os.sched_getaffinity(0)),
+        "locks": list(compile_locks(extensions_folder())),
+    }
+
+
+def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
+    """Return the memory that a job can have here, whatever is taken now."""
+    limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
+    sizes = [
+        size for size in (whole, limit / _GIB if limit is not None else None) if size is not None
+    ]
+    return min((gpu["total_gib"] for gpu in gpus), default=None), min(sizes, default=None)
+
+
+def extensions_folder() -> Path:
+    """Return the folder that torch compiles ops in."""
+    return Path(
+        os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    )
+
+
+def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
+    """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go."""
+    locks = [path for path in folder.glob("**/lock") if path.is_file()]
+    busy = _working_folders() if locks else set()
+    for path in locks:
+        with suppress(FileNotFoundError):  # its build has just ended
+            age_s = max(0.0, time.time() - path.stat().st_mtime)
+            yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
+
+
+def clear_stale_locks() -> None:
+    """Remove the locks of builds that were killed: torch waits for the lock of a compiled op without a word."""
+    while idle := [lock for lock in compile_locks(extensions_folder()) if not lock["busy"]]:
+        for lock in idle:
+            path = str(lock["path"])
+            if float(str(lock["age_s"])) > _BUILD_LOCK_S:
+                Path(path).unlink(missing_ok=True)  # another rank of this pod may have been faster
+                why = f"no build works there, and it is older than {_BUILD_LOCK_S:g} s"
+                print(f"removed the stale build lock {path}: {why}", file=sys.stderr, flush=True)
+            else:
+                print(f"waiting for the build that holds {path}", file=sys.stderr, flush=True)
+                time.sleep(1.0)
+
+
+def _working_folders() -> set[str]:
+    folders = set()
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # another user's, or gone
+            folders.add(str(process.readlink()))
+    return folders
+
+
+def _room(folder: Path) -> dict[str, float] | None:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return {"free_gib": usage.free / _GIB, "total_gib": usage.total / _GIB}
+
+
+def _memory_gib(name: str) -> float | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines)
+    return int(sizes[name].split()[0]) * 1024 / _GIB
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    address, *folder = sys.argv[1:] if argv is None else argv
+    sys.stdout.write(json.dumps(examine(address, Path(folder[0] if folder else "."))) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Write down this rank's last collectives, as torch's flight recorder has them, whenever its stacks are asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+from workbench.agent.ranks.stacks import STACKS
+from workbench.base.files import write_bytes
+from workbench.rundir.paths import FLIGHT
+
+_LOOK_S = 0.25
+
+
+def record(folder: Path) -> None:
+    """Do so from now on, in a thread: the main one waits in a collective when that is of use."""
+    threading.Thread(target=_watch, args=(folder,), name="flight", daemon=True).start()
+
+
+def _watch(folder: Path) -> None:
+    seen = 0
+    while True:
+        time.sleep(_LOOK_S)
+        with suppress(OSError, RuntimeError):
+            size = (folder / STACKS).stat().st_size
+            if size > seen and (dump := recorded()):
+                write_bytes(folder / FLIGHT, dump)
+            seen = size
+
+
+def recorded() -> bytes:
+    """Return what the recorder has, as JSON; nothing where this torch, or its library of collectives, has none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return b""
+    library = "nccl" if "nccl" in str(dist.get_backend()) else "fr"
+    dump = getattr(_distributed_c10d, f"_dump_{library}_trace_json", None)
+    return bytes(dump()) if dump is not None else b""

@@ -1,0 +1,27 @@
+"""What a rank is doing: told as events, of what takes long how far it is too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from workbench.agent.rank import collectives as ranks
+from workbench.rundir.events import emit
+
+T = TypeVar("T")
+_EVERY_S = 1.0
+
+
+def phase(name: str, **how_far: int) -> None:
+    emit("phase", name=name, **how_far)
+
+
+def counted(items: Iterable[T], total: int, name: str) -> Iterator[T]:
+    """Return the items one by one; rank 0 tells once a second how many of so many batches are done."""
+    told_s = time.monotonic() if ranks.rank() == 0 else float("inf")
+    for done, item in enumerate(items):
+        if time.monotonic() - told_s >= _EVERY_S:
+            told_s = time.monotonic()
+            phase(name, done=done, total=total)
+        yield item

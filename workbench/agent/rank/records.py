@@ -1,0 +1,76 @@
+"""What a rank leaves behind for its agent: the error record, the done-record, and its memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import traceback
+from pathlib import Path
+
+from workbench.agent import machine
+from workbench.agent.ranks.records import only_lost_its_peer, write_record
+from workbench.base.errors import RunError
+
+_GIB = 1024**3
+
+
+class EndedWithAnother(RunError):
+    """This rank ended because another one failed: an echo, never the cause."""
+
+
+def write_error(folder: Path, rank: int, error: BaseException) -> None:
+    """Write `error.json`, replacing it in one step."""
+    message = str(error) or type(error).__name__
+    write_record(
+        folder / "error.json",
+        {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "kind": type(error).__name__,
+            "message": message,
+            "traceback": "".join(traceback.format_exception(error)),
+            "echo": isinstance(error, EndedWithAnother) or only_lost_its_peer(message),
+        },
+    )
+
+
+def write_done(folder: Path, rank: int) -> None:
+    """Write `done.json`: this rank has finished everything that was asked."""
+    write_record(folder / "done.json", {"rank": rank})
+
+
+def memory() -> dict[str, float]:
+    """Measure this process's memory: resident now and at its peak, and the peaks of the fullest GPU that it uses."""
+    import torch
+
+    now, peak = machine.memory(os.getpid())
+    sizes = {"rss_gib": now / _GIB, "peak_rss_gib": peak / _GIB}
+    if torch.cuda.is_available():
+        gpus = range(torch.cuda.device_count())  # a model may lie on several
+        sizes["cuda_allocated_gib"] = max(map(torch.cuda.max_memory_allocated, gpus)) / _GIB
+        sizes["cuda_reserved_gib"] = max(map(torch.cuda.max_memory_reserved, gpus)) / _GIB
+    return {name: round(value, 4) for name, value in sizes.items()}
+
+
+def device() -> str:
+    """Name the processor that this rank trains on: torch's name of the GPU, or the CPU's model."""
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.machine()
+
+
+def cores() -> str:
+    """Write the cores that this process may run on as ranges, `0-3,8`."""
+    ranges: list[list[int]] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -1,0 +1,268 @@
+"""One run on this pod: its ranks, their cores, how they are stopped, and the sweep that leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from workbench.agent.machine import OomWatch
+from workbench.agent.ranks import stacks
+from workbench.agent.ranks.output import OutputPump, Readable, read_chunks
+from workbench.agent.ranks.rank import Rank
+from workbench.agent.ranks.records import keep_room
+from workbench.agent.ranks.request import RunRequest
+from workbench.base.files.disk import disk_full, free_bytes
+from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
+
+# Helpers of a program that just ended (multiprocessing's resource tracker) get this long to end by themselves.
+_OOM_COUNTED_S = 0.05
+_OOM_COUNTED_LATE_S = 3.0
+_STRAGGLER_S = 0.5
+_STACKS_BYTES = 256 * 1024
+_log = logging.getLogger(__name__)
+_CHOSEN = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables by which a user binds threads to cores; then nothing else does."""
+
+
+class PodRun:
+    def __init__(self, request: RunRequest, root: Path, *, left: bool = False) -> None:
+        # Records of an earlier try are removed, logs are kept; of ranks that an agent had which is no more, both are.
+        self.request = request
+        self.root = root
+        self.folder = root / "runs" / request.run
+        places = request.on(root.name)
+        if not places:
+            raise ValueError(f"no rank of run {request.run} belongs to {root.name}")
+        self.ranks = {
+            place.rank: Rank(
+                place=place, folder=self.folder / f"rank-{place.rank}", success=request.success
+            )
+            for place in places
+        }
+        self.stopping = self._asked = False
+        self._kill_at: float | None = None
+        self._settled = True
+        self._oom = OomWatch()
+        for rank in self.ranks.values():
+            if left:
+                rank.recover()
+                continue
+            rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("error.json", "done.json", "stacks.txt"):
+                (rank.folder / name).unlink(missing_ok=True)
+            keep_room(rank.folder)
+
+    @property
+    def live(self) -> bool:
+        return any(rank.live for rank in self.ranks.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is left, so that there is nothing to look after."""
+        return self._settled and not self.live
+
+    @property
+    def hurried(self) -> bool:
+        """Whether something is being ended, so that looking once a second is too seldom."""
+        ending = any(rank.sweep_at is not None for rank in self.ranks.values())
+        return not self.settled and (self.stopping or ending or not self.live)
+
+    def begun(self, rank: Rank, pid: int, how: str) -> None:
+        """Take note of the process of a rank; one that comes after `stop` is ended at once."""
+        rank.begin(pid, how)
+        request = self.request
+        bind(
+            pid,
+            rank.place.local_rank,
+            len(self.ranks),
+            request.threads,
+            request.binding,
+            request.env,
+        )
+        rank.group = self._oom.see(pid)
+        self._settled = False
+        if self.stopping and rank.process is not None:
+            rank.process.send(signal.SIGTERM)
+
+    def ended(self, pid: int, exit_code: int) -> None:
+        """Take note of the end of a process, which may be that of a rank."""
+        for rank in self.ranks.values():
+            if rank.phase == "running" and rank.process is not None and rank.process.pid == pid:
+                self._ended(rank, exit_code)
+
+    def _ended(self, rank: Rank, exit_code: int) -> None:
+        rank.stopped = rank.stopped or self.stopping
+        if rank.process is not None:
+            rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
+        rank.sweep_at = time.monotonic() + _STRAGGLER_S
+        hint = self._oom.hint(rank.group)
+        if exit_code == -signal.SIGKILL and not rank.stopped:
+            # The kernel counts a kill for memory after the kill itself; on a busy machine that takes its time.
+            patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow() else _OOM_COUNTED_S
+            until = time.monotonic() + patience_s
+            while not hint and time.monotonic() < until:
+                time.sleep(_OOM_COUNTED_S)
+                hint = self._oom.hint(rank.group)
+        rank.end(exit_code, oom_hint=hint)
+
+    def stop(self, grace_s: float, *, ask: bool = False) -> None:
+        """Tell every rank, or only `ask` ranks, and what is under it to end; kill them after the grace. Idempotent."""
+        kill_at = time.monotonic() + max(0.0, grace_s)
+        self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
+        if self.stopping and (ask or not self._asked):
+            return
+        self.stopping, self._asked = True, ask
+        table = process_table()
+        for rank in self.ranks.values():
+            if rank.phase == "waiting":
+                rank.stopped = True
+                rank.end(None)
+            if ask and rank.process is not None:
+                rank.ask(rank.process)
+                continue
+            for pid in rank.members(table):
+                table[pid].send(signal.SIGTERM)
+                table[pid].send(signal.SIGCONT)  # a stopped process would not hear the first
+
+    def tick(self, table: Mapping[int, Process]) -> None:
+        """Do what is due: sweep after ranks that ended, kill what outlived the grace."""
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            for rank in self.ranks.values():
+                rank.forced = rank.forced or rank.phase == "running"
+            self._kill(table, self.family(table))
+        for rank in self.ranks.values():
+            if rank.sweep_at is None:
+                continue
+            if not (left := rank.members(table)):
+                rank.sweep_at, rank.swept = None, True
+            elif now >= rank.sweep_at:
+                self._kill(table, left)
+        ended = not self.live and not any(rank.sweep_at for rank in self.ranks.values())
+        if ended and not self._kill(table, self.family(table)):
+            table = process_table()  # the other may have missed one
+            self._settled = not self._kill(table, self.family(table))
+
+    def sample(self, table: Mapping[int, Process]) -> None:
+        for rank in self.ranks.values():
+            if rank.phase == "running" and rank.process is not None:
+                rank.sample(rank.members(table))
+                rank.group = self._oom.see(rank.process.pid) or rank.group
+
+    def family(self, table: Mapping[int, Process]) -> set[int]:
+        """Return the pids of all living processes of this run on this pod."""
+        members: set[int] = set()
+        starts = [
+            rank.process.start_time for rank in self.ranks.values() if rank.process is not None
+        ]
+        for rank in self.ranks.values():
+            members |= rank.members(table)
+        ours = {RUN_MARK: self.request.run, POD_MARK: str(self.root)}
+        marked = {
+            pid
+            for pid, process in table.items()
+            # Who started before the run cannot be of it: this saves reading nearly every environment.
+            if starts
+            and pid not in members
+            and process.start_time >= min(starts)
+            and ours.items() <= marks(pid).items()
+        }
+        return members | {pid for pid in descendants(table, marked) if not table[pid].zombie}
+
+    def poll(
+        self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int
+    ) -> dict[str, object]:
+        # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
+        ranks = [rank.to_dict() for rank in self.ranks.values()]
+        streams: dict[str, Readable] = {
+            f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()
+        }
+        lost = 0
+        for n, rank in self.ranks.items():
+            streams |= {f"rank-{n}/{name}.log": each for name, each in rank.streams.items()}
+            lost += sum(each.dropped for each in rank.streams.values())
+        return {
+            "ranks": ranks,
+            "chunks": read_chunks(streams, offsets, max_bytes),
+            "left": 0 if self.settled else len(self.family(table)),
+            "oom_kills": sum(self._oom.counts().values()),
+            "removed": self._removed(),
+            "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))
+            if lost
+            else "",
+        }
+
+    def _removed(self) -> str:
+        """Return what somebody removed of the run here while it ran; empty where nothing is missing."""
+        if not self.folder.is_dir():
+            return f"the folder {self.folder} was removed"
+        streams = [each for rank in self.ranks.values() for each in rank.streams.values()]
+        removed = next((each.log for each in streams if each.removed), None)
+        return "" if removed is None else f"the log {removed} was removed"
+
+    def close(self, pump: OutputPump) -> None:
+        for rank in self.ranks.values():
+            for stream in rank.streams.values():
+                pump.remove(stream)
+
+    def ask_stacks(self) -> dict[int, int]:
+        """Have every rank that can write down its Python stacks; return the sizes of their files before."""
+        sizes: dict[int, int] = {}
+        for number, rank in self.ranks.items():
+            # Without the file there is no handler, and the signal would end the process.
+            with contextlib.suppress(OSError):
+                size = (rank.folder / "stacks.txt").stat().st_size
+                if rank.phase == "running" and rank.process and rank.process.send(stacks.SIGNAL):
+                    sizes[number] = size
+        return sizes
+
+    def stacks(self, sizes: Mapping[int, int]) -> dict[str, str]:
+        """Return what the ranks wrote since `ask_stacks`; "" for one that did not."""
+        texts = dict.fromkeys((str(number) for number in self.ranks), "")
+        for number, size in sizes.items():
+            with (
+                contextlib.suppress(OSError),
+                (self.ranks[number].folder / "stacks.txt").open("rb") as file,
+            ):
+                file.seek(size)
+                texts[str(number)] = file.read(_STACKS_BYTES).decode("utf-8", "replace")
+        return texts
+
+    def _kill(self, table: Mapping[int, Process], pids: set[int]) -> bool:
+        for pid in pids:
+            table[pid].send(signal.SIGKILL)
+        return bool(pids)
+
+
+def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequence[int]]:
+    """Share cores evenly among the ranks of a pod; none where there is one rank, or a share is less than its threads.
+
+    Example:
+        >>> shares({0, 1, 2, 3, 4}, ranks=2, threads=2), shares({0, 1}, ranks=2, threads=2)
+        ([[0, 1], [2, 3]], [])
+    """
+    size = len(cores) // ranks
+    if ranks < 2 or size < threads:
+        return []
+    ordered = sorted(cores)
+    return [ordered[n * size : (n + 1) * size] for n in range(ranks)]
+
+
+def bind(
+    pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]
+) -> None:
+    """Bind a rank that has just started to its share; `binding` is that of the request."""
+    try:
+        cores = os.sched_getaffinity(0)
+        own = binding == "always" or (binding == "cpuset" and len(cores) < (os.cpu_count() or 1))
+        if not own or not env.keys().isdisjoint(_CHOSEN):
+            return
+        if local_rank < len(given := shares(cores, ranks, threads)):
+            os.sched_setaffinity(pid, given[local_rank])
+    except OSError as error:  # it has ended, or the pod may not
+        _log.info("local rank %d is not bound to cores: %s", local_rank, error)

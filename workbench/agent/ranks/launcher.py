@@ -1,0 +1,162 @@
+"""Start ranks and helpers: forked from the warm server where it serves, ranks cold where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.agent.ranks.job import PodRun
+from workbench.agent.ranks.output import OutputPump
+from workbench.agent.ranks.rank import Rank, start_cold
+from workbench.agent.ranks.request import rank_environment
+from workbench.agent.warm_link import WarmLink
+from workbench.base import entries
+from workbench.base.allocator import preloaded
+from workbench.base.process import look_up
+
+_log = logging.getLogger(__name__)
+_CANNOT_EXECUTE = 127  # the shell's word for it
+
+
+class Helpers:
+    """Processes of no rank, forked from the warm server, that work something out; no run waits for them.
+
+    Every inquiry has one: it reads `inquiry.json` in its folder and leaves `answer.json` there.
+    """
+
+    def __init__(self, folder: Path, warm: WarmLink) -> None:
+        self._folder = folder
+        self._warm = warm
+        self.asked: dict[int, str] = {}
+        """The inquiries that the warm server was asked for, by token."""
+        self.pids: dict[int, str] = {}
+        """Those that are worked on, by pid."""
+        self._refused: set[str] = set()
+        self._closed = False
+
+    def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
+        """Have an inquiry answered; asked again, it tells how that stands, and the answer once."""
+        folder = self._folder / name
+        if name in self.asked.values() or name in self.pids.values():
+            return {"state": "busy"}
+        if (folder / "answer.json").exists():
+            answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+            shutil.rmtree(folder, ignore_errors=True)
+            return {"state": "done", "answer": answer}
+        if folder.exists() or name in self._refused or self._closed or not self._warm.serves({}):
+            return {"state": "none"}
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "inquiry.json").write_text(json.dumps(inquiry), encoding="utf-8")
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        token = self._warm.fork(
+            env=env, cwd=str(folder), folder=folder, entry=entries.INQUIRY, threads=1
+        )
+        self.asked[token] = name
+        return {"state": "busy"}
+
+    def forked(self, token: int, pid: int) -> bool:
+        name = self.asked.pop(token, None)
+        if name is not None:
+            self.pids[pid] = name
+            if self._closed:
+                self.close()
+        return name is not None
+
+    def refused(self, token: int) -> None:
+        if (name := self.asked.pop(token, None)) is not None:
+            self._refused.add(name)
+
+    def reaped(self, pid: int) -> None:
+        self.pids.pop(pid, None)
+
+    def close(self) -> None:
+        self._closed = True
+        for pid in self.pids:
+            if (process := look_up(pid)) is not None:
+                with contextlib.suppress(OSError):
+                    process.send(signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    run: PodRun
+    rank: Rank
+    env: dict[str, str]
+
+
+class RankLauncher:
+    """Starts ranks, and keeps those that the warm server was asked for until their pids are known."""
+
+    def __init__(self, root: Path) -> None:
+        self.warm = WarmLink()
+        self.helpers = Helpers(root / "helpers", self.warm)
+        self.pump = OutputPump()
+        self._asked: dict[int, _Launch] = {}
+
+    def launch(self, run: PodRun, rank: Rank, overrides: Mapping[str, str]) -> None:
+        """Start a rank that waits; a warm one is running only once `hear` has heard of it."""
+        request = run.request
+        for stream in rank.streams.values():
+            self.pump.add(stream)
+        launch = _Launch(
+            run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides)
+        )
+        if not request.entry or not self.warm.serves({**request.env, **overrides}):
+            self._launch_cold(launch)
+            return
+        rank.phase, cwd = "forking", request.cwd or str(run.folder)
+        token = self.warm.fork(
+            env=launch.env,
+            cwd=cwd,
+            folder=rank.folder,
+            entry=request.entry,
+            threads=request.threads,
+        )
+        self._asked[token] = launch
+
+    def stop(self, run: PodRun, grace_s: float, *, ask: bool = False) -> None:
+        """Stop a run, or ask it to end, taking back what the warm server has not been asked for yet."""
+        for token, launch in list(self._asked.items()):
+            if launch.run is run and self.warm.cancel(token):
+                del self._asked[token]
+                launch.rank.phase = "waiting"
+        run.stop(grace_s, ask=ask)
+
+    def hear(self) -> None:
+        """Hear what the warm server has said: pids of ranks, or that it cannot."""
+        forked, refused = self.warm.receive()
+        for token, pid in forked.items():
+            if (launch := self._asked.pop(token, None)) is not None:
+                launch.run.begun(launch.rank, pid, "warm")
+            elif not self.helpers.forked(token, pid) and (stranger := look_up(pid)) is not None:
+                stranger.send(signal.SIGKILL)
+        for token in refused:
+            if (launch := self._asked.pop(token, None)) is None:
+                self.helpers.refused(token)
+                continue
+            if launch.run.stopping:
+                launch.rank.stopped = True
+                launch.rank.end(None)
+            else:
+                self._launch_cold(launch)
+
+    def _launch_cold(self, launch: _Launch) -> None:
+        run, rank = launch.run, launch.rank
+        try:
+            # What a warm server could have started gets that server's allocator in a cold start too.
+            env = {**preloaded(), **launch.env} if run.request.entry else launch.env
+            pid = start_cold(run.request.argv, env, run.request.cwd or str(run.folder), rank.folder)
+        except OSError as error:
+            _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, run.request.run, error)
+            rank.end(
+                _CANNOT_EXECUTE, cannot_start=f"{run.root.name} cannot start a process: {error}"
+            )
+        else:
+            run.begun(rank, pid, "cold")

@@ -1,0 +1,285 @@
+"""What a rank writes, out of its pipe into its log, and read from there: a full disk costs lines, and not the rank.
+
+A rank that writes into a file itself dies of the first line that finds no room. What a log cannot take stays in memory
+until there is room, and is read by offset as if it were in the file; only what is more than that is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.agent.ranks.request import Message, whole_in
+from workbench.base.process import OUTPUT_PIPE
+
+_MOST_BYTES = 4 << 20  # then the order of the rest is not kept
+_log = logging.getLogger(__name__)
+_KEPT_BYTES = 4 << 20  # for each stream, while its disk is full
+_PIPE_BYTES = 1 << 20
+_TAIL_BYTES = 256 << 10
+_AGAIN_S = 1.0
+Chunk = dict[str, object]
+
+
+class OutputOrder:
+    """In which order a rank wrote to its two streams, beside the logs: a line for each change from one to the other.
+
+    A line `stdout 1234` means that what came next, up to that byte, was of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "order.log"
+        self._lock = threading.Lock()
+        self._last = ("", 0)
+
+    @property
+    def size(self) -> int:
+        return size_of(self.log)
+
+    def note(self, stream: str, end: int) -> None:
+        """Take note that a stream has got as far as that byte; only a change of streams costs a line."""
+        with self._lock:
+            (before, at), self._last = self._last, (stream, end)
+            if before in ("", stream):
+                return
+            try:
+                file = os.open(
+                    self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+                )
+            except OSError:
+                return
+            try:
+                if os.fstat(file).st_size < _MOST_BYTES:
+                    os.write(file, f"{before} {at}\n".encode())
+            except OSError:  # a full disk: readers do without
+                self._last = ("", 0)
+            finally:
+                os.close(file)
+
+    def read(self, offset: int, count: int) -> bytes:
+        return read_at(self.log, offset, count)
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a log; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_at(path: Path, offset: int, count: int) -> bytes:
+    """Return what a log holds from an offset on; nothing where it cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(count) or b""
+    except OSError:
+        return b""
+
+
+class OutputStream:
+    """One stream of one rank: its pipe, its log, and what is between them."""
+
+    def __init__(self, folder: Path, name: str, order: OutputOrder | None = None) -> None:
+        self.log = folder / f"{name}.log"
+        self._name, self._order = name, order
+        self.dropped = 0
+        """Bytes that neither the disk nor the memory could take."""
+        self.pipe = -1
+        """The reading end; -1 while there is none."""
+        self._path = folder / OUTPUT_PIPE.format(name)
+        self._file = -1
+        self._lock = threading.Lock()
+        self._kept = bytearray()
+        self._written = size_of(self.log)
+        self._asked = self._gap = 0
+        self._again_at = 0.0
+
+    @property
+    def size(self) -> int:
+        if self.pipe < 0 and self._file < 0 and not self._kept:
+            self._written = size_of(self.log)  # another may write it
+        return self._written + len(self._kept)
+
+    def open(self) -> None:
+        """Make the pipe, for a rank that is about to start; where none can be made, it writes into the file itself."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self.log.touch(0o600)
+        self._written, self.dropped = size_of(self.log), 0
+        try:
+            self._path.unlink(missing_ok=True)
+            os.mkfifo(self._path, 0o600)
+            self.pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            # Held open from now on: what is written is not lost where somebody removes the file or its folder.
+            self._file = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            _log.warning("no pipe at %s: %s", self._path, error)
+            return
+        with contextlib.suppress(OSError):  # the user's pipes may have taken all that is allowed
+            fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def drain(self) -> None:
+        """Empty the pipe; what is written meanwhile may stay."""
+        with self._lock:
+            for _ in range(_PIPE_BYTES >> 16):
+                try:
+                    data = os.read(self.pipe, _PIPE_BYTES) if self.pipe >= 0 else b""
+                except BlockingIOError:
+                    break
+                if not data:
+                    break
+                self._take(data)
+            self._flush()
+
+    def close(self) -> None:
+        """Close the pipe, after a last look into it; what is in memory can still be read. Idempotent.
+
+        A log that was removed stays open, for then nothing else has what is in it.
+        """
+        self.drain()
+        with self._lock:
+            if self.pipe >= 0:
+                os.close(self.pipe)
+                self._path.unlink(missing_ok=True)
+            self.pipe = -1
+            if self._file >= 0 and not self.removed:
+                os.close(self._file)
+                self._file = -1
+
+    @property
+    def removed(self) -> bool:
+        """Whether somebody removed the log while it was written."""
+        if self._file < 0:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._file), self.log.stat())
+        except OSError:
+            return True
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return what is there from an offset on; whoever asks has what is before it."""
+        with self._lock:
+            self._flush()
+            self._asked = max(self._asked, min(offset, self.size))
+            data = (
+                self._read(offset, min(count, self._written - offset))
+                if offset < self._written
+                else b""
+            )
+            at = max(offset + len(data), self._written) - self._written
+            return data + bytes(self._kept[at : at + count - len(data)])
+
+    def _read(self, offset: int, count: int) -> bytes:
+        if self._file < 0:
+            return read_at(self.log, offset, count)
+        try:
+            return os.pread(self._file, count, offset)
+        except OSError:
+            return b""
+
+    def tail(self) -> str:
+        asked = self._asked  # this look says nothing of what the keeper has
+        end = self.read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES)
+        self._asked = asked
+        return end.decode("utf-8", "replace")
+
+    def _take(self, data: bytes) -> None:
+        if not self._kept:
+            data = data[self._write(data) :]
+        room = _KEPT_BYTES - len(self._kept)
+        if (
+            room < len(data) and self._asked > self._written
+        ):  # the keeper has these; a hole in the file stands for them
+            gone = min(self._asked - self._written, len(self._kept))
+            del self._kept[:gone]
+            self._written += gone
+            room += gone
+        if self._gap and room > len(data):
+            self._kept += f"\n[{self._gap} bytes are lost here: the disk was full]\n".encode()
+            self._gap = 0
+        fits = 0 if self._gap else min(room, len(data))
+        self._kept += data[:fits]
+        self._gap += len(data) - fits
+        self.dropped += len(data) - fits
+        if self._order is not None:
+            self._order.note(self._name, self._written + len(self._kept))
+
+    def _flush(self) -> None:
+        if self._kept and time.monotonic() >= self._again_at:
+            written = self._write(bytes(self._kept))
+            del self._kept[:written]
+
+    def _write(self, data: bytes) -> int:
+        done = 0
+        try:
+            if self._file < 0:
+                self._file = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            while done < len(data):
+                done += os.pwrite(self._file, data[done:], self._written + done)
+        except OSError as error:
+            if not self._kept:
+                _log.warning("%s takes no more for now: %s", self.log, error)
+            self._again_at = time.monotonic() + _AGAIN_S
+        self._written += done
+        return done
+
+
+class OutputPump:
+    def __init__(self) -> None:
+        self._streams: dict[int, OutputStream] = {}
+        self._poll = select.epoll()
+        self._thread: threading.Thread | None = None
+
+    def add(self, stream: OutputStream) -> None:
+        stream.open()
+        if stream.pipe < 0:
+            return
+        self._streams[stream.pipe] = stream
+        self._poll.register(stream.pipe, select.EPOLLIN)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="output", daemon=True)
+            self._thread.start()
+
+    def remove(self, stream: OutputStream) -> None:
+        if self._streams.pop(stream.pipe, None) is not None:
+            self._poll.unregister(stream.pipe)
+        stream.close()
+
+    def _loop(self) -> None:
+        while True:
+            for pipe, _ in self._poll.poll(_AGAIN_S):
+                if (stream := self._streams.get(pipe)) is not None:
+                    try:
+                        stream.drain()
+                    except Exception:  # thread boundary: the other ranks' output must go on
+                        _log.exception("emptying the pipe of %s", stream.log)
+                        time.sleep(_AGAIN_S)
+
+
+Readable = OutputStream | OutputOrder
+
+
+def read_chunks(
+    streams: Mapping[str, Readable], offsets: Message, max_bytes: int
+) -> dict[str, Chunk]:
+    """Read what is new, by offset and with a cap: no amount of output slows the agent or fills its memory."""
+    starts = {name: whole_in(offsets, name, 0) for name in streams}
+    fresh = {name: start for name, start in starts.items() if streams[name].size > start}
+    chunks: dict[str, Chunk] = {}
+    left = max_bytes
+    # The smallest first: whatever they leave of their share is there for the rest.
+    for index, name in enumerate(sorted(fresh, key=lambda n: streams[n].size - fresh[n])):
+        data = streams[name].read(fresh[name], left // (len(fresh) - index))
+        left -= len(data)
+        if data:
+            chunks[name] = {"offset": fresh[name], "data": data.decode("latin-1")}
+    return chunks

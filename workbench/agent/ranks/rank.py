@@ -1,0 +1,225 @@
+"""One rank on this pod: its cold start, what is known of it, and the processes that belong to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.agent.machine import family_memory, memory
+from workbench.agent.ranks.output import OutputOrder, OutputStream
+from workbench.agent.ranks.records import (
+    Failure,
+    failure_from,
+    only_lost_its_peer,
+    read_record,
+    write_record,
+)
+from workbench.base.clock import now_s
+from workbench.base.process import (
+    Process,
+    RankPlace,
+    activity,
+    catches,
+    descendants,
+    die_with_parent,
+    look_up,
+    offer_to_oom_killer,
+    open_output,
+)
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank and its state. `phase` only moves forward: waiting, forking, running, exited."""
+
+    place: RankPlace
+    folder: Path
+    success: str
+    phase: str = "waiting"
+    how: str = ""
+    process: Process | None = None
+    exit_code: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    stopped: bool = False
+    asked: str = ""
+    forced: bool = False
+    done: bool = False
+    error: dict[str, object] | None = None
+    rss_bytes: int = 0
+    peak_rss_bytes: int = 0
+    cpu_s: float = 0.0
+    halted: bool = False
+    group: Path | None = None
+    sweep_at: float | None = None
+    swept: bool = False
+    streams: dict[str, OutputStream] = field(init=False)
+    order: OutputOrder = field(init=False)
+    _known: set[Process] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.order = OutputOrder(self.folder)
+        self.streams = {
+            name: OutputStream(self.folder, name, self.order) for name in ("stdout", "stderr")
+        }
+
+    @property
+    def live(self) -> bool:
+        return self.phase in ("forking", "running")
+
+    def begin(self, pid: int, how: str) -> None:
+        self.process = look_up(pid) or Process(pid, 0, os.getpid(), pid, True)
+        self.phase, self.how, self.started_s = "running", how, now_s()
+        self._known.add(self.process)
+
+    def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
+        """Take note of its end, and leave the record that says why."""
+        self.phase, self.exit_code, self.ended_s = "exited", exit_code, now_s()
+        self.rss_bytes = 0
+        for stream in self.streams.values():
+            stream.drain()
+        self.error = read_record(self.folder / "error.json")
+        if self.success == "exit code" and exit_code == 0 and not self.stopped:
+            _keep(self.folder / "done.json", {"rank": self.place.rank, "exit_code": 0})
+            self.done = True
+        self.done = self.done or self._left_its_record()
+        if self.error is None and not self.done and not self.stopped and exit_code is not None:
+            failure = failure_from(self.streams["stderr"].tail(), exit_code, oom_hint=oom_hint)
+            self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
+
+    def ask(self, process: Process) -> None:
+        """Ask it to end: a Trainer within it after a step, else by SIGTERM if it handles that, else by SIGINT."""
+        if (self.folder / "trainer-listens").exists():
+            with suppress(OSError):
+                (self.folder / "trainer-asked").touch()
+                self.asked = "Trainer"
+                return
+        signum = signal.SIGTERM if catches(process.pid, signal.SIGTERM) else signal.SIGINT
+        self.asked = signum.name
+        process.send(signum)
+
+    def _left_its_record(self) -> bool:
+        """Whether a rank that may say so itself has said that it is done."""
+        return self.success == "record" and (self.folder / "done.json").exists()
+
+    def recover(self) -> None:
+        """Take what its folder says for its end, if it was ever started: it has gone with its agent."""
+        if (self.folder / "stdout.log").exists():
+            self.phase, self.swept = "exited", True
+            self.error, self.done = (
+                read_record(self.folder / "error.json"),
+                (self.folder / "done.json").exists(),
+            )
+            self.stopped = not self.done and self.error is None
+
+    def _fail(self, failure: Failure) -> None:
+        # The message is one line; NCCL says only in a later one that its peer is gone.
+        start = failure.traceback.rfind(failure.message)
+        text = failure.message if start < 0 else failure.traceback[start:]
+        self.error = {
+            "rank": self.place.rank,
+            "kind": failure.kind,
+            "message": failure.message,
+            "traceback": failure.traceback,
+            "time_s": now_s(),
+            "echo": failure.kind not in ("signal", "exit") and only_lost_its_peer(text),
+        }
+        _keep(self.folder / "error.json", self.error)
+
+    def members(self, table: Mapping[int, Process]) -> set[int]:
+        """Return the pids of this rank and of all that it started and that still stand under it or in its session."""
+        if self.process is None or self.swept:
+            return set()
+        own = self.process
+        roots = {process.pid for process in self._known if table.get(process.pid) == process}
+        # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
+        if (leader := table.get(own.pid)) is None or leader == own:
+            roots |= {
+                p.pid
+                for p in table.values()
+                if p.session == own.pid and p.start_time >= own.start_time > 0
+            }
+        members = {pid for pid in descendants(table, roots) if not table[pid].zombie}
+        self._known = {table[pid] for pid in members} | {own}
+        return members
+
+    def sample(self, members: set[int]) -> None:
+        """Measure the resident memory of its processes, and what CPU time they have taken."""
+        sizes = {pid: memory(pid) for pid in members}
+        self.rss_bytes = family_memory({pid: now for pid, (now, _) in sizes.items()})
+        self.cpu_s = max(self.cpu_s, sum(activity(pid)[0] for pid in members))
+        self.halted = self.process is not None and activity(self.process.pid)[1]
+        own_peak = sizes.get(self.process.pid, (0, 0))[1] if self.process else 0
+        self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
+
+    def to_dict(self) -> dict[str, object]:
+        if self.phase == "running":
+            # The record comes before the exit: whoever watches sees the cause at once.
+            self.error = self.error or read_record(self.folder / "error.json")
+            self.done = self.done or self._left_its_record()
+        return {
+            "rank": self.place.rank,
+            "local_rank": self.place.local_rank,
+            "pid": self.process.pid if self.process else None,
+            "phase": "waiting" if self.phase == "forking" else self.phase,
+            "how": self.how,
+            "exit_code": self.exit_code,
+            "started_s": self.started_s,
+            "ended_s": self.ended_s,
+            "done": self.done,
+            "error": self.error,
+            "rss_bytes": self.rss_bytes,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "cpu_s": round(self.cpu_s, 2),
+            "halted": self.halted,
+            "stopped": self.stopped,
+            "asked": self.asked,
+            "forced": self.forced,
+        }
+
+
+def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path) -> int:
+    """Execute a program as a rank: own session, no stdin, output into files, killed with the agent."""
+    agent = os.getpid()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        raise
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for signum in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGCHLD,
+            signal.SIGPIPE,
+            signal.SIGHUP,
+        ):
+            signal.signal(signum, signal.SIG_DFL)
+        os.setsid()
+        open_output(folder)
+        die_with_parent(agent)
+        offer_to_oom_killer()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.chdir(cwd)
+        os.execvpe(argv[0], list(argv), dict(env))
+    except BaseException as error:  # process boundary: nothing may run on into the agent's code
+        os.write(2, f"cannot start {argv[0]!r} in {cwd!r}: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _keep(path: Path, record: dict[str, object]) -> None:
+    try:
+        write_record(path, record)
+    except OSError:
+        # A full disk: the record is in memory and the next poll carries it.
+        return

@@ -1,0 +1,357 @@
+"""The agent itself: answers requests, reaps, samples, and lets go when its lease ends. It waits for nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from workbench.agent import machine
+from workbench.agent.ranks.job import PodRun
+from workbench.agent.ranks.launcher import RankLauncher
+from workbench.agent.ranks.request import (
+    Message,
+    RunRequest,
+    check_run_id,
+    number_in,
+    object_in,
+    texts_in,
+    whole_in,
+)
+from workbench.agent.tasks import Tasks
+from workbench.base.clock import now_s
+from workbench.base.process import Process, descendants, family_table, process_table
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_S = 1.0
+_HURRY_S = 0.05
+_TABLE_S = 1.0
+_STACKS_S = 2.0
+_GRACE_S = 3.0
+_LAST_S = 3.0
+_LATE_S = 5.0  # a tick that comes so late was no busy processor
+_POLL_BYTES = 1 << 20
+_POLL_BYTES_MAX = 8 << 20
+_RUNS_KEPT = 20
+_FOLDERS = "workbench.agent.left"  # imported by who needs it
+
+Reply = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A reply that needs time: asked again until it is there."""
+
+    ready: Callable[[], Reply | None]
+    """Returns the reply, or None when it is not yet time. A reply with an `error` is a refusal."""
+
+
+class Agent:
+    def __init__(self, root: Path, lease_s: float) -> None:
+        self.root = root
+        self.launcher = RankLauncher(root)
+        self.warm, self.helpers = self.launcher.warm, self.launcher.helpers
+        self._tasks = Tasks()
+        self.lease_s = lease_s
+        self._lease_end = time.monotonic() + lease_s
+        self._ticked = time.monotonic()
+        self._graced = False
+        self._runs: dict[str, PodRun] = {}
+        self._gpus = machine.GpuWatch()
+        self._sampled = 0.0
+        self._table: tuple[float, dict[int, Process]] = (-1.0, {})
+        self._end_by: float | None = None
+        self._strays = False
+        self.operations: dict[str, Callable[[Message], Reply | Later]] = {
+            "hello": self._hello,
+            "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
+            "free_port": lambda message: {"port": machine.free_port(str(message["address"]))},
+            "stamp": stamp,
+            "stage": self._stage,
+            "left": self._left,
+            "prepare": self._prepare,
+            "prepared": self._prepared,
+            "rejoin": self._rejoin,
+            "start": self._start,
+            "start_rank": self._start_rank,
+            "poll": self._poll,
+            "stop": self._stop,
+            "stacks": self._stacks,
+            "predict": self._predict,
+            "shutdown": self._shutdown,
+        }
+
+    def renew(self) -> None:
+        self._lease_end = time.monotonic() + self.lease_s
+        self._graced = False
+
+    def pause_s(self) -> float:
+        """Return how long nothing needs to be looked at, if nobody speaks."""
+        hurried = (
+            self._end_by is not None
+            or self._strays
+            or any(run.hurried for run in self._runs.values())
+        )
+        return _HURRY_S if hurried else max(0.0, min(_SAMPLE_S, self._lease_end - time.monotonic()))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all has been ended that was to be ended, or enough time was spent on it."""
+        if self._end_by is None:
+            return False
+        settled = (
+            self.warm.pid is None
+            and not self._strays
+            and all(run.settled for run in self._runs.values())
+        )
+        return settled or time.monotonic() > self._end_by
+
+    def end(self, why: str, grace_s: float = _GRACE_S) -> None:
+        if self._end_by is None:
+            _log.info("ending: %s", why)
+            self._end_by = time.monotonic() + grace_s + _LAST_S
+            for run in self._runs.values():
+                self.launcher.stop(run, grace_s)
+            self.helpers.close()
+
+    def tick(self) -> None:
+        """Take note of what happened and do what is due. Cheap when nothing is."""
+        now = time.monotonic()
+        self._wait_for_keeper_after_sleep(now)
+        if now > self._lease_end:
+            self.end(f"no keeper has spoken for {self.lease_s:g} s")
+        self.launcher.hear()
+        self._reap()
+        self._hear_of_ends()
+        self.warm.tick()
+        live = any(run.live for run in self._runs.values())
+        if live and now >= self._sampled + _SAMPLE_S:
+            self._sampled = now
+            for run in self._runs.values():
+                run.sample(self._processes(fresh=True))
+        for run in self._runs.values():
+            if run.hurried:
+                run.tick(self._processes(fresh=True))
+                if run.settled:
+                    run.close(self.launcher.pump)
+        if not all(run.settled for run in self._runs.values()):
+            self._strays = True
+        elif self._strays and not self.helpers.asked:
+            self._strays = self._end_strays()
+        if self._end_by is not None and not any(run.live for run in self._runs.values()):
+            self.warm.kill("the agent ends")  # ranks may be its children
+        elif (
+            self._end_by is None
+            and not self._strays
+            and all(run.settled for run in self._runs.values())
+        ):
+            self.warm.revive()
+
+    def _wait_for_keeper_after_sleep(self, now: float) -> None:
+        """After sleep the keeper gets a third of the lease to speak again: it may have slept too. Once until it has."""
+        late_s = now - self._ticked
+        self._ticked = now
+        if late_s > _LATE_S and not self._graced:
+            self._graced = True
+            self._lease_end = max(self._lease_end, now + self.lease_s / 3)
+            _log.info("this machine slept for %.0f s", late_s)
+
+    def _hello(self, message: Message) -> Reply:
+        address = message.get("address")
+        return {
+            "pid": os.getpid(),
+            "time_s": now_s(),
+            "interface": machine.interface_of(str(address)) if address else "",
+            "lease_s": self.lease_s,
+            "warm": self.warm.state,
+            "runs": list(self._runs),
+        }
+
+    def _stage(self, message: Message) -> Later:
+        """Begin to make a run's folder, with these small files and what a script's archive that is here holds."""
+        archive = str(message.get("archive") or "")
+        return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
+
+    def _left(self, message: Message) -> Later:
+        folder, archive, below = (
+            self._folder(message),
+            Path(str(message.get("archive"))),
+            whole_in(message, "below"),
+        )
+        return self._begin("files_left", folder / "out", folder / "script", archive, below)
+
+    def _begin(self, name: str, *args: object) -> Later:
+        task = self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))
+        return Later(lambda: self._tasks.take(task))
+
+    def _folder(self, message: Message) -> Path:
+        return self.root / "runs" / check_run_id(message.get("run"))
+
+    def _prepare(self, message: Message) -> Reply:
+        request = _request_of(message)
+        earlier = self._runs.get(request.run)
+        if earlier is not None and not earlier.settled:
+            earlier.tick(process_table())
+        if earlier is not None and not earlier.settled:
+            raise ValueError(
+                f"run {request.run} has live processes on {self.root.name}; stop it first"
+            )
+        if self._end_by is not None:
+            raise ValueError(f"the agent of {self.root.name} is ending")
+        if earlier is not None:
+            earlier.close(self.launcher.pump)
+        self._runs[request.run] = PodRun(request, self.root)
+        settled = [name for name, run in self._runs.items() if run.settled]
+        for name in settled[: max(0, len(self._runs) - _RUNS_KEPT)]:
+            self._runs.pop(name).close(self.launcher.pump)
+        return {"ranks": [place.rank for place in request.on(self.root.name)]}
+
+    def _rejoin(self, message: Message) -> Reply:
+        """Find a run again that another keeper began; one of an agent that is no more as its folder says."""
+        request = _request_of(message)
+        run, left = self._runs.get(request.run), False
+        if run is None and (self.root / "runs" / request.run).is_dir():
+            run, left = PodRun(request, self.root, left=True), True
+            self._runs[request.run] = run
+        return {"phases": [rank.phase for rank in run.ranks.values()] if run else [], "left": left}
+
+    def _prepared(self, message: Message) -> Reply:
+        run = self._runs.get(check_run_id(message.get("run")))
+        return {"mine": run is not None and message.get("rank") in run.ranks}
+
+    def _start(self, message: Message) -> Reply:
+        run = self._run(message)
+        if run.stopping:
+            raise ValueError(f"run {run.request.run} was stopped; prepare it again")
+        for rank in run.ranks.values():
+            if rank.phase == "waiting":
+                self.launcher.launch(run, rank, {})
+        return {"ranks": [rank.place.rank for rank in run.ranks.values()]}
+
+    def _start_rank(self, message: Message) -> Reply:
+        run = self._run(message)
+        number = whole_in(message, "rank")
+        rank = run.ranks.get(number)
+        if rank is None:
+            raise ValueError(
+                f"rank {number!r} of run {run.request.run} does not belong to {self.root.name}"
+            )
+        if rank.phase != "waiting" or run.stopping:
+            raise ValueError(
+                f"rank {number} of run {run.request.run} was started or stopped already"
+            )
+        overrides = texts_in(message, "env")
+        for name in ("local_rank", "world_size", "master_addr", "master_port"):
+            if message.get(name) not in (None, ""):
+                overrides[name.upper()] = str(message[name])
+        sizes = {f"{name}.log": stream.size for name, stream in rank.streams.items()}
+        self.launcher.launch(run, rank, overrides)
+        return {"folder": str(rank.folder), "sizes": sizes}
+
+    def _poll(self, message: Message) -> Reply:
+        run = self._run(message)
+        offsets, cap = object_in(message, "offsets"), whole_in(message, "max_bytes", _POLL_BYTES)
+        table = {} if run.settled else self._processes(fresh=run.hurried)
+        answer = run.poll(table, offsets, min(cap, _POLL_BYTES_MAX))
+        return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": now_s()}
+
+    def _stop(self, message: Message) -> Reply:
+        grace = number_in(message, "grace_s", _GRACE_S)
+        run = self._runs.get(check_run_id(message.get("run")))
+        if run is not None:
+            self.launcher.stop(run, grace, ask=message.get("ask") is True)
+        return {"known": run is not None}
+
+    def _stacks(self, message: Message) -> Reply | Later:
+        run = self._run(message)
+        sizes, due = run.ask_stacks(), time.monotonic() + _STACKS_S
+        before: dict[str, str] = {}
+
+        def ready() -> Reply | None:
+            nonlocal before
+            texts, last = run.stacks(sizes), before
+            before = texts
+            whole = texts == last and all(texts[str(number)] for number in sizes)
+            return {"stacks": texts} if whole or not sizes or time.monotonic() >= due else None
+
+        return Later(ready)
+
+    def _predict(self, message: Message) -> Reply:
+        return self.helpers.ask(check_run_id(message.get("run")), object_in(message, "inquiry"))
+
+    def _shutdown(self, message: Message) -> Later:
+        self.end("asked to", number_in(message, "grace_s", _GRACE_S))
+        return Later(lambda: {"left": 0} if self.finished else None)
+
+    def _run(self, message: Message) -> PodRun:
+        name = check_run_id(message.get("run"))
+        if name not in self._runs:
+            raise ValueError(f"run {name} is not prepared on {self.root.name}")
+        return self._runs[name]
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            self._table = (-1.0, {})  # a look from before this end may lack what was forked since
+            # A forked rank names itself before it can end: hear it before its end is looked at.
+            self.launcher.hear()
+            self._ended(
+                info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            )
+            _, status = os.waitpid(info.si_pid, 0)
+            if info.si_pid == self.warm.pid:
+                self.warm.reaped(status)
+
+    def _hear_of_ends(self) -> None:
+        while ended := self.warm.take_ended():
+            self._table = (-1.0, {})
+            for pid, code in ended:
+                self._ended(pid, code)
+                self.warm.reap(pid)
+            self.launcher.hear()
+
+    def _ended(self, ended: int, code: int) -> None:
+        for run in self._runs.values():
+            run.ended(ended, code)
+        self.helpers.reaped(ended)
+
+    def _end_strays(self) -> bool:
+        table = process_table()
+        server = {self.warm.pid} if self.warm.pid is not None else set()
+        if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
+            server = set()  # it has gone, and its pid may be another's
+        spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
+        spared |= server if self.warm.forked else descendants(table, server)
+        own = descendants(table, {os.getpid()} | server)
+        strays = [table[pid] for pid in own - spared if not table[pid].zombie]
+        for process in strays:
+            process.send(signal.SIGKILL)
+        return bool(strays)
+
+    def _processes(self, *, fresh: bool = False) -> dict[int, Process]:
+        taken, _ = self._table
+        now = time.monotonic()
+        if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
+            self._table = (now, family_table({os.getpid(), self.warm.pid or os.getpid()}))
+        return self._table[1]
+
+
+def stamp(message: Message) -> Reply:
+    """Return what changes with a file, as `far_end.py` of SSH writes it."""
+    facts = Path(str(message["path"])).stat()
+    return {"stamp": f"{facts.st_size}-{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"}
+
+
+def _request_of(message: Message) -> RunRequest:
+    return RunRequest.from_dict({"run": message.get("run"), **object_in(message, "request")})

@@ -1,0 +1,191 @@
+"""The warm server: import torch, transformers and DeepSpeed once, then fork a rank whenever the agent asks for one.
+
+It runs no tensor operation, makes no CUDA call and joins no process group, so that what it forks can do all of these.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.agent.imports import chosen_modules, import_for_forks, is_ours
+from workbench.agent.ranks import stacks
+from workbench.base import entries
+from workbench.base.allocator import keep_from_children
+from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
+
+_MESSAGE_BYTES = 1 << 20
+_ADOPTION_S = 10.0
+
+
+def main() -> None:
+    """Import, then fork until the agent closes the line. In a forked rank: become it, and end with it."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    keep_from_children()
+    _import_all(link)
+    while data := link.recv(_MESSAGE_BYTES):
+        request = json.loads(data)
+        if _fork(link, request):
+            _run_rank(link, request)
+
+
+def serve_forked(link: socket.socket) -> None:
+    """Do the same in a fork of the fork server, as the parent of the ranks: the agent is told of their ends."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+    _import_all(link)
+    reported: list[int] = []
+
+    def tell(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            if (
+                not reported
+                and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+                is not None
+            ):
+                reported.append(info.si_pid)
+                code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                link.send(json.dumps({"ended": info.si_pid, "code": code}).encode())
+
+    signal.signal(signal.SIGCHLD, tell)
+    server = os.getpid()
+    while data := link.recv(_MESSAGE_BYTES):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        request = json.loads(data)
+        if "reap" in request:
+            os.waitpid(reported.pop(), 0)
+            tell()
+        elif _fork(link, request):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            _run_rank(link, {**request, "agent": server})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def import_third_party() -> None:
+    """Import what the fork server does: everything but this package, which is each pod's own."""
+    _import(*([name for name in names if not is_ours(name)] for names in chosen_modules()))
+
+
+def import_ours() -> None:
+    """Import the rest of it, of this package as it is found now."""
+    _import([entries.WARM_SERVER, *filter(is_ours, chosen_modules()[0])], ())
+
+
+def _import_all(link: socket.socket) -> None:
+    began = time.monotonic()
+    _import(*chosen_modules())
+    ready = {"state": "ready", "took_s": round(time.monotonic() - began, 3), "pid": os.getpid()}
+    link.send(json.dumps(ready).encode())
+
+
+def _import(modules: Sequence[str], late: Sequence[str]) -> None:
+    # torch.cuda.is_available() then asks NVML and leaves CUDA alone: CUDA does not survive a fork.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        import_for_forks(modules, late)
+    except (
+        BaseException
+    ):  # the border of a process: whatever an import does, the agent must hear of it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        sys.stderr.write(
+            "warm server: an import initialized CUDA, which no fork can use then: ranks start cold\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)
+    if threading.active_count() > 1:
+        sys.stderr.write(
+            f"warm server: imports left threads, which ranks will lack: {threading.enumerate()}\n"
+        )
+
+
+def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        middle = os.fork()
+        if middle == 0:
+            try:
+                rank = os.fork()
+            except OSError:
+                os._exit(1)
+            if rank:
+                os._exit(0)
+            return True
+        failed = os.waitpid(middle, 0)[1] != 0
+        error = "the second fork failed"
+    except OSError as refusal:
+        failed, error = True, str(refusal)
+    if failed:
+        link.send(json.dumps({"token": request["token"], "error": error}).encode())
+    return False
+
+
+def _run_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
+    _become_rank(link, request)
+    module, _, function = str(request["entry"]).partition(":")
+    # An exception leaves the server's loop, and ends this as it ends any program: a traceback, exit code 1.
+    getattr(importlib.import_module(module), function)()
+    _end()
+
+
+def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
+    # First of all its name, said by itself: the agent then knows it before it can end.
+    link.send(json.dumps({"token": request["token"], "pid": os.getpid()}).encode())
+    link.close()
+    agent = int(str(request["agent"]))
+    deadline = time.monotonic() + _ADOPTION_S
+    while os.getppid() != agent and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    die_with_parent(agent)
+    offer_to_oom_killer()
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    folder = Path(str(request["folder"]))
+    for stream in (sys.stdout, sys.stderr):
+        # Changed, not replaced: loggers made during the imports hold them. They ask for their place in the file that
+        # they were made for, and what follows is a pipe.
+        stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    open_output(folder)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    tempfile.tempdir = None  # the imports looked it up before the pod's own was known
+    os.chdir(str(request["cwd"]))
+    sys.argv = [str(request["entry"])]
+    faulthandler.enable()
+    stacks.write_on_signal(folder)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(str(request["threads"])))
+
+
+def _end() -> None:
+    # As a program ends, threads awaited, atexit run, output flushed, and as multiprocessing ends its forks: taking
+    # four thousand modules apart first would cost every rank half a second and copies of the shared pages.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

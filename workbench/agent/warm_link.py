@@ -1,0 +1,285 @@
+"""The agent's end of the line to the warm server (`workbench.agent.warm`); nothing waits while that imports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.agent.tasks import be_child
+from workbench.base import entries
+from workbench.base.allocator import preloaded
+from workbench.base.process import POD_MARK, Process, look_up
+
+FORK_SERVER = "WORKBENCH_FORK_SERVER"
+"""The variable that holds the path of the fork server's socket, in the agent's environment alone."""
+
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""What the keeper asks of every job anyway, and imports read; it is the same in a fork server and in its agents."""
+
+_log = logging.getLogger(__name__)
+
+_IMPORT_S = 300.0
+_FORK_S = 30.0
+_CONNECT_S = 1.0
+_AGAIN_S = 1.0
+_MESSAGE_BYTES = 1 << 20
+# Read once, when a library is imported: a rank that sets one of these to something else must import for itself.
+_READ_AT_IMPORT = (
+    "LD_",
+    "PYTHON",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_",
+    "HF_DATASETS_",
+    "TRANSFORMERS_",
+    "XDG_CACHE_HOME",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "MALLOC_",
+    "DS_ACCELERATOR",
+    "TORCH_LOGS",
+    "TORCH_CPP_",
+)
+
+
+class WarmLink:
+    """The warm server as the agent sees it. `state` is off, starting, ready or failed."""
+
+    def __init__(self) -> None:
+        self.state = "off"
+        self.socket: socket.socket | None = None
+        self.pid: int | None = None
+        self.process: Process | None = None
+        self.forked = False
+        self._ending = False
+        self._ranks: set[int] = set()
+        self._ended: list[tuple[int, int]] = []
+        self._env: dict[str, str] = {}
+        self._queue: dict[int, bytes] = {}
+        self._asked: dict[int, float] = {}
+        self._token = 0
+        self._deadline = 0.0
+        self._why = ""
+        self._start: tuple[Path, str] | None = None
+        self._was_ready = False
+        self._again_at = 0.0
+
+    def start(self, root: Path, fork_server: str = "") -> None:
+        """Start the server, with this process's own output for its log: by a fork server where one is there."""
+        self._start, self._was_ready = (root, fork_server), False
+        self._why, self._ending, self.forked, self.process = (
+            "it ended by itself",
+            False,
+            False,
+            None,
+        )
+        self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
+        self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
+        if not fork_server or not self._ask_fork_server(fork_server):
+            self._execute()
+
+    def revive(self) -> None:
+        """Start another in the place of one that was ready and has gone; imports that failed would fail again."""
+        due = self.state == "failed" and self.pid is None and time.monotonic() >= self._again_at
+        if due and self._start is not None and self._was_ready:
+            _log.info("warm server: another one is started")
+            self.start(*self._start)
+
+    def _ask_fork_server(self, path: str) -> bool:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.settimeout(_CONNECT_S)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        request = {"agent": os.getpid(), "python": sys.executable, "env": self._env}
+        try:
+            line.connect(
+                os.path.relpath(path)
+            )  # a Unix socket's address has no room for long paths
+            socket.send_fds(line, [json.dumps(request).encode()], [1, 2])
+        except OSError as error:
+            _log.info("warm server: no fork server at %s: %s", path, error)
+            line.close()
+            return False
+        line.setblocking(False)
+        self.socket, self.forked = line, True
+        return True
+
+    def _execute(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        agent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                be_child(agent)
+                os.setsid()
+                os.set_inheritable(theirs.fileno(), True)
+                argv = [sys.executable, "-P", "-m", entries.WARM_SERVER, str(theirs.fileno())]
+                os.execve(sys.executable, argv, {**preloaded(), **self._env})
+            finally:
+                os._exit(127)
+        theirs.close()
+        self.socket, self.pid, self.forked = ours, pid, False
+
+    def serves(self, env: Mapping[str, str]) -> bool:
+        """Whether a rank with these variables of the job can be forked, now or when the imports are done."""
+        if self.state not in ("starting", "ready"):
+            return False
+        late = [
+            name
+            for name in env
+            if name.startswith(_READ_AT_IMPORT) and self._env.get(name) != env[name]
+        ]
+        late = [name for name in late if name != "PYTHONUNBUFFERED"]
+        if late:
+            _log.info("a rank sets what imports read (%s): it is started cold", ", ".join(late))
+        return not late
+
+    def fork(
+        self, *, env: Mapping[str, str], cwd: str, folder: Path, entry: str, threads: int
+    ) -> int:
+        """Ask for a process that calls `entry`; return the token under which the answer comes through `receive`."""
+        self._token += 1
+        request = {
+            "token": self._token,
+            "agent": os.getpid(),
+            "env": dict(env),
+            "cwd": cwd,
+            "folder": str(folder),
+        }
+        self._queue[self._token] = json.dumps(
+            {**request, "entry": entry, "threads": threads}
+        ).encode()
+        self._flush()
+        return self._token
+
+    def cancel(self, token: int) -> bool:
+        """Take back a request that has not been sent; tell whether that was so."""
+        return self._queue.pop(token, None) is not None
+
+    def receive(self) -> tuple[dict[int, int], list[int]]:
+        forked: dict[int, int] = {}
+        refused: list[int] = []
+        while self.socket is not None:
+            try:
+                data = self.socket.recv(_MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                # Every copy of the other end is closed: no rank that was forked can be unheard of.
+                refused += self._close()
+                continue
+            message = json.loads(data)
+            if "token" in message:
+                self._asked.pop(message["token"], None)
+                if "pid" in message:
+                    forked[message["token"]] = message["pid"]
+                    self._ranks |= {message["pid"]} if self.forked else set()
+                else:
+                    _log.warning("warm server: %s", message["error"])
+                    refused.append(message["token"])
+            elif "ended" in message:
+                self._ranks.discard(message["ended"])
+                self._ended.append((message["ended"], message["code"]))
+            elif "refused" in message:
+                _log.info("warm server: the fork server refused: %s", message["refused"])
+            elif message["state"] == "ready":
+                _log.info(
+                    "warm server: %s after %.1f s",
+                    "forked" if self.forked else "ready",
+                    message["took_s"],
+                )
+                self._was_ready = True
+                self.state, self.pid = "ready", message["pid"] if self.forked else self.pid
+                self.process = look_up(self.pid) if self.pid is not None else None
+        self._flush()
+        return forked, refused
+
+    def take_ended(self) -> list[tuple[int, int]]:
+        """Take the pids and exit codes of what a forked server was the parent of; `reap` each after a look at it."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def reap(self, pid: int) -> None:
+        """Have a forked server reap a process that it told the end of."""
+        if self.socket is not None:
+            try:
+                self.socket.send(json.dumps({"reap": pid}).encode())
+            except OSError as error:
+                self.kill(f"it cannot be told: {error}")
+
+    def tick(self) -> None:
+        """End a server that has hung: it then counts as failed."""
+        now = time.monotonic()
+        late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
+        if self.socket is not None and (
+            late or (self.state == "starting" and now > self._deadline)
+        ):
+            self.kill(f"no answer in time while {self.state}")
+
+    def kill(self, why: str) -> None:
+        """End the server, if there is one. Idempotent; ranks go on, unless it is their parent."""
+        self._why, self._ending = why, True
+        if self.forked and self.pid is None and self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # it sees that once it is there
+        elif (
+            self.forked and self.process is not None
+        ):  # not ours to reap: its pid may be another's by now
+            self.process.send(signal.SIGKILL)
+        elif self.pid is not None and (process := look_up(self.pid)) is not None:
+            process.send(signal.SIGKILL)
+
+    def reaped(self, status: int) -> None:
+        """Take note that the server's process is gone; its last words may still be on the line."""
+        _log.info("warm server: ended with %s", os.waitstatus_to_exitcode(status))
+        self.pid = None
+
+    def _flush(self) -> None:
+        while self.state == "ready" and self._queue and self.socket is not None:
+            token, data = next(iter(self._queue.items()))
+            try:
+                self.socket.send(data)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.kill(f"it cannot be asked: {error}")
+                return
+            del self._queue[token]
+            self._asked[token] = time.monotonic()
+
+    def _close(self) -> list[int]:
+        _log.info("warm server: gone while %s (%s)", self.state, self._why)
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+        if self.forked and self.state == "starting" and not self._ending:
+            try:
+                self._execute()
+            except OSError as error:
+                _log.error("warm server: cannot be executed: %s", error)
+            else:
+                return []
+        self.state = "failed"
+        self._again_at = time.monotonic() + _AGAIN_S
+        if self.forked:
+            self.pid = None
+            self._ended += [(pid, -signal.SIGKILL) for pid in self._ranks]
+            self._ranks.clear()
+        lost = [*self._queue, *self._asked]
+        self._queue.clear()
+        self._asked.clear()
+        return lost

@@ -1,0 +1,117 @@
+"""How a job can be made to need less memory, in figures that the planner says fit. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from workbench.base.json_values import number, part, whole
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.plan import MARGIN
+from workbench.finetune.plan.prediction import LARGEST
+from workbench.finetune.techniques.registry import TECHNIQUES
+
+MORE_MEMORY = "PodSpec(memory_gib=…) with more than the pods have now"
+OF_SCRIPTS = (
+    "smaller batches, with more gradient accumulation where the rows of a step are to stay",
+    "fewer ranks on a pod, or more pods: each rank has a copy of what the script loads",
+)
+_LADDER = {technique.name: technique.leaner for technique in TECHNIQUES if technique.leaner}
+"""Each needs less memory than the one before, where there are ranks to shard over."""
+
+
+def evidence(prediction: Mapping[str, object]) -> str:
+    """Return what the run was predicted to need, its largest parts first.
+
+    Example:
+        >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
+        '41.25 GiB on each GPU (30.00 activations, 11.25 optimizer)'
+    """
+    total = number(prediction.get("gpu_gib") or prediction.get("host_gib"))
+    if total is None or "parts_gib" not in prediction:
+        return ""
+    sizes = [(number(size) or 0.0, name) for name, size in part(prediction, "parts_gib").items()]
+    largest = sorted((each for each in sizes if each[0] >= 0.005), reverse=True)[:3]
+    where = "on each GPU" if prediction.get("gpu_gib") else "on each pod"
+    return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
+
+
+def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
+    """Name what lets the job fit on its GPUs, the cheapest first; the global batch stays what it is.
+
+    Example:
+        >>> fits = {"largest_micro_batch": {"ddp": 3, "zero3": 8}}
+        >>> for fix in fit_gpu(FineTune(technique="ddp", per_device_train_batch_size=8), fits)[:2]: print(fix)
+        per_device_train_batch_size=2, gradient_accumulation_steps=4: the same global batch, and by the planner it fits
+        technique="zero3" shards gradients and parameters too: by the planner the job fits as it is
+    """
+    if job is None:
+        return list(OF_SCRIPTS)
+    fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
+    if not job.gradient_checkpointing:
+        fixes.append(
+            "gradient_checkpointing=True: about a third more time for far fewer activations"
+        )
+    return [*fixes, *_shorter(job)]
+
+
+def fit_host(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
+    """Name what lets the job fit in a pod's own memory, or gives it more."""
+    if job is None:
+        return [MORE_MEMORY, *OF_SCRIPTS]
+    fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
+    largest, needed = _largest(prediction).get(job.technique), number(prediction.get("host_gib"))
+    if largest is None or largest >= job.per_device_train_batch_size:
+        return [MORE_MEMORY, *fixes, *_shorter(job)]
+    if needed is not None:
+        enough = math.ceil(2 * needed / MARGIN) / 2
+        fixes.append(f"PodSpec(memory_gib={enough:g}): by the planner enough for the job as it is")
+    return [*fixes, *_shorter(job)]
+
+
+def _largest(prediction: Mapping[str, object]) -> dict[str, int]:
+    """Return by technique the largest micro-batch that the planner says fits with room to spare."""
+    sizes = {name: whole(size) for name, size in part(prediction, LARGEST).items()}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
+    """Name the first technique under which the planner says that the job fits; none where nobody could say."""
+    largest, micro = _largest(prediction), job.per_device_train_batch_size
+    if (
+        largest.get(job.technique, micro) >= micro
+    ):  # it fits by the planner, which erred: of others it knows no more
+        return []
+    others = {
+        name: size for name, size in largest.items() if name in _LADDER and name != job.technique
+    }
+    if better := next((name for name in _LADDER if others.get(name, 0) >= micro), ""):
+        return [f'technique="{better}" {_LADDER[better]}: by the planner the job fits as it is']
+    if largest.get(job.technique) == 0 and (
+        better := next((name for name in _LADDER if others.get(name)), "")
+    ):
+        return [
+            f'technique="{better}", {_batch(job, others[better])}: the same global batch, and by the planner it fits'
+        ]
+    return []
+
+
+def _smaller_batch(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
+    micro = job.per_device_train_batch_size
+    fits = _largest(prediction).get(job.technique, micro)
+    if fits == 0 or micro < 2:
+        return []
+    if fits < micro:
+        return [f"{_batch(job, fits)}: the same global batch, and by the planner it fits"]
+    return [f"{_batch(job, micro // 2)}: the same global batch with fewer activations"]
+
+
+def _batch(job: FineTune, most: int) -> str:
+    """Return the options of the largest micro-batch up to `most` that leaves the global batch as it is."""
+    rows = job.per_device_train_batch_size * job.gradient_accumulation_steps
+    micro = next(size for size in range(min(most, rows), 0, -1) if rows % size == 0)
+    return f"per_device_train_batch_size={micro}, gradient_accumulation_steps={rows // micro}"
+
+
+def _shorter(job: FineTune) -> list[str]:
+    return [f"a smaller max_source_length than {job.max_source_length}, where inputs are long"]

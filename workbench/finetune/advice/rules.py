@@ -1,0 +1,389 @@
+"""What a fault means, its likely fixes and the memory it lacked, by rules on its words that leave little doubt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.finetune.advice.memory import MORE_MEMORY, OF_SCRIPTS, evidence, fit_gpu, fit_host
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.techniques.registry import YARDSTICK, runs_alone
+from workbench.jobs.job import Job
+from workbench.jobs.script import Script
+from workbench.rundir.result import RunFault
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """What a failure means, for people."""
+
+    title: str
+    asked: str = ""
+    """Memory that was asked for, in the words of the error; empty where that is not the matter."""
+    free: str = ""
+    limit: str = ""
+    predicted: str = ""
+    """What the planner had predicted; empty where it had not, or memory is not the matter."""
+    fixes: tuple[str, ...] = ()
+    """Likely fixes, the likeliest first; two or three."""
+    lacked_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    words: str
+    """Regular expression over kind, message and traceback, letter case aside."""
+    title: str
+    fixes: Sequence[str] | Callable[[FineTune | None, Mapping[str, object]], Sequence[str]]
+    kinds: tuple[str, ...] = ()
+    """Kinds of fault it is for; none: all."""
+    script: Sequence[str] = ()
+    """The fixes where the job is a script, which has no model, technique or batch size that we know; none: the same."""
+    lacked_memory: bool = False
+
+
+def advise(
+    fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None
+) -> Advice:
+    """Return what a fault means and what to try.
+
+    Example:
+        >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title
+        'The loss is no longer a number'
+        >>> words = "Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 79.25 GiB of which 256.00 MiB is free."
+        >>> advice = advise(RunFault(kind="OutOfMemoryError", message=f"CUDA out of memory. {words}"))
+        >>> advice.lacked_memory, [gib_of(size) for size in (advice.asked, advice.free, advice.limit)]
+        (True, [0.5, 0.25, 79.25])
+    """
+    tuned = job if isinstance(job, FineTune) else None
+    # The rules look through all of it one after the other; what tells the cause is no longer.
+    message, traceback = fault.message[:_LONGEST], fault.traceback[-_LONGEST:]
+    words = f"{fault.kind}: {message}\n{traceback}"
+    # A traceback quotes source lines that merely mention a cause; it counts where there is little else.
+    texts = [
+        f"{fault.kind}: {message}",
+        words if fault.kind in ("exit", "signal", "launcher") else "",
+    ]
+    for text in filter(None, texts):
+        for rule in _RULES:
+            if (not rule.kinds or fault.kind in rule.kinds) and re.search(
+                rule.words, text, re.IGNORECASE
+            ):
+                rule = (
+                    replace(rule, fixes=rule.script)
+                    if rule.script and isinstance(job, Script)
+                    else rule
+                )
+                return _advice(rule, words, tuned, prediction or {})
+    return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
+
+
+def _advice(
+    rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[str, object]
+) -> Advice:
+    fixes = rule.fixes(job, prediction) if callable(rule.fixes) else rule.fixes
+    memory = (
+        {name: _first(patterns, words) for name, patterns in _MEMORY.items()}
+        if "memory" in rule.title
+        else {}
+    )
+    if rule.lacked_memory:
+        memory["predicted"] = evidence(prediction)
+    return Advice(
+        title=rule.title, fixes=tuple(fixes)[:3], lacked_memory=rule.lacked_memory, **memory
+    )
+
+
+_LONGEST = 64 << 10  # characters of a message, and of a traceback's end
+_SIZE = r"(\d[\d.,]{0,40}\s?(?:[KMGT]i?B|bytes))"
+_MEMORY = {
+    "asked": (
+        rf"tried to allocate {_SIZE}",
+        rf"unable to allocate {_SIZE}",
+        rf"allocate an? .{{0,40}}?{_SIZE}",
+    ),
+    "free": (rf"of which {_SIZE} is free", rf"{_SIZE} free"),
+    "limit": (rf"total capacity of {_SIZE}", rf"memory limit of {_SIZE}"),
+}
+
+
+def _first(patterns: Sequence[str], text: str) -> str:
+    matches = (re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+    return next((match[1] for match in matches if match), "")
+
+
+_BYTES = {"k": 1024.0, "m": 1024.0**2, "g": 1024.0**3, "t": 1024.0**4}
+
+
+def gib_of(size: str) -> float | None:
+    """Read a size as allocators and the kernel write it; KB and KiB both mean 1024 bytes, as they do there.
+
+    Example:
+        >>> gib_of("1.50 GiB"), gib_of("268435456 bytes"), gib_of("much")
+        (1.5, 0.25, None)
+    """
+    match = re.fullmatch(r"(\d[\d.,]*)\s?([kmgt]?)(?:i?b|bytes)", size.strip(), re.IGNORECASE)
+    if not match:
+        return None
+    try:
+        return float(match[1].replace(",", "")) * _BYTES.get(match[2].lower(), 1.0) / _BYTES["g"]
+    except ValueError:
+        return None
+
+
+_HIGHEST_RATE = (
+    1e-3  # of those that `choose` chooses; above it there is no point in going down by tenths
+)
+
+
+def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
+    now = job.learning_rate if job else None
+    lower = now / 10 if now and now <= _HIGHEST_RATE else None
+    if job and now and lower is None:
+        lower = choose(job.replace(learning_rate=None), gpus=0, looks=False).learning_rate
+    fixes = [
+        f"a lower learning rate: {f'learning_rate={lower:g} instead of {now:g}' if lower else 'a tenth of it'}"
+    ]
+    if job is None or job.precision != "fp32":
+        fixes.append('precision="fp32", to see whether the number format is to blame')
+    return [*fixes, "look for rows whose target is empty, or far longer than the others"]
+
+
+def _wider(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
+    return [
+        'precision="bf16": it has the range of fp32',
+        *(
+            [f"a lower learning rate than {job.learning_rate:g}"]
+            if job and job.learning_rate
+            else []
+        ),
+        'precision="fp32" where bf16 is not to be had',
+    ]
+
+
+_NETWORK = (
+    "cluster.doctor(bandwidth=True): it measures the way between every two pods and names the one that is blocked",
+    'name the interface between the pods: env={"NCCL_SOCKET_IFNAME": "…", "GLOO_SOCKET_IFNAME": "…"}',
+    "open the pods to each other on all ports: a network policy or firewall often allows SSH only",
+)
+_HUB = (
+    "check the model's name, letter by letter; a folder must exist where the run was submitted from",
+    'for a gated or private model give a token: env={"HF_TOKEN": os.environ["HF_TOKEN"]}',
+    "where pods have no way to the hub, download the model first and give its folder as `model`",
+)
+_SCRIPT_RATE = (
+    "a lower learning rate: a tenth of it",
+    "fp32, to see whether the number format is to blame",
+)
+_COMPILER = "the pods need ninja and a compiler (gcc; nvcc for GPU ops) in their image"
+_STALE = "a stale lock of an earlier build blocks it: cluster.doctor() finds it"
+_RULES: tuple[_Rule, ...] = (
+    _Rule(
+        r"cuda out of memory|outofmemoryerror|hip out of memory|cublas_status_alloc_failed",
+        "Out of GPU memory",
+        fit_gpu,
+        script=OF_SCRIPTS,
+        lacked_memory=True,
+    ),
+    _Rule(
+        r"out of memory|memoryerror|cannot allocate memory|can't allocate memory|unable to allocate|std::bad_alloc",
+        "Out of memory on the pod",
+        fit_host,
+        script=(MORE_MEMORY, *OF_SCRIPTS),
+        lacked_memory=True,
+    ),
+    _Rule(
+        r"sigbus|/dev/shm|shared memory",
+        "Shared memory is too small",
+        (
+            "give the pod a larger /dev/shm (an emptyDir of medium Memory on Kubernetes, --shm-size for containers)",
+            "cluster.doctor() shows how large it is on every pod",
+        ),
+    ),
+    _Rule(
+        r"killed by sigkill",
+        "Killed from outside",
+        (
+            "mostly the kernel for want of memory: `dmesg` on the host says so; ask for more PodSpec(memory_gib=…)",
+            "a preempted or evicted pod looks the same: see what the place says of the pod with `cluster`",
+        ),
+    ),
+    _Rule(
+        r"killed by sig(segv|ill|abrt|fpe)|illegal instruction|segmentation fault",
+        "Crashed in native code",
+        (
+            "remove the compiled ops, so that they are built for this machine: rm -r ~/.cache/torch_extensions on the pod",
+            "cluster.doctor() compares the versions of torch and DeepSpeed on all pods",
+            'env={"PYTHONFAULTHANDLER": "1"} makes the next crash tell the line',
+        ),
+    ),
+    _Rule(
+        r"killed by sig(term|int|hup)",
+        "Stopped by a signal from outside",
+        (
+            "somebody or the scheduler ended the process: see what the place says of the pod with `cluster`",
+            "submit it again; nothing in the job is known to be wrong",
+        ),
+    ),
+    _Rule(
+        r"(loss|gradient norm|grad_norm) is (nan|-?inf)",
+        "The loss is no longer a number",
+        _slower,
+        script=_SCRIPT_RATE,
+    ),
+    _Rule(
+        r"loss scale already at minimum|overflow encountered",
+        "Numbers left the range of fp16",
+        _wider,
+        script=("bf16, which has the range of fp32", *_SCRIPT_RATE[:1]),
+    ),
+    _Rule(
+        r"eaddrinuse|address already in use",
+        "A port was taken",
+        (
+            "submit it again: another port is chosen each time",
+            "a script must take its port from MASTER_PORT, not name one of its own",
+        ),
+    ),
+    _Rule(
+        r"ended early with 0",
+        "One rank ended before the others",
+        (
+            "let every rank take the same number of steps and collectives: no early `return` or `sys.exit` on one of them",
+            "the others wait in a collective: their stacks (run.stacks() while it runs) show which",
+        ),
+    ),
+    _Rule(
+        r"timed out|timeout|ncclremoteerror|nccl error|no route to host|connection refused|closed by peer",
+        "The ranks lost touch with each other",
+        _NETWORK,
+    ),
+    _Rule(
+        r"no module named|modulenotfounderror|importerror",
+        "A package is missing on the pods",
+        (
+            "install it into the Python of every pod, or into the image that they are made from",
+            "a module of your own must lie beside the script: its folder travels, other folders do not",
+        ),
+    ),
+    _Rule(
+        r"gated repo|401 client error|403 client error|is not a valid model identifier|is not a local folder"
+        r"|couldn't connect to|can't load (the )?(tokenizer|model|config)|localentrynotfound|hfvalidationerror",
+        "The model could not be loaded",
+        _HUB,
+        script=(
+            *_HUB[:2],
+            ("where pods have no way to the hub, load the model from a folder beside the script"),
+        ),
+    ),
+    _Rule(
+        r"no space left|errno 28|disk quota|the disk of .{0,300}? is full",
+        "The disk is full",
+        (
+            "cluster.doctor() shows the free disk of every pod",
+            "a smaller model or fewer checkpoints; old folders in runs/ can go",
+        ),
+    ),
+    _Rule(
+        r"error building extension|ninja|nvcc|cuda_home",
+        "A compiled op of DeepSpeed could not be built",
+        (_COMPILER, 'zero3-offload builds cpu_adam; technique="zero3" needs no compiler', _STALE),
+        script=(_COMPILER, _STALE),
+    ),
+    _Rule(
+        r"technique .{0,200} was asked for",
+        "Another technique ran than was asked for",
+        (
+            "the DeepSpeed JSON of the job overrules the technique: drop `deepspeed`, or make its stage agree",
+        ),
+    ),
+    _Rule(
+        r"train_batch_size is not equal|batch.{0,400}micro_batch",
+        "The batch sizes of the DeepSpeed JSON disagree",
+        ('put "auto" for all three batch sizes in the JSON; the job\'s own figures then hold',),
+        script=(
+            "train_batch_size is micro-batch x gradient accumulation x ranks: leave one of the three out",
+        ),
+    ),
+    _Rule(
+        r"index out of range in self|device-side assert|srcselectdimsize",
+        "A token beyond the vocabulary",
+        (
+            "tokenizer and model do not belong together: load both from the same place",
+            "where tokens were added, the embeddings must grow: model.resize_token_embeddings(len(tokenizer))",
+        ),
+    ),
+    _Rule(
+        r"size mismatch|shapes? .{0,40}(invalid|mismatch|cannot be multiplied)|error\(s\) in loading state_dict",
+        "Shapes do not fit",
+        ("the checkpoint belongs to another model or size: check `model`",),
+        script=(
+            "the traceback names the line: print the shapes of what it multiplies or loads, just before it",
+            "a checkpoint of another size does it too, and so does a last batch that is smaller: drop_last=True",
+        ),
+    ),
+    _Rule(
+        r"host key|permission denied \(publickey|no banner|ssh:|ssh_",
+        "A pod could not be reached over SSH",
+        (
+            "cluster.doctor() tries every pod and shows ssh's own words",
+            "start another cluster: keys and pods of this one are of no further use",
+        ),
+    ),
+    _Rule(
+        r".",
+        "A pod was lost",
+        (
+            "`cluster` shows what the place says of each pod: evicted, out of memory, node gone",
+            "start another cluster and submit the job again",
+            "a network that is away for longer than lease_s ends the ranks: raise Cluster(lease_s=…)",
+        ),
+        kinds=("pod", "network"),
+    ),
+    _Rule(
+        r".",
+        "The launcher gave up",
+        (
+            'launcher="ssh" starts the ranks without pdsh or mpirun',
+            "its own words are in logs/launcher.log of the run directory",
+        ),
+        kinds=("launcher",),
+    ),
+    _Rule(
+        r"filenotfounderror|no such file",
+        "A file is missing on the pod",
+        (
+            "paths in a script are those of the pod: only the script's own folder travels to it",
+            "print(cluster.command(job)) shows what starts there, and where",
+        ),
+    ),
+)
+
+
+def _general_title(fault: RunFault) -> str:
+    if fault.rank is None:
+        return "The run could not be carried out"
+    return (
+        "The program ended with an error"
+        if fault.kind == "exit"
+        else f"The program raised {fault.kind or 'an error'}"
+    )
+
+
+def _general_fixes(fault: RunFault, job: Job | None) -> tuple[str, ...]:
+    if fault.rank is None:
+        return (
+            "cluster.doctor() checks every pod",
+            "the keeper's log is keeper.log in the cluster's directory",
+        )
+    fixes = [f"run.logs(rank={fault.rank}, tail=None) gives all that the rank printed before"]
+    match job:
+        case Script():
+            fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")
+        case FineTune() if not runs_alone(job.technique):
+            fixes.append(
+                f'technique="{YARDSTICK}", max_steps=2 tells in seconds whether one process alone fails too'
+            )
+    return tuple(fixes)

@@ -1,0 +1,152 @@
+"""Ask the models of runs, which are in child processes (`server.py`): this kernel loads no framework."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
+from workbench.finetune.answers.conversation import Conversation
+from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.finetune.answers.questions import (
+    Question,
+    RowLike,
+    job_options,
+    questions_of,
+    tables_of,
+)
+from workbench.finetune.answers.server import check_model, server_of
+from workbench.finetune.data.judged import judge
+from workbench.finetune.data.messages import Message
+from workbench.finetune.job.refusals import no_template
+from workbench.rundir.paths import RunPaths
+
+_AT_ONCE, _MOST = 64, 1024  # rows in the first request and in a later one
+_REQUEST_S = 2.0  # an interrupt waits for no more, but for `_AT_ONCE` rows of a slow model
+
+
+class _Run(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def paths(self) -> RunPaths: ...
+
+
+def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
+    """Let a run's model answer rows, greedily and in batches; its process keeps the model for the next time."""
+    questions = questions_of(run.paths, rows)
+    models = (
+        [("before training", run, True), ("after training", run, False)]
+        if before
+        else [("answered", run, False)]
+    )
+    return _ask(models, questions)
+
+
+def chat(
+    run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None
+) -> Conversation:
+    """Return a chat with a run's model, beside the untrained one or another run's."""
+    models = {"before training": (run, True)} if before else {}
+    if beside:
+        models |= {
+            name: (each, False)
+            for name, each in zip(_names([run, beside]), (run, beside), strict=True)
+        }
+    else:
+        models["after training" if before else "answered"] = (run, False)
+    for each, _ in models.values():
+        check_model(each.paths)
+        _check_template(each.paths)
+    for each, _ in models.values():
+        server_of(each.paths)
+
+    def ask(name: str, turns: Sequence[Message], on_text: Callable[[str], None] | None) -> str:
+        each, is_before = models[name]
+        question = Question(source=turns[-1]["content"], messages=tuple(turns))
+        return server_of(each.paths).answer([question], before=is_before, on_text=on_text).texts[0]
+
+    return Conversation(list(models), ask, system=system)
+
+
+def _check_template(paths: RunPaths) -> None:
+    job = job_options(paths)
+    if (prompt := job.get("prompt")) not in (None, "chat"):
+        raise ConfigError(
+            f"the run in {paths.root} asks its model by prompt {prompt!r}, not by turns; use run.predict"
+        )
+    own = read_json(paths.model / "tokenizer_config.json", within=paths.root).get("chat_template")
+    if not (job.get("chat_template") or own or (paths.model / "chat_template.jinja").is_file()):
+        raise ConfigError(f"of the run in {paths.root}, {no_template(str(job.get('model')))}")
+
+
+def compare_predictions(
+    runs: Sequence[_Run], rows: Sequence[RowLike] | None = None, *, before: bool = False
+) -> Answers:
+    """Let the models of several runs answer the same rows, side by side.
+
+    Args:
+        runs: Runs that left a model.
+        rows: As for `predict`. Default: of the first run's evaluation.
+        before: Also ask the first run's model as it was before training.
+
+    Raises:
+        RunError: A run left no model, or a model's process failed; carries its words.
+        ConfigError: There is no run, or a row is of no known form.
+    """
+    if not runs:
+        raise ConfigError("runs is empty; give the runs whose answers to compare")
+    questions = questions_of(runs[0].paths, rows)
+    models = [(name, run, False) for name, run in zip(_names(runs), runs, strict=True)]
+    return _ask([*([("before training", runs[0], True)] if before else []), *models], questions)
+
+
+def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]) -> Answers:
+    for _, run, _ in models:
+        server_of(run.paths)  # all import at the same time
+    tables = tables_of([run.paths for _, run, _ in models], questions)
+    # Rows of like length together need little padding, and answers of like length end together.
+    order = sorted(range(len(questions)), key=lambda n: len(questions[n].text))
+    by_model: list[Predictions] = []
+    load_s = answer_s = 0.0
+    for _, run, before in models:
+        texts: dict[int, str] = {}
+        at_once = _AT_ONCE
+        while len(texts) < len(order):
+            numbers = order[len(texts) : len(texts) + at_once]
+            reply = server_of(run.paths).answer([questions[n] for n in numbers], before=before)
+            texts.update(zip(numbers, reply.texts, strict=True))
+            load_s, answer_s = load_s + reply.load_s, answer_s + reply.answer_s
+            at_once = max(
+                _AT_ONCE, min(_MOST, int(len(numbers) * _REQUEST_S / max(reply.answer_s, 1e-3)))
+            )
+        answers = (
+            judge(
+                q.text,
+                q.expected,
+                texts[n],
+                table=tables.get(q.table_id or ""),
+                table_id=q.table_id,
+            )
+            for n, q in enumerate(questions)
+        )
+        by_model.append(Predictions(tuple(answers)))
+    return Answers(
+        names=[name for name, _, _ in models], models=by_model, load_s=load_s, answer_s=answer_s
+    )
+
+
+def _names(runs: Sequence[_Run]) -> list[str]:
+    jobs = [job_options(run.paths) for run in runs]
+    for keys in (
+        ("technique",),
+        ("model", "technique"),
+        ("model", "technique", "seed", "max_steps"),
+    ):
+        names = [" ".join(str(job.get(key, "?")) for key in keys) for job in jobs]
+        if max(Counter(names).values()) == 1:
+            return names
+    ids = [run.id for run in runs]
+    return ids if len(set(ids)) == len(ids) else [f"{n}: {name}" for n, name in enumerate(ids)]

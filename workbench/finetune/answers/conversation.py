@@ -1,0 +1,75 @@
+"""A chat with one or several models at once, each of which goes on from its own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from workbench.base.errors import ConfigError
+from workbench.base.shown import ShownLive
+from workbench.finetune.data.messages import Message
+
+_Ask = Callable[[str, Sequence[Message], Callable[[str], None] | None], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """What was asked, and what each model answered."""
+
+    asked: str
+    answers: Mapping[str, str]
+    """The answers by the name of the model."""
+
+
+class Conversation(ShownLive):
+    """A chat with one or several models; a notebook shows it with a field to write in, and answers as they come."""
+
+    def __init__(self, names: Sequence[str], ask: _Ask, *, system: str | None = None) -> None:
+        self.names = tuple(names)
+        self.exchanges: list[Exchange] = []
+        self._ask = ask
+        self._system = system
+
+    def send(
+        self, text: str, on_text: Callable[[str, str], None] | None = None
+    ) -> Mapping[str, str]:
+        """Ask every model, one after the other, and wait for the answers.
+
+        Args:
+            text: What the user says.
+            on_text: Called with a model's name and each piece of its answer as it is written.
+
+        Returns:
+            The answers by the name of the model.
+
+        Raises:
+            ConfigError: The text is empty.
+            RunError: A model did not answer; the chat is as it was before.
+        """
+        if not text.strip():
+            raise ConfigError("text is empty; say something")
+        answers = {
+            name: self._ask(
+                name, self._turns(name, text.strip()), on_text and partial(on_text, name)
+            )
+            for name in self.names
+        }
+        self.exchanges.append(Exchange(asked=text.strip(), answers=answers))
+        return answers
+
+    def clear(self) -> None:
+        """Begin again: no model knows any more what was said."""
+        self.exchanges.clear()
+
+    def _turns(self, name: str, text: str) -> list[Message]:
+        turns: list[Message] = (
+            [] if self._system is None else [{"role": "system", "content": self._system}]
+        )
+        for exchange in self.exchanges:
+            turns.append({"role": "user", "content": exchange.asked})
+            turns.append({"role": "assistant", "content": exchange.answers[name]})
+        return [*turns, {"role": "user", "content": text}]
+
+    def __repr__(self) -> str:
+        return f"Conversation({len(self.exchanges)} turns with {', '.join(self.names)})"

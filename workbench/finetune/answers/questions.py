@@ -1,0 +1,197 @@
+"""What a model can be asked: rows in any form made into questions, by default those of a run's own evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json
+from workbench.base.json_values import part, whole
+from workbench.finetune.data.lines import Fields, read_lines
+from workbench.finetune.data.meant import check_media
+from workbench.finetune.data.messages import (
+    TOOLS,
+    Message,
+    completed_turns,
+    last_of,
+    tools_of,
+    turns_of,
+)
+from workbench.finetune.data.rows import ANSWERS, PREFIX, Example, row_from
+from workbench.finetune.data.sources.convert import read_tables
+from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.options.prompts import source_text
+from workbench.rundir.paths import RunPaths
+
+RowLike = str | Mapping[str, object] | Sequence[Mapping[str, object]]
+"""A row to answer: a question's text, the turns of a chat, or an object in any form of a dataset's rows, the answer
+optional."""
+
+_DEFAULT_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question(Example):
+    """One row to answer; a chat has its turns up to the one that is answered."""
+
+    target: str = ""
+    expected: str | None = None
+    """What it should write; None where nobody knows."""
+
+    @property
+    def text(self) -> str:
+        return self.opening or source_text(self.source, self.input)
+
+
+def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list[Question]:
+    own = _OwnRows(paths)
+    if rows is None:
+        limit = whole(job_options(paths).get("predict_rows")) or 0
+        first = list(islice(own.evaluation(), limit if limit > 0 else _DEFAULT_ROWS))
+        if not first and own.is_plain:
+            raise RunError(
+                f"the run in {paths.root} learned from plain text; give texts for its model to go on with"
+            )
+        if not first:
+            raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")
+        return first
+    match rows:
+        case [{"role": _, "content": _}, *_]:
+            raise ConfigError("rows is a single chat; give a list of chats, each a list of turns")
+        case str() | Mapping():
+            raise ConfigError("rows is a single row; give a list of rows")
+    return [_question(row, f"rows[{number}]", own) for number, row in enumerate(rows)]
+
+
+def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, SqlTable]:
+    """Return the tables that questions ask of, by id, where the runs have them; the first run's win."""
+    wanted = {question.table_id for question in questions} - {None}
+    tables: dict[str, SqlTable] = {}
+    for paths in runs:
+        if paths.tables.exists() and wanted - tables.keys():
+            try:
+                tables = {
+                    t.id: t for t in read_tables(paths.tables, paths.root) if t.id in wanted
+                } | tables
+            except (OSError, ConfigError) as error:
+                raise RunError(f"the tables in {paths.tables} cannot be read: {error}") from error
+    return tables
+
+
+def job_options(paths: RunPaths) -> Mapping[str, object]:
+    """Return the options of a run's job, as they travelled to the pods; empty where that is not known."""
+    return part(read_json(paths.job, within=paths.root), "job")
+
+
+class _OwnRows:
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._by_source: dict[str, Question | None] | None = None
+        self._prefix: str | None = None
+
+    def evaluation(self) -> Iterator[Question]:
+        return (question for question in self._all() if question.text)
+
+    def _all(self) -> Iterator[Question]:
+        file = self._paths.inputs / "eval.jsonl"
+        for where, data in _lines(file if file.exists() else self._paths.predictions):
+            row = Fields(data, where)
+            table_id = row.data.get("table_id")
+            if turns := turns_of(row):
+                yield _question_of_turns(row, turns)
+                continue
+            yield Question(
+                source=row.prose("source", needed=False),
+                input=row.prose("input", needed=False),
+                expected=row.prose("target" if "target" in row.data else "expected", needed=False),
+                table_id=None if table_id is None else str(table_id),
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        first = next(self._all(), None)
+        return first is not None and not first.text
+
+    def matching(self, text: str) -> Question | None:
+        """Return the evaluation row that asks this; None where there is none, or several that differ."""
+        if self._by_source is None:
+            self._by_source = {}
+            for question in self.evaluation():
+                if sum(turn["role"] == "user" for turn in question.messages) > 1:
+                    continue  # what was said before is a part of what is asked
+                twice = (
+                    question.text in self._by_source and self._by_source[question.text] != question
+                )
+                self._by_source[question.text] = None if twice else question
+        return self._by_source.get(text)
+
+    @property
+    def prefix(self) -> str:
+        if self._prefix is None:
+            first = next(self.evaluation(), None)
+            self._prefix = PREFIX if first is None or first.source.startswith(PREFIX) else ""
+        return self._prefix
+
+
+def _lines(path: Path) -> Iterator[tuple[str, object]]:
+    try:
+        yield from read_lines(path) if path.exists() and path.stat().st_size else ()
+    except (OSError, ConfigError) as error:
+        raise RunError(f"the rows in {path} cannot be read: {error}") from error
+
+
+def _question(row: RowLike, where: str, own: _OwnRows) -> Question:
+    match row:
+        case str():
+            return _question_of_text(row, where, own)
+        case Mapping():
+            return _question_of_row(row, where)
+        case [*turns]:
+            return _question_of_row({"messages": turns}, where)
+    raise ConfigError(
+        f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id"
+    )
+
+
+def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
+    if not text.strip():
+        raise ConfigError(f"{where} is empty")
+    if own.is_plain:
+        return Question(source="", opening=text.strip())
+    text = text if text.startswith(own.prefix) else own.prefix + text
+    return own.matching(text) or Question(source=text)
+
+
+def _question_of_turns(row: Fields, turns: Sequence[Message]) -> Question:
+    answered = turns[-1]["role"] == "assistant"
+    return Question(
+        source=last_of(turns, "user"),
+        # How a call is written, the template says.
+        expected=turns[-1]["content"] if answered and "tool_calls" not in turns[-1] else None,
+        table_id=None if row.data.get("table_id") is None else row.text("table_id"),
+        messages=tuple(turns[:-1] if answered else turns),
+        tools=tools_of(row),
+    )
+
+
+def _question_of_row(row: Mapping[str, object], where: str) -> Question:
+    check_media(row, where)
+    if isinstance(row.get("prompt"), list | tuple) and row.get("completion") is None:
+        row = {"messages": row["prompt"], TOOLS: row.get(TOOLS)}
+    fields = Fields(row, where)
+    if turns := turns_of(fields) or completed_turns(fields):
+        return _question_of_turns(fields, turns)
+    asked = next((key for key in ANSWERS if row.get(key) is not None), "")
+    unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
+    made = row_from({**row, ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
+    if not made.asks:
+        return Question(source="", opening=made.target)
+    return Question(
+        source=made.source,
+        input=made.input,
+        expected=None if unknown else made.target,
+        table_id=made.table_id,
+    )

@@ -1,0 +1,254 @@
+"""The notebook's end of the model server: one child for each run directory, reused while this process lives."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import IO, Any
+
+from workbench.base import entries, rpc
+from workbench.base.child import child_environment, main_of, start
+from workbench.base.errors import DiskFull, RunError
+from workbench.base.files import load_json
+from workbench.base.json_values import part
+from workbench.base.lines import Pipes, TooLong
+from workbench.finetune.answers.questions import Question
+from workbench.rundir.paths import RunPaths
+
+_IDLE_S = 600.0
+_ANSWER_S = 600.0
+_EXPORT_S = 6 * 3600.0  # a large model, a slow disk
+_END_S = 2.0
+_DYING_S = 15.0  # Python goes on for a while after its last word
+_KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
+_TAIL_LINES = 15
+_LARGEST = 1 << 30  # bytes of an answer: texts of as many rows as were asked
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    texts: Sequence[str]
+    load_s: float
+    """Seconds to load the model; 0 where it was loaded already."""
+    answer_s: float
+
+
+class ModelServer:
+    """The child of one run directory. It starts when it is made, and again when it has ended and is asked."""
+
+    def __init__(self, paths: RunPaths, *, idle_s: float = _IDLE_S):
+        self._paths = paths
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+        self._client: rpc.Client | None = None
+        self.start()
+
+    @property
+    def pid(self) -> int | None:
+        return (
+            self._process.pid
+            if self._process is not None and self._process.poll() is None
+            else None
+        )
+
+    def start(self) -> None:
+        """Start the child unless it runs. Returns at once."""
+        if self.pid is not None and self._client is not None and not self._client.lost:
+            return
+        self.close()
+        check_model(self._paths)
+        command = [*main_of(entries.ANSWERS), str(self._paths.model)]
+        options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        pipe = subprocess.PIPE
+        # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
+        env = {name: value for name, value in child_environment().items() if name not in _OF_RANKS}
+        self._process = start(
+            *command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        streams = self._process.stdout.fileno(), self._process.stdin.fileno()
+        line = Pipes(*streams, write_s=_ANSWER_S)
+        self._client = rpc.Client(line, largest_answer=_LARGEST)
+
+    def answer(
+        self,
+        questions: Sequence[Question],
+        *,
+        before: bool = False,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answered:
+        """Let the model answer, telling `on_text` each piece of a single answer; an interrupt leaves the child fit."""
+        sent = ("source", "input", "opening", "messages", "tools")
+        asked = [{name: getattr(question, name) for name in sent} for question in questions]
+        which = "before" if before else "after"
+        pieces = on_text is not None
+        request = {"op": "answer", "which": which, "questions": asked, "pieces": pieces}
+        try:
+            reply = self._answered(request, _ANSWER_S, on_text)
+        except rpc.Refused as refusal:
+            raise RunError(
+                f"the model of {self._paths.root} did not answer: {refusal}"
+            ) from refusal
+        return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
+
+    def export(self, target: Path, **options: object) -> Mapping[str, object]:
+        """Let the child write the model into a folder, wait for it, and return what it says of it."""
+        try:
+            return self._answered({"op": "export", "export": str(target), **options}, _EXPORT_S)
+        except rpc.Refused as refusal:
+            if refusal.answer.get("full"):
+                raise DiskFull(errno.ENOSPC, str(refusal)) from refusal
+            why = f"the model of {self._paths.root} could not be exported: {refusal}"
+            raise RunError(why) from refusal
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(OSError):  # what was never read by it is still in the buffer
+            process.stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        if self._words is not None:
+            self._words.close()
+
+    def _answered(
+        self,
+        request: Mapping[str, object],
+        timeout_s: float,
+        on_text: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        with self._lock:
+            try:
+                return self._asked(request, timeout_s, on_text)
+            except _EndedIdle:
+                return self._asked(request, timeout_s, on_text)
+
+    def _asked(
+        self,
+        request: Mapping[str, object],
+        timeout_s: float,
+        on_text: Callable[[str], None] | None,
+    ) -> dict[str, Any]:
+        self.start()
+        assert self._client is not None
+        try:
+            return self._client.call(request, timeout_s, on_text)
+        except TimeoutError as error:
+            self.close()
+            raise RunError(
+                f"the model of {self._paths.root} did not answer in time and was ended; "
+                "ask fewer rows at once"
+            ) from error
+        except TooLong as error:
+            raise RunError(f"{error}; ask fewer rows at once") from error
+        except OSError as error:
+            raise self._ended() from error
+
+    def _ended(self) -> RunError:
+        assert self._process is not None and self._words is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DYING_S)
+        code = self._process.returncode
+        self._words.seek(0)
+        last = (
+            self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
+        )
+        self.close()
+        if code == 0:
+            return _EndedIdle(f"the process that holds the model of {self._paths.root} ended")
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return RunError(
+            "\n".join(
+                [f"the process that holds the model of {self._paths.root} ended ({how})", *last]
+            )
+        )
+
+
+class _EndedIdle(RunError):
+    """The child ended by itself between two questions."""
+
+
+def server_of(paths: RunPaths) -> ModelServer:
+    """Return the live server of a run directory, started now if there is none."""
+    with _guard:
+        server = _servers.pop(paths.root, None) or ModelServer(paths)
+        server.start()
+        _servers[paths.root] = server  # now the last of the dict
+        atexit.unregister(close_all)  # once is enough
+        atexit.register(close_all)
+        extra = [_servers.pop(root) for root in list(_servers)[:-_KEPT]]
+    for old in extra:
+        old.close()
+    return server
+
+
+def close_all() -> None:
+    with _guard:
+        servers = list(_servers.values())
+        _servers.clear()
+    for server in servers:
+        server.close()
+
+
+_guard = threading.Lock()
+_servers: dict[Path, ModelServer] = {}
+
+
+def check_model(paths: RunPaths) -> None:
+    """Refuse a run directory that holds no model, or one whose model would make a library open files outside it."""
+    if not paths.root.is_dir():
+        raise RunError(f"not a run directory: {paths.root}")
+    _check_regular(paths.model)
+    _check_regular(paths.job)
+    if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise RunError(f"the run in {paths.root} left no model: it has not ended, or failed")
+    if not paths.job.is_file():
+        raise RunError(f"{paths.job} is missing; it says how the model was trained")
+    _check_shards(paths)
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse what is neither a file nor a folder, or holds such a thing: libraries follow links and wait for pipes."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # what is missing is said by name afterwards
+        return
+    if stat.S_ISDIR(mode):
+        for name in sorted(os.listdir(path)):  # noqa: PTH208 (names are all that is needed)
+            _check_regular(path / name)
+    elif not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+        raise RunError(
+            f"{path} is {kind}, and a run's model is not read through it; put a copy of the file there"
+        )
+
+
+def _check_shards(paths: RunPaths) -> None:
+    """Refuse an index of weights that names files outside its folder."""
+    for index in sorted(paths.model.glob("*.index.json")):
+        shards = part(load_json(index, within=paths.root), "weight_map").values()
+        if outside := [
+            shard for shard in shards if not isinstance(shard, str) or PurePath(shard).name != shard
+        ]:
+            raise RunError(
+                f"{index} names weights outside its folder: {str(outside[0])[:200]!r}; put a whole copy back"
+            )

@@ -1,0 +1,85 @@
+"""Write a model into a folder that transformers, vLLM and TGI load; there whole, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_bytes
+from workbench.base.files.disk import check_room, full_disk_named
+from workbench.finetune.model import adapters
+from workbench.finetune.model.load import Loaded
+from workbench.finetune.options.models import Family
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_FULL = f"os error {errno.ENOSPC}"  # as safetensors and tokenizers say it, which raise no OSError
+
+
+def export_model(
+    loaded: Loaded, target: Path, dtype: str | None, max_shard_size: int | str
+) -> dict[str, object]:
+    """Write a whole model with its configurations and tokenizer, in a number format or as it is."""
+    one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
+    weights = dict(one.named_parameters())
+    with _whole(target, weights) as part:
+        one.save_pretrained(part, max_shard_size=max_shard_size)
+        loaded.tokenizer.save_pretrained(part)
+    return {"dtype": _name(one.dtype), "family": loaded.family}
+
+
+def export_adapters(
+    folder: str, tokenizer: Any, target: Path, dtype: str | None
+) -> dict[str, object]:
+    """Write adapters alone, as peft, vLLM and TGI load them beside their base."""
+    config = read_bytes(
+        Path(folder) / "adapter_config.json"
+    )  # no link is followed: others may get to see its text
+    weights = load_file(Path(folder) / adapters.WEIGHTS)
+    if dtype is not None:
+        weights = {name: value.to(DTYPES[dtype]) for name, value in weights.items()}
+    with _whole(target, weights) as part:
+        save_file(weights, part / adapters.WEIGHTS, metadata={"format": "pt"})
+        (part / "adapter_config.json").write_bytes(config)
+        tokenizer.save_pretrained(part)
+    family = Family.ENCODER_DECODER if b'"SEQ_2_SEQ_LM"' in config else Family.CAUSAL
+    return {"dtype": _name(next(iter(weights.values())).dtype), "family": family}
+
+
+@contextmanager
+def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
+    """Check weights, and make a folder beside the target, which takes its place once it is filled with them."""
+    for name, value in weights.items():
+        if not bool(torch.isfinite(value).all()):
+            kind = _name(value.dtype)
+            raise ConfigError(
+                f"{name} holds numbers that are not finite in {kind}; export with another dtype"
+            )
+    needed = sum(value.nbytes for value in weights.values())
+    check_room(target.parent, needed)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        with full_disk_named(target.parent, needed):
+            part.chmod(0o755)
+            try:
+                yield part
+            except Exception as error:  # of no common kind
+                if _FULL not in str(error):
+                    raise
+                raise OSError(errno.ENOSPC, str(error)) from error
+            part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))

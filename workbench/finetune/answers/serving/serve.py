@@ -1,0 +1,231 @@
+"""Answer rows with a run's model: a child of the notebook's kernel that loads the model once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from workbench.base import entries, rpc
+from workbench.base.errors import DiskFull
+from workbench.base.lines import Pipes
+from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
+from workbench.finetune.data.rows import Example
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import adapters
+from workbench.finetune.model import load as model
+from workbench.finetune.model.encode import Encoder
+from workbench.finetune.model.generate import answers
+from workbench.finetune.options.choices import Peft
+from workbench.finetune.options.models import ModelKind, model_kind
+from workbench.jobs.registry import job_from_dict
+
+_IDLE_S = 600.0
+_LOOK_S = 1.0
+_SMALL = 20_000_000  # parameters
+_MANY = 16  # rows
+_AT_ONCE = 2_000_000_000  # parameters times rows, which fill some hundreds of MiB with what was read and written
+_MOST = 256  # rows: of more, sources are too unlike in length
+_LOOKS = 5
+_FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
+
+
+_OnText = Callable[[str], None] | None
+
+
+class Answerer:
+    """The models of one run, each loaded when it is first asked."""
+
+    def __init__(self, folder: str, job: FineTune) -> None:
+        self._folder = folder
+        self._job = job
+        self._loaded: dict[str, model.Loaded] = {}
+
+    def answer(
+        self, questions: Sequence[Mapping[str, Any]], which: str = "after", on_text: _OnText = None
+    ) -> dict[str, object]:
+        """Answer some questions; a single one piece by piece, too."""
+        began = time.monotonic()
+        loaded = self._model(which)
+        load_s = time.monotonic() - began
+        texts = self._batched(loaded, [_example(question) for question in questions], on_text)
+        return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
+
+    def export(
+        self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str
+    ) -> dict[str, object]:
+        """Write the model into a new folder, adapters added to the weights of their base or alone."""
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        if self._job.peft == Peft.NONE:
+            loaded = model.load(
+                self._folder, (), seed=0, options={"dtype": DTYPES[dtype] if dtype else "auto"}
+            )
+        elif merged:
+            loaded = adapters.merged(self._folder, self._initial(tokenizer))
+            dtype = dtype or model.own_format(self._job.model)
+        else:
+            return export_adapters(self._folder, tokenizer, Path(target), dtype)
+        Encoder(
+            loaded, self._job
+        )  # which has the model end its answers where the chat template ends a turn
+        return export_model(loaded, Path(target), dtype, max_shard_size)
+
+    def _model(self, which: str) -> model.Loaded:
+        if which not in self._loaded:
+            loaded = (
+                self._trained()
+                if which == "after"
+                else self._initial(self._model("after").tokenizer)
+            )
+            self._loaded[which] = loaded
+        return self._loaded[which]
+
+    def _trained(self) -> model.Loaded:
+        if self._job.peft == Peft.NONE:
+            return self._load(self._folder, None, {})
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
+
+    def _initial(self, tokenizer: Any) -> model.Loaded:
+        return self._load(
+            self._job.model,
+            tokenizer,
+            adapters.load_options(self._job.peft, self._job.number_format),
+        )
+
+    def _load(self, place: str, tokenizer: Any, options: Mapping[str, object]) -> model.Loaded:
+        options = {**placement(place, _free()), **options}
+        loaded = model.load(place, (), seed=self._job.seed, options=options, tokenizer=tokenizer)
+        if "device_map" not in options:
+            loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return loaded
+
+    def _batched(
+        self, loaded: model.Loaded, examples: Sequence[Example], on_text: _OnText
+    ) -> list[str]:
+        encoder = Encoder(loaded, self._job)
+        rows = encoder.questions(examples)
+        parameters = model.parameter_count(loaded.model)
+        # On a busy machine threads would wait for each other longer than they work, 11 times; those of a small model
+        # and a few rows do so anywhere.
+        is_little = parameters < _SMALL and len(rows) < _MANY
+        torch.set_num_threads(
+            1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running())
+        )
+        at_once = max(self._job.per_device_eval_batch_size, min(_MOST, _AT_ONCE // parameters))
+        texts = answers(
+            loaded.model,
+            encoder,
+            rows,
+            device=loaded.model.device,
+            at_once=at_once,
+            on_text=on_text,
+        )
+        return [texts[n] for n in range(len(examples))]
+
+
+def placement(place: str, free: Sequence[int]) -> dict[str, object]:
+    """Return what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it."""
+    if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
+        return {}
+    return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
+
+
+def _free() -> list[int]:
+    return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
+
+
+def _running() -> int:
+    """Count the threads that this machine runs all the time, with our own; its load average would be of a while ago."""
+    counts = []
+    for _ in range(_LOOKS):
+        counts.append(
+            int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
+        )
+        time.sleep(0.002)  # in which those end that only handed the question on
+    return min(counts)
+
+
+def _example(question: Mapping[str, Any]) -> Example:
+    return Example(
+        source=question["source"],
+        target="",
+        input=question.get("input", ""),
+        opening=question.get("opening", ""),
+        messages=tuple(question.get("messages", ())),
+        tools=tuple(question.get("tools", ())),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stdin closes, the parent is gone or nobody asked for a while."""
+    parser = argparse.ArgumentParser(
+        prog=entries.ANSWERS, description="Answer rows with a run's model."
+    )
+    parser.add_argument("model", help="the trained model's folder")
+    parser.add_argument("--job", required=True, help="the job.json of the run")
+    parser.add_argument(
+        "--idle-s", type=float, default=_IDLE_S, help="seconds without a request after which to end"
+    )
+    options = parser.parse_args(argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disable_progress_bar()
+    line = Pipes(0, os.dup(1))
+    os.dup2(2, 1)  # what libraries print is no reply
+    requests: queue.SimpleQueue[rpc.Request] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(line, requests), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
+    assert isinstance(job, FineTune)  # a script leaves no model that is asked
+    answerer = Answerer(options.model, job)
+    while True:
+        try:
+            request = requests.get(timeout=options.idle_s)
+        except queue.Empty:
+            return 0
+        _reply(answerer, request)
+
+
+def _read(line: Pipes, requests: queue.SimpleQueue[rpc.Request]) -> None:
+    for request in rpc.incoming(line):
+        requests.put(request)
+    os._exit(0)  # nobody can ask, or read a reply, any more; the model may be in the midst of one
+
+
+def _end_with(parent: int) -> None:
+    # A process forked from the kernel would hold stdin open after the kernel's death. PDEATHSIG is no help: it fires
+    # when the thread that started this process ends.
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(0)
+
+
+def _reply(answerer: Answerer, request: rpc.Request) -> None:
+    try:
+        result = _result(answerer, request)
+    except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
+        traceback.print_exc()
+        full = isinstance(error, DiskFull)
+        request.refuse(str(error) if full else f"{type(error).__name__}: {error}", full=full)
+    else:
+        request.answer(result)
+
+
+def _result(answerer: Answerer, request: rpc.Request) -> dict[str, object]:
+    asked = request.fields
+    if asked["op"] == "export":
+        options = {name: asked[name] for name in ("dtype", "merged", "max_shard_size")}
+        return answerer.export(asked["export"], **options)
+    on_text = request.piece if asked.get("pieces") else None
+    return answerer.answer(asked["questions"], asked.get("which", "after"), on_text)

@@ -1,0 +1,160 @@
+"""A model's answers, judged as WikiSQL does, and kept in `predictions.jsonl`, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.data.lines import Fields, read_lines
+from workbench.finetune.data.sources.convert import read_tables
+from workbench.finetune.data.sql import Query, parse
+from workbench.finetune.data.tables import SqlTable, execute
+
+_WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One question, the expected answer and a model's. A verdict is None where it cannot be told."""
+
+    source: str
+    expected: str | None
+    """What it should have written; None where nobody knows."""
+    predicted: str
+    exact_match: bool | None = None
+    """Whether the two texts are the same, apart from blanks."""
+    logical_match: bool | None = None
+    """Whether the two queries say the same; None where the expected text is not a query."""
+    execution_match: bool | None = None
+    """Whether both give the same result; None where the table is not at hand."""
+    table_id: str | None = None
+    """The table that the question is asked of."""
+    input: str = ""
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether it is right in any sense; None where nothing was expected."""
+        verdicts = {self.exact_match, self.logical_match, self.execution_match} - {None}
+        return any(verdicts) if verdicts else None
+
+
+def judge(
+    source: str,
+    expected: str | None,
+    predicted: str,
+    *,
+    table: SqlTable | None = None,
+    table_id: str | None = None,
+    input: str = "",
+) -> Answer:
+    """Compare an answer with the expected one.
+
+    Args:
+        source: What the model read.
+        expected: What it should have written; None where nobody knows.
+        predicted: What it wrote.
+        table: The table to run both on.
+        table_id: The id of the table, where that itself is not at hand.
+        input: What the model was told to do it with, where the row keeps that apart.
+
+    Example:
+        >>> select = "SELECT {} FROM table WHERE {}"
+        >>> answer = judge("…", select.format("a", "b = C AND d = 1"), select.format("A", "d = 1 AND b = c"))
+        >>> answer.exact_match, answer.logical_match, answer.execution_match
+        (False, True, None)
+    """
+    exact = logical = result = None
+    if expected is not None:
+        wanted, answered = parse(expected), parse(predicted)
+        exact = expected.split() == predicted.split()
+        if wanted is not None:
+            logical = answered is not None and wanted.logical_form() == answered.logical_form()
+            result = None if table is None else _same_result(wanted, answered, table)
+    return Answer(
+        source=source,
+        expected=expected,
+        predicted=predicted,
+        exact_match=exact,
+        logical_match=logical,
+        execution_match=result,
+        table_id=table.id if table else table_id,
+        input=input,
+    )
+
+
+def share(verdicts: Iterable[bool | None]) -> float | None:
+    """Return the share of verdicts that hold, of those that can be told; None where none can.
+
+    Example:
+        >>> share([True, False, None])
+        0.5
+    """
+    certain = [verdict for verdict in verdicts if verdict is not None]
+    return sum(certain) / len(certain) if certain else None
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """Write answers, one JSON object a line."""
+    with path.open("w", encoding="utf-8") as out:
+        for answer in answers:
+            names = (*_WRITTEN, "input") if answer.input else _WRITTEN
+            record = {name: getattr(answer, name) for name in names}
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
+    """Read the answers of a run and judge them, on its tables where they are given."""
+    try:
+        if path.stat().st_size == 0:
+            return []
+        rows = [Fields(data, where) for where, data in read_lines(path, path.parent)]
+        of_source = (
+            _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent) if tables else {}
+        )
+        ids = [
+            row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row))
+            for row in rows
+        ]
+        there = read_tables(tables, tables.parent.parent) if tables else ()
+        by_id = {table.id: table for table in there if table.id in ids}
+        return [
+            judge(
+                _source(row),
+                row.words("expected", row.get("expected")),
+                row.words("predicted", row.get("predicted")),
+                table=by_id.get(table_id or ""),
+                table_id=table_id,
+            )
+            for row, table_id in zip(rows, ids, strict=True)
+        ]
+    except (OSError, ConfigError) as error:
+        raise RunError(f"the predictions in {path} cannot be read: {error}") from error
+
+
+def _source(row: Fields) -> str:
+    return " ".join([row.text("source"), row.words("input", row.data.get("input", ""))]).strip()
+
+
+def _table_ids(path: Path, run: Path) -> dict[str, str]:
+    ids_of: dict[str, set[str]] = {}
+    for where, data in read_lines(path, run) if path.exists() else ():
+        row = Fields(data, where)
+        if row.data.get("table_id"):
+            ids_of.setdefault(row.text("source"), set()).add(row.text("table_id"))
+    return {source: ids.pop() for source, ids in ids_of.items() if len(ids) == 1}
+
+
+def _same_result(wanted: Query, answered: Query | None, table: SqlTable) -> bool | None:
+    try:
+        right = execute(wanted, table)
+    except ConfigError:
+        return None
+    try:
+        # As a bag: SQL promises no order.
+        return answered is not None and Counter(execute(answered, table)) == Counter(right)
+    except ConfigError:
+        return False

@@ -1,0 +1,151 @@
+"""JSON lines from outside: reading them, and checking their fields so that each error names its place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import open_record
+from workbench.base.json_values import number, parse_json, whole
+from workbench.finetune.data.opened import open_rows
+from workbench.finetune.data.sql import Value
+
+MAX_LINE_BYTES = 16 * 2**20
+NOT_UTF8 = (
+    "; save it as UTF-8, or name its encoding, as in encoding='cp1252' of a dataset of kind 'files'"
+)
+
+
+def read_lines(
+    path: Path, run: Path | None = None, *, encoding: str | None = None
+) -> Iterator[tuple[str, object]]:
+    """Read a JSONL file, the user's own or a run's; CRLF, a byte order mark and blank lines are let pass."""
+    number = 0
+    try:
+        with open_rows(path, encoding) if run is None else open_record(path, within=run) as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                number += 1
+                where = f"{path.name}, line {number}"
+                if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b""):
+                    yield from _read_line(line, where, of_run=run is not None)
+    except OSError as error:
+        raise ConfigError(
+            f"the dataset file {path} cannot be read: {error.strerror or error}"
+        ) from error
+    if number == 0:
+        raise ConfigError(f"the dataset file {path} is empty; it needs one JSON object a line")
+
+
+class Fields:
+    """A JSON object with the place it came from, so that whatever is wrong in it can be named."""
+
+    def __init__(self, data: object, where: str, path: str = ""):
+        self.where, self.path = where, path
+        if not isinstance(data, Mapping):
+            raise ConfigError(
+                f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object"
+            )
+        self.data = data
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        raise ConfigError(f"{self.where}: {self.path}{key} {problem}")
+
+    def get(self, key: str) -> object:
+        if key not in self.data:
+            present = ", ".join(map(str, self.data)) or "nothing"
+            raise ConfigError(
+                f"{self.where}: the key {self.path + key!r} is missing; there is: {present}"
+            )
+        return self.data[key]
+
+    def text(self, key: str) -> str:
+        """Return a text that must be there and say something."""
+        return self.words(key, self.get(key)) or self.fail(key, "is empty")
+
+    def child(self, key: str) -> Fields:
+        return Fields(self.get(key), self.where, f"{self.path}{key}.")
+
+    def items(self, key: str) -> Sequence[object]:
+        value = self.get(key)
+        return (
+            value
+            if isinstance(value, list | tuple)
+            else self.fail(key, f"is {short(value)}; it must be a list")
+        )
+
+    def index(self, key: str, value: object, names: Sequence[str]) -> str:
+        position = whole(value)
+        if position is None or not 0 <= position < len(names):
+            self.fail(
+                key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}"
+            )
+        return names[position]
+
+    def words(self, key: str, value: object) -> str:
+        """Check a text and bring its blanks to single ones, which is all that a tokenizer keeps of them."""
+        if not isinstance(value, str):
+            self.fail(key, f"is {short(value)}; it must be text")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(key, f"is {short(value)}; half a surrogate pair is not a letter")
+        return " ".join(value.split())
+
+    def prose(self, key: str, *, needed: bool = True) -> str:
+        """Return a text with its blanks and lines as they are, but for those around it; a number as JSON writes it."""
+        value = self.get(key) if needed else self.data.get(key)
+        if value is None and not needed:
+            return ""
+        if number(value) is not None:
+            value = json.dumps(value)
+        if not self.words(key, value) and needed:
+            self.fail(key, "is empty")
+        return str(value).replace("\r\n", "\n").strip()
+
+    def constant(self, key: str, value: object) -> Value:
+        """Check a condition's value: text, or a number that SQLite can hold."""
+        match value:
+            case str():
+                return self.words(key, value)
+            case bool():
+                pass
+            case int() if abs(value) < 2**63:
+                return value
+            case float() if math.isfinite(value):
+                return value
+            case int() | float():
+                self.fail(key, f"is {short(value)}; the number is too large")
+        return self.fail(key, f"is {short(value)}; it must be text or a number")
+
+
+def short(value: object) -> str:
+    """Show a value in an error, cut where it is long."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, object]]:
+    if not line.strip():
+        return
+    if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
+        raise ConfigError(
+            f"{where} is longer than {MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?"
+        )
+    cut = "" if line.endswith(b"\n") else "; the file ends within this line: was it copied whole?"
+    try:
+        value = parse_json(line.decode(), parse_constant=no_constant)
+    except UnicodeDecodeError as error:
+        what = f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}"
+        raise ConfigError(what + cut + ("" if of_run else NOT_UTF8)) from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}{cut}") from error
+    yield where, value
+
+
+def no_constant(word: str) -> NoReturn:
+    """Refuse the numbers that Python's JSON has and JSON has not."""
+    raise ValueError(f"{word} is not a JSON number")

@@ -1,0 +1,161 @@
+"""Whether rows are learned as they were meant: columns that no form reads, and answers that are empty.
+
+Columns that ask for another kind of training are refused; all others that are not read are named once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.base.words import counted, plain
+from workbench.finetune.data.messages import unread_in_turns
+from workbench.finetune.data.rows import Example, columns_read, has_answer
+
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+_REJECTED = "rejected"
+_VERDICTS = ("label", "kto_tag")  # TRL's and LLaMA-Factory's word for an answer's being wanted
+TELLING = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
+"""Names of columns, in small letters, that may ask for another kind of training."""
+_MOST = 200  # names that are kept; rows may have keys without end
+_LETTERS = 80  # of a name
+
+
+class Written(NamedTuple):
+    """What was written of a dataset's rows, and what was not read of them."""
+
+    train: int
+    eval: int
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads, in the order in which they were met."""
+    empty_answers: int = 0
+    """Rows to train or to evaluate on whose answer is empty."""
+
+
+def check_media(data: Mapping[str, object], where: str) -> None:
+    """Refuse a row to answer that has an image, sound or a video: a model would answer without it."""
+    for name, value in data.items():
+        if str(name).casefold() in _MEDIA and not _says_nothing(value):
+            raise ConfigError(
+                f"{where}: the column {name!r} {_problem(_MEDIA[0], value, ())}; or drop the column"
+            )
+
+
+class RowTally:
+    """Counts the rows of one stream, and the columns that were there and that were read."""
+
+    def __init__(self, ignore: Sequence[str] = ()) -> None:
+        self.rows = 0
+        self.empty_answers = 0
+        self._ignore = frozenset(ignore)
+        self._there: dict[str, None] = {}
+        self._read: set[str] = set()
+        # Most rows have the columns of the row before: what was worked out for it holds for them.
+        self._last_names: tuple[object, ...] = ()
+        self._telling: list[Any] = []
+        self._last_shape: object = None
+
+    def check(self, data: object, columns: Mapping[str, str], where: str) -> None:
+        """Refuse a row that asks for another kind of training than learning its answer."""
+        if not isinstance(data, Mapping):
+            return
+        names = tuple(data)
+        if names != self._last_names:
+            meant = {*self._ignore, *columns.values()}
+            self._telling = [
+                name for name in names if str(name).casefold() in TELLING and name not in meant
+            ]
+            self._last_names = names
+        for name in self._telling:
+            if _says_nothing(data[name]):
+                continue
+            fields = (
+                {field for field, column in columns.items() if column in data} if columns else data
+            )
+            if problem := _problem(name.casefold(), data[name], fields):
+                raise ConfigError(
+                    f"{where}: the column {name!r} {problem}. To train without that column on purpose, add "
+                    f"'ignore': [{name!r}] to the dataset's options"
+                )
+
+    def take(self, data: object, columns: Mapping[str, str], row: Example) -> None:
+        """Count a row, and remember which of its columns its form reads."""
+        assert isinstance(data, Mapping)
+        self.rows += 1
+        self.empty_answers += row.asks and not row.messages and not row.target
+        # Which form a row has is decided by its columns, by those that hold nothing, and by whether it is a chat.
+        shape = (tuple(data), [value is None for value in data.values()], bool(row.messages))
+        if shape == self._last_shape and not row.messages:
+            return
+        self._last_shape = shape
+        renamed = (
+            {field: data.get(column) for field, column in columns.items()} if columns else data
+        )
+        read = columns_read(renamed)
+        self._read.update(columns.get(field, "") if columns else field for field in read)
+        self._add(data)
+        self._add(unread_in_turns(renamed))
+
+    def _add(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._there and len(self._there) < _MOST:
+                self._there[name] = None
+
+    def not_read(self, *others: RowTally) -> list[str]:
+        """Return the columns that no row of this stream and of others read, fit to be shown."""
+        tallies = (self, *others)
+        there = dict.fromkeys(name for tally in tallies for name in tally._there)
+        read = {name for tally in tallies for name in tally._read}
+        return [plain(name)[:_LETTERS] for name in there if name not in read]
+
+    def check_ignored(self, *others: RowTally) -> None:
+        """Refuse a column to ignore that no row has."""
+        there = {name: None for tally in (self, *others) for name in tally._there}
+        for name in self._ignore:
+            if len(there) < _MOST and name not in there:
+                raise one_of("dataset ignore: the column", name, there)
+
+    def check_answers(self, what: str) -> None:
+        """Refuse rows of which half or more have an empty answer."""
+        if self.empty_answers and 2 * self.empty_answers >= self.rows:
+            raise ConfigError(
+                f"{what}: {self.empty_answers} of {counted(self.rows, 'row')} have an empty answer, so a model would "
+                "learn to answer nothing. Fill the answers, leave those rows out, or name the column that holds the "
+                "answers with columns={…}"
+            )
+
+
+def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name: str) -> Written:
+    """Return what was written of two streams of rows; refuse what only shows when all were read."""
+    train.check_answers(name)
+    evaluation.check_answers(f"the rows to evaluate on with {name}")
+    train.check_ignored(evaluation)
+    empty = train.empty_answers + evaluation.empty_answers
+    return Written(*counts, not_read=train.not_read(evaluation), empty_answers=empty)
+
+
+def _says_nothing(value: object) -> bool:
+    if isinstance(value, str):
+        return value.strip() in ("", "[]")  # in a table of text, a list is JSON
+    return value is None or (isinstance(value, list | tuple | Mapping) and not value)
+
+
+def _problem(name: str, value: object, fields: Iterable[str]) -> str:
+    """Return what a telling column asks for that `FineTune` does not do, and what does; empty where it asks nothing."""
+    if name in _MEDIA:
+        return "holds images, sound or video, and FineTune learns from text alone. Use a Script for such a model"
+    if name == _REJECTED:
+        return (
+            "holds answers to avoid, and FineTune would not read them. Use a Script with TRL's DPOTrainer for "
+            "preferences"
+        )
+    is_verdict = isinstance(value, bool) or (
+        isinstance(value, str) and value.strip().casefold() in ("true", "false")
+    )
+    if is_verdict and has_answer(fields):
+        return (
+            "is true or false beside an answer, and FineTune would learn the answers that are marked false too. Use a "
+            "Script with TRL's KTOTrainer, or keep only the rows that are marked true"
+        )
+    return ""

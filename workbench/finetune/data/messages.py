@@ -1,0 +1,321 @@
+"""Chat rows: OpenAI's `messages` and ShareGPT's `conversations`, read into one form and checked turn by turn. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NotRequired, TypedDict
+
+from workbench.base import json_values
+from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import Json, parse_json, parts
+from workbench.finetune.data.lines import Fields, no_constant, short
+
+
+class Message(TypedDict):
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    tool_calls: NotRequired[Sequence[Json]]
+    """The functions that the assistant calls, in OpenAI's form, with `arguments` as an object."""
+    name: NotRequired[str]
+    """Of a tool's turn, the function that returned."""
+    tool_call_id: NotRequired[str]
+    weight: NotRequired[int]
+    """0 in an assistant's turn that is read and not learned; absent in all others."""
+
+
+Shape = tuple[object, ...]
+"""What a chat is made of, whatever its words are."""
+
+CHAT = "messages"
+"""The key of a chat row's turns."""
+
+CHAT_KEYS = (CHAT, "conversations")
+
+TOOLS = "tools"
+"""The key of the functions that a chat row's assistant may call."""
+
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "developer": "system",  # OpenAI's newer word for it
+    "function": "tool",
+}
+_CALL = "function_call"
+"""ShareGPT's name of a turn of the assistant whose text is a call, or a list of calls, as JSON."""
+_SHAREGPT = {
+    _CALL: "assistant",
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+}
+_TURN = {
+    *(
+        "role",
+        "content",
+        "from",
+        "value",
+        "tool_calls",
+        "function_call",
+        "name",
+        "tool_call_id",
+        "weight",
+        "train",
+    )
+}
+"""The keys of a turn that are read."""
+# Who may speak after whom.
+_AFTER = {
+    "": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+
+
+def turns_of(row: Fields) -> tuple[Message, ...]:
+    """Return the turns of a row that holds `messages` or `conversations`; empty where it holds neither.
+
+    Example:
+        >>> asked, answer = turns_of(Fields({"conversations": [
+        ...     {"from": "human", "value": "Hi!"}, {"from": "gpt", "value": "Hello."}]}, "line 1"))
+        >>> answer
+        {'role': 'assistant', 'content': 'Hello.'}
+    """
+    key = chat_key(row)
+    return _ordered(row, key, _listed(row, key)) if key else ()
+
+
+def completed_turns(row: Fields) -> tuple[Message, ...]:
+    """Return the turns of a row whose `prompt` and `completion` are lists of them, as TRL has it; empty for others.
+
+    The completion is learned, and the prompt is read: its turns of the assistant have the weight 0.
+    """
+    asked, answer = row.data.get("prompt"), row.data.get("completion")
+    if not (isinstance(asked, list | tuple) and isinstance(answer, list | tuple)):
+        return ()
+    prompt, completion = _listed(row, "prompt"), _listed(row, "completion")
+    for _, turn in prompt:
+        if turn["role"] == "assistant":
+            turn["weight"] = 0
+    return _ordered(row, "prompt", [*prompt, *completion])
+
+
+def tools_of(row: Fields) -> tuple[Json, ...]:
+    """Return the schemas of the functions that a chat row's assistant may call; the list may be JSON text."""
+    listed = _parsed(row, TOOLS)
+    match listed:
+        case None:
+            return ()
+        case [*schemas]:
+            return tuple(
+                _schema(Fields(_filled(raw), row.where, f"{TOOLS}[{n}]."))
+                for n, raw in enumerate(schemas)
+            )
+    return row.fail(TOOLS, f"is {short(listed)}; it must be a list of JSON schemas")
+
+
+def chat_key(row: Fields) -> str:
+    """Return the key that holds a row's turns; empty where there is none."""
+    return next((key for key in CHAT_KEYS if row.data.get(key) is not None), "")
+
+
+def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
+    """Yield the keys of a chat row's turns that hold something and are not read, as `messages.thoughts`."""
+    for key in (*CHAT_KEYS, "prompt", "completion"):
+        for turn in parts(row.get(key)):
+            yield from (
+                f"{key}.{name}" for name, value in turn.items() if name not in _TURN and value
+            )
+
+
+def is_learned(turn: Message) -> bool:
+    """Whether a turn is one of the assistant's that the model is to learn."""
+    return turn["role"] == "assistant" and turn.get("weight") != 0
+
+
+def answered(turns: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the turns up to the last one that is learned: what follows teaches nothing."""
+    last = max((number for number, turn in enumerate(turns) if is_learned(turn)), default=-1)
+    return tuple(turns[: last + 1])
+
+
+def asked(messages: Sequence[Message], question: str, system: str | None) -> list[Message]:
+    """Return the turns that come before a row's last answer, those of a plain question too.
+
+    Example:
+        >>> [turn["role"] for turn in asked((), "1+1?", "Be brief.")]
+        ['system', 'user']
+    """
+    turns = list(messages) or [{"role": "user", "content": question}]
+    if turns[-1]["role"] == "assistant":
+        turns.pop()
+    return (
+        turns
+        if system is None or turns[0]["role"] == "system"
+        else [{"role": "system", "content": system}, *turns]
+    )
+
+
+def answer_of(messages: Sequence[Message], target: str) -> Message:
+    return messages[-1] if messages else {"role": "assistant", "content": target}
+
+
+def shape_of(turns: Sequence[Message], tools: Sequence[Json]) -> Shape:
+    """Return the roles of turns, whether each has content, and how many calls; and whether there are tools."""
+    each = (
+        (turn["role"], bool(turn["content"]), len(turn.get("tool_calls", ()))) for turn in turns
+    )
+    return (bool(tools), *each)
+
+
+def last_of(turns: Sequence[Message], role: str) -> str:
+    """Return what a role said last; empty where it said nothing."""
+    return next((turn["content"] for turn in reversed(turns) if turn["role"] == role), "")
+
+
+def _listed(row: Fields, key: str) -> list[tuple[str, Message]]:
+    """Return the turns in a list, each with its place in the row."""
+    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
+
+
+def _ordered(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
+    """Return turns that follow one another as they may."""
+    # An empty system turn is how many published sets write that there is none.
+    kept = [(place, turn) for place, turn in turns if turn["content"] or turn["role"] != "system"]
+    _check_order(row, key, kept)
+    return tuple(turn for _, turn in kept)
+
+
+def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
+    turn = Fields(raw, row.where, f"{place}.")
+    key, value = ("role", "content") if "role" in turn.data else ("from", "value")
+    named = turn.text(key)
+    roles = _ROLES | {_CALL: "assistant"} if key == "role" else _ROLES | _SHAREGPT
+    if named not in roles:
+        raise one_of(f"{row.where}: {place}.{key}", named, list(roles))
+    role = roles[named]
+    calls, content = list(_calls(turn)), _content(turn, value)
+    if named == _CALL:
+        calls, content = _written_calls(turn, value, content), ""
+    if calls and role != "assistant":
+        turn.fail("tool_calls", f"stands in a turn of {role!r}; only the assistant calls functions")
+    if not content and not calls and role in ("user", "assistant"):
+        turn.fail(value, f"is empty, and the turn is the {role}'s; fill it, or leave the row out")
+    made: Message = {"role": role, "content": content}
+    if not _weight(turn, role):
+        made["weight"] = 0
+    if calls:
+        made["tool_calls"] = calls
+    if role == "tool" and turn.data.get("name"):
+        made["name"] = turn.text("name")
+    if role == "tool" and turn.data.get("tool_call_id"):
+        made["tool_call_id"] = turn.text("tool_call_id")
+    return place, made
+
+
+def _weight(turn: Fields, role: str) -> int:
+    """Return 0 for an assistant's turn that is not to be learned, else 1."""
+    if turn.data.get("train") is False:
+        turn.fail("train", 'is false; write "weight": 0 for a turn that is read and not learned')
+    weight = turn.data.get("weight")
+    if weight is None:
+        return 1
+    if json_values.number(weight) not in (0, 1):
+        turn.fail("weight", f"is {short(weight)}; it must be 0 (not learned) or 1 (learned)")
+    if weight and role != "assistant":
+        turn.fail("weight", f"is 1 in a turn of {role!r}; only turns of the assistant are learned")
+    return int(bool(weight)) if role == "assistant" else 1
+
+
+def _calls(turn: Fields) -> Iterator[Json]:
+    if turn.data.get("function_call"):  # OpenAI's older form, of one call
+        yield _call(
+            Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call.")
+        )
+    for number, raw in enumerate(turn.items("tool_calls") if turn.data.get("tool_calls") else ()):
+        yield _call(Fields(_filled(raw), turn.where, f"{turn.path}tool_calls[{number}]."))
+
+
+def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
+    """Return the calls that a turn of ShareGPT's `function_call` writes as JSON."""
+    try:
+        written = parse_json(content, parse_constant=no_constant)
+    except ValueError as error:
+        turn.fail(
+            key,
+            f'is {short(content)}, which is not JSON of a call, as {{"name": …, "arguments": …}}: {error}',
+        )
+    several = written if isinstance(written, list) else [written]
+    return [_call(Fields(_filled(raw), turn.where, f"{turn.path}{key}.")) for raw in several]
+
+
+def _call(call: Fields) -> Json:
+    function = call.child("function") if "function" in call.data else call
+    arguments = _parsed(function, "arguments") or {}
+    if not isinstance(arguments, Mapping):
+        function.fail(
+            "arguments", f"is {short(arguments)}; it must be an object, or JSON text of one"
+        )
+    identity = {"id": call.text("id")} if "id" in call.data else {}
+    written = {"name": function.text("name"), "arguments": _filled(arguments)}
+    return {**identity, "type": "function", "function": written}
+
+
+def _schema(tool: Fields) -> Json:
+    function = tool.child("function") if "function" in tool.data else tool
+    function.text("name")
+    return {"type": "function", "function": function.data}
+
+
+def _parsed(fields: Fields, key: str) -> object:
+    value = fields.data.get(key)
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value, parse_constant=no_constant) if value.strip() else None
+    except ValueError as error:
+        fields.fail(key, f"is {short(value)}, which is not JSON: {error}")
+
+
+def _filled(value: object) -> object:
+    """Leave out what is null: a table of objects has every key in each."""
+    match value:
+        case Mapping():
+            return {key: _filled(each) for key, each in value.items() if each is not None}
+        case [*several]:
+            return [_filled(each) for each in several]
+    return value
+
+
+def _content(turn: Fields, key: str) -> str:
+    match turn.data.get(key):
+        case [*parts]:  # OpenAI's form of texts and images
+            texts = []
+            for part in parts:
+                match part:
+                    case {"type": "text", "text": str(text)}:
+                        texts.append(text)
+                    case _:
+                        turn.fail(key, f"holds {short(part)}; only parts of type 'text' are read")
+            return Fields({key: "\n".join(texts)}, turn.where, turn.path).prose(key, needed=False)
+    return turn.prose(key, needed=False)
+
+
+def _check_order(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) -> None:
+    spoken = [(place, turn["role"]) for place, turn in turns]
+    if spoken and spoken[0][1] == "system":
+        spoken = spoken[1:]
+    if not spoken:
+        row.fail(key, "has no turn of a user")
+    for (_, before), (place, role) in pairwise([("", ""), *spoken]):
+        if role not in _AFTER[before]:
+            follows = f"follows the turn of {before!r}" if before else "comes first"
+            problem = f"{follows}; there must stand one of {' or '.join(map(repr, _AFTER[before]))}"
+            if role == "system":
+                problem = "stands after other turns; a system turn comes first, once"
+            elif role == before:
+                problem = f"{problem}. Join the two turns into one, or leave one of them out"
+            raise ConfigError(f"{row.where}: {place} is of {role!r} and {problem}")

@@ -1,0 +1,190 @@
+"""Convert rows and tables, line by line, into the files that the trainer and the predictions' reader take.
+
+The rows to evaluate on are the same ones wherever they are held out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.lines import read_lines
+from workbench.finetune.data.meant import TELLING, RowTally, Written, written
+from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from, table_from
+from workbench.finetune.data.sources.read import read_rows
+from workbench.finetune.data.tables import SqlTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    share: float | None = None
+    """The share to evaluate on; None where the evaluation rows have a source of their own."""
+    limit: int | None = None
+    """The most rows to train on."""
+    seed: int = 0
+
+    @property
+    def most(self) -> int | None:
+        """How many rows are needed of the source; None for all.
+
+        Example:
+            >>> Split(share=0.05, limit=1000).most, Split(limit=1000).most, Split(share=0.05).most
+            (1053, 1000, None)
+        """
+        return (
+            self.limit
+            if self.limit is None or self.share is None
+            else math.ceil(self.limit / (1 - self.share))
+        )
+
+    def held_out(self, rows: int, name: str) -> Iterator[bool]:
+        """Whether each of some rows is one to evaluate on; at least one is, and at least one is not."""
+        assert self.share is not None
+        if rows < 2:
+            raise ConfigError(
+                f"{name} has {rows} row{'' if rows == 1 else 's'}, of which no share can be held out to evaluate on: "
+                "give at least 2, or name rows to evaluate on"
+            )
+        held = min(max(1, round(rows * self.share), rows - (self.limit or rows)), rows - 1)
+        return chosen(rows, held, self.seed)
+
+
+def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
+    """Choose so many rows by chance, one after the other: selection sampling, Knuth's algorithm S.
+
+    Example:
+        >>> list(chosen(5, 2, seed=0))
+        [False, False, True, True, False]
+    """
+    random = Random(seed)
+    for left in range(rows, 0, -1):
+        taken = random.random() * left < most
+        most -= taken
+        yield taken
+
+
+def read_tables(
+    path: Path, run: Path | None = None, *, encoding: str | None = None
+) -> Iterator[SqlTable]:
+    """Read a tables file, one table at a time; of a run's directory, no link is followed in it.
+
+    Raises:
+        ConfigError: A line is broken; names it and the field.
+    """
+    for where, data in read_lines(path, run, encoding=encoding):
+        yield table_from(data, where)
+
+
+def write_files(
+    folder: Path,
+    *,
+    train: Sequence[Path],
+    evaluation: Sequence[Path] = (),
+    tables: Sequence[Path] = (),
+    kept: Sequence[Path] | None = None,
+    columns: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
+    encoding: str | None = None,
+    split: Split | None = None,
+    refusal: Refusal = any_row,
+) -> Written:
+    # Headers alone: the rows of the release's tables would take hundreds of megabytes.
+    headers = {
+        table.id: replace(table, rows=())
+        for path in tables
+        for table in read_tables(path, encoding=encoding)
+    } or None
+
+    def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
+        for path in paths:
+            line = None
+            for where, data in read_rows(path, columns or {}, telling=telling, encoding=encoding):
+                line = read_row(
+                    data, where, columns, headers, refusal=refusal, tally=tally
+                ).to_json()
+                yield line
+            if line is None:
+                raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
+
+    name = ", ".join(str(path) for path in train[:3])
+    telling = TELLING.difference(ignore)
+    learned, judged = RowTally(ignore), RowTally(ignore)
+    own = lines(evaluation, judged) if evaluation else None
+    counts = write_parts(folder, lines(train, learned), own, split or Split(), name)
+    if kept := tables if kept is None else kept:
+        its = (table for path in kept for table in read_tables(path, encoding=encoding))
+        write_lines(folder / "tables.jsonl", (table.to_json() for table in its))
+    return written(counts, learned, judged, name)
+
+
+def read_row(
+    data: object,
+    where: str,
+    columns: Mapping[str, str] | None = None,
+    tables: Mapping[str, SqlTable] | None = None,
+    *,
+    refusal: Refusal = any_row,
+    tally: RowTally,
+) -> Example:
+    """Make the trainer's row of a row, and count it."""
+    tally.check(data, columns or {}, where)
+    row = row_from(renamed(data, columns, where) if columns else data, where, tables)
+    if why := refusal(row):
+        raise ConfigError(f"{where} {why}")
+    tally.take(data, columns or {}, row)
+    return row
+
+
+def write_parts(
+    folder: Path, train: Iterator[str], evaluation: Iterator[str] | None, split: Split, name: str
+) -> tuple[int, int]:
+    """Write the rows to train and to evaluate on, where the latter have no source a share of the former."""
+    if evaluation is not None:
+        trained = write_lines(folder / "train.jsonl", islice(train, split.limit))
+        return trained, write_lines(folder / "eval.jsonl", evaluation)
+    every = folder / "every.jsonl"
+    rows = write_lines(every, islice(train, split.most))
+    held_out = 0
+    with (
+        every.open("rb") as lines,
+        (folder / "train.jsonl").open("wb") as to,
+        (folder / "eval.jsonl").open("wb") as of,
+    ):
+        for line, held in zip(lines, split.held_out(rows, name), strict=True):
+            (of if held else to).write(line)
+            held_out += held
+    every.unlink()
+    return rows - held_out, held_out
+
+
+def mix_files(
+    target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int
+) -> int:
+    """Deal so many lines of each file evenly into one, each file's in their order."""
+
+    def lines(number: int) -> Iterator[tuple[float, int, bytes]]:
+        taken = chosen(rows[number], takes[number], f"{seed}-{number}")
+        with files[number].open("rb") as file:
+            kept = (line for line, is_taken in zip(file, taken, strict=True) if is_taken)
+            yield from ((place / takes[number], number, line) for place, line in enumerate(kept))
+
+    with target.open("wb") as to:
+        to.writelines(line for *_, line in heapq.merge(*map(lines, range(len(files)))))
+    return sum(takes)
+
+
+def write_lines(target: Path, lines: Iterable[str]) -> int:
+    """Write lines; return how many."""
+    count = 0
+    # The newline is fixed so that the same options give the same bytes on every platform.
+    with target.open("w", encoding="utf-8", newline="\n") as file:
+        for line in lines:
+            file.write(line + "\n")
+            count += 1
+    return count

@@ -1,0 +1,287 @@
+"""The kinds of dataset a job may name; each line is checked before any pod starts, but the hub's, which pods load."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, ClassVar, Self, get_args
+
+from pydantic import AfterValidator, Field, model_validator
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, nested, read_kind
+from workbench.finetune.data.meant import Written
+from workbench.finetune.data.rows import Refusal, any_row
+from workbench.finetune.data.sources.archive import unpack
+from workbench.finetune.data.sources.convert import mix_files, write_files, write_lines
+from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows
+from workbench.finetune.data.sources.hub import Hub
+from workbench.finetune.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
+from workbench.finetune.data.sources.read import FORMATS, refuse_other
+
+
+class Mini(Record):
+    """The bundled dataset: questions over some forty small tables."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "wikisql-mini"
+
+    seed: Count = 0
+    """Which questions; the same seed gives the same bytes."""
+    train_rows: Size = 4000
+    """Questions to train on."""
+    eval_rows: Size = 400
+    """Questions to evaluate on; none of them is trained on."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.train_rows + self.eval_rows > MAX_ROWS:
+            raise ConfigError(
+                f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are"
+            )
+        return self
+
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
+        """Write its files; return what was written."""
+        rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
+        # Evaluation first: it then stays the same whatever number of rows is trained on.
+        evaluated = write_lines(
+            folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows))
+        )
+        trained = write_lines(folder / "train.jsonl", (row.to_json() for row in rows))
+        write_lines(folder / "tables.jsonl", (table.to_json() for table in mini_tables()))
+        return Written(trained, evaluated)
+
+
+class Release(Record):
+    """The original release of WikiSQL: its train part to train on, its dev part to evaluate on."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "release"
+
+    path: Text
+    """Path of `data.tar.bz2`."""
+
+    def check(self) -> None:
+        if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
+            raise ConfigError(
+                f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}"
+            )
+
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
+        """Unpack and convert it; return what was written."""
+        archive, names = (
+            user_path(self.path),
+            ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl"),
+        )
+        files = unpack(archive, folder / "unpacked", names)
+        for name in names:
+            if name not in files:
+                raise ConfigError(
+                    f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}"
+                )
+        train, its_tables, dev, tables = (files[name] for name in names)
+        # Only dev's tables go on: those of train are large, and nothing is run on them.
+        return write_files(
+            folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables]
+        )
+
+
+class MixPart(Record):
+    label: ClassVar[str] = "dataset part"
+
+    dataset: Annotated[
+        Text | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
+    ]
+    """A name, a path, or an object with `kind`; rows of a hub are read where the run is submitted."""
+    weight: Positive | None = None
+    """Its share of the rows to train on, in proportion to the other weights. Default None, for all parts or for none:
+    all rows of each."""
+
+
+class Mix(Record):
+    """Several datasets together, their rows dealt evenly."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "mix"
+
+    parts: Annotated[
+        Sequence[Annotated[MixPart, nested(MixPart.from_dict)]],
+        AfterValidator(tuple),
+        Field(min_length=1),
+        Allowed('a list of objects: {"dataset": …, "weight": …}'),
+    ]
+    """The datasets. With weights, as many rows are taken as there are without one twice."""
+    seed: Count = 0
+    """Which rows of a part are taken where not all are."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        without = [part.weight is None for part in self.parts]
+        if any(without) and not all(without):
+            raise ConfigError(
+                "dataset parts: some have a weight and some have none; give one to each, or to none"
+            )
+        return self
+
+    def check(self) -> None:
+        for part in self.parts:
+            dataset_from(part.dataset)
+
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+        """Write each part, and deal their rows; return what was written."""
+        folders = [folder / f"part-{number}" for number in range(len(self.parts))]
+        made = []
+        for part, its in zip(self.parts, folders, strict=True):
+            its.mkdir()
+            made.append(dataset_from(part.dataset).write(its, refusal=refusal))
+        trained = [each.train for each in made]
+        weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
+        rows = min(train / weight for train, weight in zip(trained, weights, strict=True))
+        takes = [
+            min(train, max(1, round(rows * weight)))
+            for train, weight in zip(trained, weights, strict=True)
+        ]
+        mixed = mix_files(
+            folder / "train.jsonl",
+            [its / "train.jsonl" for its in folders],
+            trained,
+            takes,
+            self.seed,
+        )
+        judged = [each.eval for each in made]
+        held_out = mix_files(
+            folder / "eval.jsonl",
+            [its / "eval.jsonl" for its in folders],
+            judged,
+            judged,
+            self.seed,
+        )
+        for file in filter(Path.is_file, (its / "tables.jsonl" for its in folders)):
+            with file.open("rb") as read, (folder / "tables.jsonl").open("ab") as to:
+                shutil.copyfileobj(read, to)
+        not_read = dict.fromkeys(name for each in made for name in each.not_read)
+        return Written(mixed, held_out, [*not_read], sum(each.empty_answers for each in made))
+
+
+Dataset = Mini | RowFiles | Release | Hub | Mix
+_BEFORE = {"jsonl": RowFiles.kind}  # words of earlier versions
+# The hub's own `wikisql` is a script, which `datasets` 4 and later refuse; the parquet of it stands here.
+_NAMES: Mapping[str, Mapping[str, object]] = {
+    "wikisql-mini": {"kind": "wikisql-mini"},
+    "wikisql": {"kind": "hub", "name": "Salesforce/wikisql", "revision": "refs/convert/parquet"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    train: Path | None
+    """One object of source, target, table_id a line; None for a hub dataset."""
+    eval: Path | None
+    tables: Path | None
+    """The tables that evaluation asks of, with their rows; None where there are none."""
+    train_rows: int
+    """Lines of `train`; 0 for a hub dataset, whose size is not known here."""
+    eval_rows: int
+    hub: Mapping[str, object] | None
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads; of a hub dataset those of its first rows, where it could be asked."""
+    empty_answers: int | None = None
+    """Rows whose answer is empty; None for a hub dataset, whose rows are not known here."""
+    unasked: str = ""
+    """Why the hub was not asked for its columns, so that the pods have to refuse them; empty where it was."""
+
+
+def dataset_from(value: str | Mapping[str, object]) -> Dataset:
+    """Read what a job calls its dataset.
+
+    Args:
+        value: A name (`wikisql-mini`, `wikisql`); the path of a file of rows, of a folder with `train` and perhaps
+            `eval` (`dev`, `validation`) in any format, tables beside them, or of a `.tar.bz2`; or an object with `kind`
+            and its options.
+
+    Raises:
+        ConfigError: The kind, a key or a name is not known, or a needed key or a file is missing.
+
+    Example:
+        >>> dataset_from({"kind": "wikisql-mini", "train_rows": 100}).train_rows
+        100
+    """
+    match value:
+        case str():
+            return (
+                dataset_from(_NAMES[value])
+                if value in _NAMES
+                else _from_path(user_path(value), value)
+            )
+        case Mapping():
+            kind = value.get("kind")
+            new = {"kind": _BEFORE[kind]} if isinstance(kind, str) and kind in _BEFORE else {}
+            dataset: Dataset = read_kind("dataset", {**value, **new}, get_args(Dataset))
+            if isinstance(dataset, RowFiles | Release | Mix):
+                dataset.check()
+            return dataset
+    raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
+
+
+def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
+    """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there."""
+    if isinstance(dataset, Hub):
+        first, hub = dataset.check_rows(refusal=refusal), dataset.model_dump()
+        return Prepared(
+            train=None,
+            eval=None,
+            tables=None,
+            train_rows=0,
+            eval_rows=0,
+            hub=hub,
+            not_read=first.not_read,
+            unasked=first.unasked,
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
+        made = Path(scratch)
+        rows = dataset.write(made, refusal=refusal)
+        (folder / "tables.jsonl").unlink(missing_ok=True)
+        for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
+            if (made / name).exists():
+                (made / name).replace(folder / name)
+    tables = folder / "tables.jsonl"
+    return Prepared(
+        train=folder / "train.jsonl",
+        eval=folder / "eval.jsonl",
+        tables=tables if tables.exists() else None,
+        train_rows=rows.train,
+        eval_rows=rows.eval,
+        hub=None,
+        not_read=rows.not_read,
+        empty_answers=rows.empty_answers,
+    )
+
+
+def _from_path(path: Path, value: str) -> Dataset:
+    if is_folder(path) and (dataset := files_of(path)) is not None:
+        return dataset
+    if path.name.endswith(".tar.bz2") and is_there(path) and path.is_file():
+        return Release(path=str(path))
+    if is_rows(path):
+        return RowFiles(train=str(path))
+    if is_there(path) and path.is_file():
+        refuse_other(path)
+        raise ConfigError(
+            f"the name of the dataset file {path} does not say how its rows are written: let it end in "
+            f"{', '.join(FORMATS)}; or name it as 'train' of a dataset of kind 'files', which reads it as JSON Lines"
+        )
+    places = [
+        "a folder with train.jsonl",
+        f"a file of rows ({', '.join(FORMATS)})",
+        "a .tar.bz2",
+        "an object with 'kind'",
+    ]
+    raise one_of("dataset", value, [*_NAMES, *places])

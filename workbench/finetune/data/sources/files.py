@@ -1,0 +1,198 @@
+"""Files of rows: which of them a path, a glob or a folder means, and their conversion."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.record import Allowed, Count, Record, Text
+from workbench.finetune.data.meant import Written
+from workbench.finetune.data.opened import check_encoding
+from workbench.finetune.data.rows import Refusal, check_columns
+from workbench.finetune.data.sources.convert import Split, write_files
+from workbench.finetune.data.sources.read import ENDS, is_saved, refuse_other
+
+_DEFAULT_SHARE = 0.05
+_EVALUATION = ("eval", "dev", "validation")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def _rows_not_share(value: object) -> object:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        raise ConfigError(
+            f"dataset limit is {value!r}; it is a number of rows, such as 1000. A hub dataset has shares of a split: "
+            f"train_split='train[:{value.strip()}]'"
+        )
+    return value
+
+
+Paths = Annotated[Text | Sequence[Text], Allowed("text (a path or a glob), or a list of them")]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Limit = Annotated[int, BeforeValidator(_rows_not_share), Field(ge=1)]
+Ignored = Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of names of columns")]
+Columns = Annotated[
+    Mapping[str, Text],
+    AfterValidator(check_columns),
+    Allowed("an object of a row's fields and columns"),
+]
+
+
+def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Refuse a column that is both read and left out."""
+    if both := [name for name in ignore if name in columns.values()]:
+        raise ConfigError(
+            f"dataset ignore leaves out {both[0]!r}, and columns reads it: drop it from one of them"
+        )
+
+
+class RowFiles(Record):
+    """Files of one's own, in any form of rows: JSON Lines, JSON, CSV, TSV, Parquet, or saved by `datasets`."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "files"
+
+    train: Paths
+    """A path of the rows to train on, a glob, or a list of both."""
+    eval: Annotated[
+        Text | Sequence[Text] | None, Allowed("text (a path or a glob), a list of them, or None")
+    ] = None
+    """The same of the rows to evaluate on. Default None: a share of the others."""
+    eval_share: Share | None = None
+    """The share of the rows to evaluate on, where `eval` is None. Default None: 0.05 then."""
+    seed: Count = 0
+    """Which rows make that share; the same seed holds out the same rows."""
+    limit: Limit | None = None
+    """The first so many rows to train on. Default None: all."""
+    tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = (
+        None
+    )
+    """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
+    columns: Columns = Field(default_factory=dict)
+    """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`. Default none: the
+    columns have the names of one of the forms."""
+    ignore: Ignored = ()
+    """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
+    Default none."""
+
+    encoding: Annotated[Text, AfterValidator(check_encoding)] | None = None
+    """The encoding of text files, such as `cp1252`. Default None: UTF-8, or UTF-16 by its byte order mark."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.eval is not None and self.eval_share is not None:
+            raise ConfigError(
+                "dataset eval_share holds rows out of train, and eval names others: leave one out"
+            )
+        check_ignored(self.ignore, self.columns)
+        return self
+
+    def check(self) -> None:
+        for option in ("train", "eval", "tables"):
+            for path in self.paths(option):
+                refuse_other(path, self.encoding)
+
+    def paths(self, option: str) -> list[Path]:
+        match getattr(self, option):
+            case None:
+                return []
+            case str() as path:
+                return _matching(option, path)
+            case several:
+                return [file for path in several for file in _matching(option, path)]
+
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+        """Convert the files; return what was written."""
+        share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
+        return write_files(
+            folder,
+            train=self.paths("train"),
+            evaluation=self.paths("eval"),
+            tables=self.paths("tables"),
+            columns=self.columns,
+            ignore=self.ignore,
+            encoding=self.encoding,
+            split=Split(share=share, limit=self.limit, seed=self.seed),
+            refusal=refusal,
+        )
+
+
+def is_rows(path: Path) -> bool:
+    """Whether a path is, by its name, a file of rows, or is a saved dataset."""
+    return is_saved(path) or (
+        is_there(path) and path.name.lower().endswith(ENDS) and path.is_file()
+    )
+
+
+def files_of(folder: Path) -> RowFiles | None:
+    """Return the dataset in a folder by the names of its files; None where none is called `train`."""
+    if is_saved(folder):
+        return RowFiles(train=str(folder))
+    train = _parts(folder, "train")
+    evaluation = next((files for name in _EVALUATION if (files := _parts(folder, name))), [])
+    tables = [
+        path
+        for name in ("tables", "train.tables", "dev.tables")
+        for path in folder.glob(f"{name}.jsonl")
+    ]
+    if not train:
+        return None
+    in_order = ([str(path) for path in sorted(paths)] for paths in (train, evaluation, tables))
+    trained, evaluated, its_tables = in_order
+    return RowFiles(train=trained, eval=evaluated or None, tables=its_tables or None)
+
+
+def _parts(folder: Path, part: str) -> list[Path]:
+    """Find `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet` and its like."""
+    named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
+    paths = [path for path in folder.iterdir() if named.fullmatch(path.name) and is_rows(path)]
+    # The same rows may lie there in two formats, or compressed beside the file itself.
+    ends = {
+        path: next((end for end in ENDS if path.name.lower().endswith(end)), "") for path in paths
+    }
+    first = next((end for end in (*ENDS, "") if end in ends.values()), "")
+    return [path for path in paths if ends[path] == first]
+
+
+def _matching(option: str, text: str) -> list[Path]:
+    path = user_path(text)
+    if is_saved(path) or (is_there(path) and path.is_file()):
+        return [path]
+    if is_folder(path):
+        held = [each.name for each in sorted(path.iterdir()) if is_rows(each)]
+        advice = (
+            f"name one of it: {', '.join(held[:5])}"
+            if held
+            else "name a file, or a glob such as 'FOLDER/*.jsonl'"
+        )
+        raise ConfigError(
+            f"dataset {option}: {text} is a folder, and no dataset that was saved as one; {advice}"
+        )
+    matches = _globbed(path, option) if _GLOB.search(text) else []
+    if not matches:
+        raise ConfigError(
+            f"dataset {option}: there is no file {text}{_near(path)}; paths count from {Path.cwd()}"
+        )
+    return matches
+
+
+def _globbed(path: Path, option: str) -> list[Path]:
+    root = Path(path.anchor)
+    try:
+        matches = sorted(root.glob(str(path.relative_to(root))))
+    except ValueError as error:
+        raise ConfigError(f"dataset {option}: {path} is no pattern of paths: {error}") from error
+    return [each for each in matches if is_saved(each) or each.is_file()]
+
+
+def _near(path: Path) -> str:
+    names = [each.name for each in path.parent.iterdir()] if is_folder(path.parent) else []
+    return "".join(
+        f" (did you mean {name!r}?)" for name in difflib.get_close_matches(path.name, names, n=1)
+    )

@@ -1,0 +1,133 @@
+"""A dataset of the Hugging Face hub: pods load it; here it is asked for its columns, and for rows where need be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder
+from workbench.base.record import Count, Record, Text
+from workbench.finetune.data.meant import RowTally, Written, written
+from workbench.finetune.data.rows import Example, Refusal, any_row
+from workbench.finetune.data.sources.convert import Split, read_row, write_parts
+from workbench.finetune.data.sources.files import Columns, Ignored, Limit, Share, check_ignored
+from workbench.finetune.data.sources.read import child_rows
+
+_REMOTE_S, _LOCAL_S = 30.0, 300.0
+
+
+class FirstRows(NamedTuple):
+    """What a look at the first rows of a hub dataset found."""
+
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads."""
+    unasked: str = ""
+    """Why the look was given up; empty where it was not."""
+
+
+class Hub(Record):
+    """A dataset of the Hugging Face hub, loaded on the pods."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "hub"
+
+    name: Text
+    """Its id, `owner/name`, or a folder that `datasets` can load."""
+    config: Text | None = None
+    """Which of its configurations."""
+    revision: Text | None = None
+    """Which branch, tag or commit."""
+    train_split: Text = "train"
+    """The split to train on."""
+    eval_split: Text = "validation"
+    """The split to evaluate on, where `eval_share` is None."""
+    eval_share: Share | None = None
+    """The share of the training split to evaluate on instead. Default None: `eval_split` is evaluated on."""
+    seed: Count = 0
+    """Which rows make that share; the same seed holds out the same rows."""
+    limit: Limit | None = None
+    """The first so many rows to train on. Default None: all."""
+    columns: Columns = Field(default_factory=dict)
+    """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
+    ignore: Ignored = ()
+    """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
+    Default none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_ignored(self.ignore, self.columns)
+        return self
+
+    @property
+    def split(self) -> Split:
+        return Split(share=self.eval_share, limit=self.limit, seed=self.seed)
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that are read, the one to train on first."""
+        return (
+            [self.train_split]
+            if self.eval_share is not None
+            else [self.train_split, self.eval_split]
+        )
+
+    def check_rows(self, *, refusal: Refusal) -> FirstRows:
+        """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
+        local = is_folder(Path(self.name))
+        if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not local:
+            return FirstRows(unasked="HF_HUB_OFFLINE is set")
+        first = [split.partition("[")[0] for split in self.splits]
+        try:
+            request, limit_s = (
+                {"hub": self.to_dict(), "first": first},
+                _LOCAL_S if local else _REMOTE_S,
+            )
+            answers = list(child_rows(request, f"the hub dataset {self.name}", limit_s))
+        except (
+            ConfigError
+        ) as error:  # no network from here, or no right to read it: the pods may have both
+            return FirstRows(unasked=str(error))
+        rows: Any
+        rows, names = answers
+        tally = RowTally(self.ignore)
+        for split in first:
+            self.check_split(split, names)
+            self.row(rows[split], split, 0, refusal=refusal, tally=tally)
+        return FirstRows(not_read=tally.not_read())
+
+    def check_split(self, split: str, names: Any) -> None:
+        """Refuse a split that is not among those there are."""
+        if split.isidentifier() and split not in names:
+            raise ConfigError(
+                f"the hub dataset {self.name} has no split {split!r}; it has: {', '.join(names)}. Name one of them as "
+                "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
+            )
+
+    def row(
+        self, data: object, split: str, number: int, *, refusal: Refusal = any_row, tally: RowTally
+    ) -> Example:
+        where = f"{self.name}, split {split}, row {number}"
+        return read_row(data, where, self.columns, refusal=refusal, tally=tally)
+
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+        """Read its rows from here; return what was written."""
+        options: Mapping[str, object] = self.to_dict()
+        learned, judged = RowTally(self.ignore), RowTally(self.ignore)
+
+        def lines(split: str, tally: RowTally) -> Iterator[str]:
+            rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
+            return (
+                self.row(row, split, n, refusal=refusal, tally=tally).to_json()
+                for n, row in enumerate(rows)
+            )
+
+        train, *evaluation = map(lines, self.splits, (learned, judged))
+        counts = write_parts(
+            folder, train, evaluation[0] if evaluation else None, self.split, self.name
+        )
+        return written(counts, learned, judged, self.name)

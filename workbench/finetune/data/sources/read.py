@@ -1,0 +1,312 @@
+"""Rows of a file in any format, one after the other, each with its place; Parquet and saved datasets by a child."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Collection, Iterator, Mapping
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from workbench.base import entries
+from workbench.base.child import replies
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder
+from workbench.base.json_values import parse_json
+from workbench.finetune.data.lines import MAX_LINE_BYTES, NOT_UTF8, no_constant, read_lines
+from workbench.finetune.data.opened import PACKED, open_rows
+from workbench.finetune.data.rows import NESTED
+
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Ends of names of files that hold rows; a file with another end is read as JSON Lines."""
+ENDS = tuple(
+    f"{end}{packed}"
+    for end in FORMATS
+    for packed in ("", *PACKED)
+    if end != ".parquet" or not packed
+)
+"""The same, with the ends of compressed files."""
+# Formats that people have their rows in, and that are not read; what to do instead.
+_OTHERS = {
+    **dict.fromkeys(
+        (".xlsx", ".xls", ".ods"), "is a spreadsheet, which is not read: save it as CSV (UTF-8)"
+    ),
+    **dict.fromkeys(
+        (".zip", ".zst", ".7z", ".tgz"),
+        "is an archive that is not read: unpack it, or pack it as .gz",
+    ),
+    **dict.fromkeys(
+        (".arrow", ".feather", ".orc"), "is a table that is not read: save it as Parquet"
+    ),
+    **dict.fromkeys(
+        (".pkl", ".pickle"),
+        "is a pickle, which may run code and is not read: save it as Parquet or JSON",
+    ),
+}
+_PLAIN = (
+    'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
+)
+_DELIMITERS = (",", ";", "\t", "|")
+_CHUNK = 1 << 20
+_DECODER = json.JSONDecoder()
+_LOOK = 4096  # letters in which a file's first one that is no blank is looked for
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder is one dataset that `save_to_disk` of `datasets` wrote."""
+    return is_folder(path) and (path / "state.json").is_file()
+
+
+def format_of(path: Path) -> str:
+    """Return the end of a name that says how rows are written, without that of its compression.
+
+    Example:
+        >>> format_of(Path("rows.CSV.gz")), format_of(Path("rows.gz")), format_of(Path("rows"))
+        ('.csv', '', '')
+    """
+    name = path.name.lower()
+    packed = next((end for end in PACKED if name.endswith(end)), "")
+    return Path(name.removesuffix(packed)).suffix
+
+
+def refuse_other(path: Path, encoding: str | None = None) -> None:
+    """Refuse a file of a known format that is not read, with what to do instead; and an encoding of what is no text."""
+    if why := _OTHERS.get(format_of(path)):
+        raise ConfigError(f"the dataset file {path} {why}")
+    if encoding is not None and (is_folder(path) or format_of(path) == ".parquet"):
+        raise ConfigError(
+            f"dataset encoding is for files of text, and {path} is none: drop encoding"
+        )
+    if format_of(path) == ".txt" and not _begins_with_object(path):
+        raise ConfigError(f"the dataset file {path} {_PLAIN}")
+
+
+def read_rows(
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    telling: Collection[str] = (),
+    encoding: str | None = None,
+) -> Iterator[tuple[str, object]]:
+    """Read a file's rows; of one that is made of columns, only those that are named where any are.
+
+    Columns with a telling name are read in any case; all others have the value None in each row.
+    """
+    if is_folder(path) or path.suffix.lower() == ".parquet":
+        wanted = {"columns": sorted({*columns.values()}), "telling": sorted(telling)}
+        request = {"saved" if is_folder(path) else "parquet": str(path), **wanted}
+        rows = child_rows(request, f"the dataset file {path}")
+        # The names of all columns come first: those that are not read have to be named.
+        names: Any = next(rows, ())
+        for number, row in enumerate(rows, 1):
+            assert isinstance(row, Mapping)
+            yield f"{path.name}, row {number}", {**dict.fromkeys(names), **row} if columns else row
+        return
+    if format_of(path) not in (".json", ".csv", ".tsv"):
+        yield from read_lines(path, encoding=encoding)
+        return
+    try:
+        with TextIOWrapper(open_rows(path, encoding), encoding="utf-8-sig", newline="") as file:
+            if format_of(path) == ".json":
+                yield from _json_rows(file, path, encoding)
+            else:
+                yield from _csv_rows(file, path, {columns.get(field, field) for field in NESTED})
+    except OSError as error:
+        raise ConfigError(
+            f"the dataset file {path} cannot be read: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the dataset file {path} is not UTF-8: {error.reason}{NOT_UTF8}"
+        ) from error
+
+
+def child_rows(
+    request: Mapping[str, object], what: str, limit_s: float | None = None
+) -> Iterator[object]:
+    """Ask a process for rows, so that this one neither imports `datasets` nor holds more than one row."""
+    try:
+        yield from replies(entries.ROW_STREAM, request=request, limit_s=limit_s)
+    except ValueError as error:
+        raise ConfigError(f"{what} cannot be read: {error}") from error
+
+
+def _begins_with_object(path: Path) -> bool:
+    try:
+        with open_rows(path) as file:
+            return file.read(_LOOK).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    except OSError:  # reading it later says why
+        return True
+
+
+def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple[str, object]]:
+    is_list = file.read(_LOOK).lstrip()[:1] == "["
+    file.seek(0)
+    if is_list:
+        yield from _json_items(file, path.name)
+        return
+    first = "\n"
+    while first and not first.strip():
+        first = file.readline(MAX_LINE_BYTES)
+    if _is_row(first) and file.read(MAX_LINE_BYTES).strip():
+        yield from read_lines(
+            path, encoding=encoding
+        )  # one object a line, whatever the file is called
+    else:
+        file.seek(0)
+        data = _parsed(file.read(), path.name)
+        lists = (
+            [value for value in data.values() if isinstance(value, list)]
+            if isinstance(data, Mapping)
+            else []
+        )
+        if len(lists) > 1:
+            names = ", ".join(repr(name) for name, value in data.items() if isinstance(value, list))
+            raise ConfigError(
+                f"{path.name} is an object of {len(lists)} lists ({names}), and one list of rows is needed. Write each "
+                "list into a file of its own, and name the files as 'train' and 'eval' of a dataset of kind 'files'"
+            )
+        for number, row in enumerate(lists[0] if lists else [data], 1):
+            yield f"{path.name}, row {number}", row
+
+
+def _json_items(file: TextIO, name: str) -> Iterator[tuple[str, object]]:
+    """Read the items of a JSON list, one after the other: the whole list is never in memory."""
+    text = _Text(file, name)
+    text.take("[")
+    if text.peek() == "]":
+        text.take("]")
+    else:
+        yield text.value()
+        while text.take(",]") == ",":
+            yield text.value()
+    if text.peek():
+        text.fail("something stands behind the list")
+
+
+class _Text:
+    """What was read of the file and is not yet used."""
+
+    def __init__(self, file: TextIO, name: str) -> None:
+        self._file, self._name = file, name
+        self._text, self._at, self._line, self._ended = "", 0, 1, False
+
+    def peek(self) -> str:
+        while not (rest := self._text[self._at : self._at + 1]) or rest in " \t\r\n":
+            if rest:
+                self._line += rest == "\n"
+                self._at += 1
+            elif not self._more():
+                return ""
+        return rest
+
+    def take(self, allowed: str) -> str:
+        mark = self.peek()
+        if not mark:
+            self.fail("the file ends within the list: was it copied whole?")
+        if mark not in allowed:
+            self.fail(f"{mark!r} stands where {' or '.join(map(repr, allowed))} must")
+        self._at += 1
+        return mark
+
+    def value(self) -> tuple[str, object]:
+        self.peek()
+        while True:
+            try:
+                _, end = _DECODER.raw_decode(self._text, self._at)
+                if (
+                    end < len(self._text) or not self._more()
+                ):  # a number may go on in what was not read yet
+                    break
+            except (ValueError, RecursionError) as error:
+                if len(self._text) - self._at > MAX_LINE_BYTES or not self._more():
+                    self.fail(f"it is not JSON: {error}")
+        place, item = f"{self._name}, line {self._line}", self._text[self._at : end]
+        self._line += item.count("\n")
+        self._at = end
+        try:
+            return place, parse_json(item, parse_constant=no_constant)
+        except ValueError as error:
+            raise ConfigError(f"{place} is not JSON: {error}") from error
+
+    def fail(self, problem: str) -> NoReturn:
+        raise ConfigError(
+            f"{self._name}, line {self._line}: {problem}; a list of objects is needed, as in [{{…}}, …]"
+        )
+
+    def _more(self) -> bool:
+        more = "" if self._ended else self._file.read(_CHUNK)
+        self._text, self._at, self._ended = self._text[self._at :] + more, 0, not more
+        return bool(more)
+
+
+def _is_row(line: str) -> bool:
+    try:
+        return isinstance(parse_json(line), Mapping)
+    except ValueError:
+        return False
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_json(text, parse_constant=no_constant)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+
+
+def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tuple[str, object]]:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+    delimiter = _delimiter(file, "\t" if format_of(path) == ".tsv" else ",")
+    file.seek(0)
+    rows = csv.reader(file, delimiter=delimiter, strict=True)
+    begun = 1
+    try:
+        names = next(rows, [])
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(
+                f"{path.name}, line 1: two columns are called {twice!r}; give each a name of its own"
+            )
+        begun = rows.line_num + 1
+        for cells in rows:
+            where, begun = f"{path.name}, line {begun}", rows.line_num + 1
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise ConfigError(
+                    f"{where} has {len(cells)} cells, and the first line names {len(names)} columns"
+                )
+            yield (
+                where,
+                {
+                    name: _cell(name, cell, nested, where)
+                    for name, cell in zip(names, cells, strict=True)
+                },
+            )
+    except csv.Error as error:
+        raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
+
+
+def _delimiter(file: TextIO, usual: str) -> str:
+    """Return what parts the columns of a table: what gives its first two rows equally many cells, more than one."""
+    # Where the decimal mark is a comma, spreadsheets part columns by semicolons.
+    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
+        file.seek(0)
+        try:
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            first = list(islice((cells for cells in rows if cells), 2))
+        except csv.Error:  # reading the rows names the place
+            continue
+        if len(first[0] if first else ()) > 1 and len({len(cells) for cells in first}) == 1:
+            return delimiter
+    return usual
+
+
+def _cell(name: str, cell: str, nested: Collection[str], where: str) -> object:
+    return (
+        _parsed(cell, f"{where}: {name}")
+        if name in nested and cell[:1] in ("[", "{")
+        else cell or None
+    )

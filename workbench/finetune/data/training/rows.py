@@ -1,0 +1,138 @@
+"""The training and evaluation rows of a rank: of a file each is read when it is looked at, of a hub all at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+import torch
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.lines import Fields
+from workbench.finetune.data.messages import tools_of, turns_of
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.stream import open_hub
+
+if TYPE_CHECKING:
+    from workbench.finetune.data.meant import RowTally
+    from workbench.finetune.data.sources.hub import Hub
+
+Row = Mapping[str, Sequence[int]]
+"""A tokenized example: `input_ids` and, unless it is only asked, `labels`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    train: Sequence[Example]
+    """The rows to learn from; never empty."""
+    eval: Sequence[Example]
+    """The rows to judge by; may be empty."""
+    not_read: Sequence[str] = ()
+    """Of a hub dataset, the columns that no row's form reads."""
+    empty_answers: int | None = None
+    """Of a hub dataset, the rows whose answer is empty; None for files, whose rows were counted before."""
+
+
+def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
+    if hub is not None:
+        from workbench.finetune.data.sources.hub import (
+            Hub,
+        )  # takes all the others with it, and few jobs have one
+
+        rows = _from_hub(Hub.from_dict(hub))
+    elif train is not None:
+        rows = Rows(train=_Lines(Path(train)), eval=_Lines(Path(evaluation)) if evaluation else [])
+    else:
+        raise ConfigError(
+            "the job names neither a training file nor a hub dataset; prepare the dataset first"
+        )
+    if not rows.train:
+        raise ConfigError(f"no row to train on in {train or hub}")
+    return rows
+
+
+def aligned(
+    logits: torch.Tensor, labels: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
+
+
+class _Lines(Sequence[Example]):
+    """The rows of a JSON lines file, each read when it is looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb")
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{path} does not exist on this pod; was the dataset prepared and sent?"
+            ) from error
+        self._ends = array("q", accumulate(map(len, self._file)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, number: int) -> Example: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Example]: ...
+    def __getitem__(self, number: int | slice) -> Example | list[Example]:
+        numbers = range(len(self))[number]
+        return self._row(numbers) if isinstance(numbers, int) else [self._row(n) for n in numbers]
+
+    def _row(self, number: int) -> Example:
+        begin = self._ends[number - 1] if number else 0
+        try:
+            raw = json.loads(os.pread(self._file.fileno(), self._ends[number] - begin, begin))
+            return _example(raw)
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{self._path} line {number + 1}: {error!r}"
+            raise ConfigError(f"{what}; a line is an object of source, target") from error
+
+
+def _example(raw: Mapping[str, object]) -> Example:
+    table_id = None if raw.get("table_id") is None else str(raw["table_id"])
+    return Example(
+        source=str(raw["source"]),
+        target=str(raw["target"]),
+        input=str(raw.get("input") or ""),
+        table_id=table_id,
+        messages=(turns := turns_of(fields := Fields(raw, ""))),
+        tools=tools_of(fields) if turns else (),
+    )
+
+
+def _from_hub(hub: Hub) -> Rows:
+    """Load the rows of a dataset hub with `datasets`, which from version 4 on runs no code of a dataset."""
+    from workbench.finetune.data.meant import RowTally, written
+
+    learned, judged = RowTally(hub.ignore), RowTally(hub.ignore)
+    train = _split_of(hub, hub.train_split, learned, hub.split.most)
+    if hub.eval_share is None:
+        evaluation = _split_of(hub, hub.eval_split, judged)
+    else:
+        held = list(hub.split.held_out(len(train), hub.name))
+        evaluation = [example for example, out in zip(train, held, strict=True) if out]
+        train = [example for example, out in zip(train, held, strict=True) if not out]
+    made = written((len(train), len(evaluation)), learned, judged, hub.name)
+    return Rows(
+        train=train, eval=evaluation, not_read=made.not_read, empty_answers=made.empty_answers
+    )
+
+
+def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) -> list[Example]:
+    try:
+        loaded = open_hub(hub.to_dict(), split)
+    except ValueError as error:  # `datasets` names the splits that there are
+        raise ConfigError(
+            f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
+        ) from error
+    loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
+    return [hub.row(raw, split, number, tally=tally) for number, raw in enumerate(loaded)]

@@ -1,0 +1,86 @@
+"""Rows as tokens in a file: each is made by one rank, sent to all, and in memory only while it is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import torch
+
+from workbench.agent.rank import collectives as ranks
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.rows import Row
+
+_AT_ONCE = 2048  # examples that a rank makes into tokens before it sends them
+_COLUMNS = ("input_ids", "labels", "position_ids")
+_BYTES = array("i").itemsize
+
+
+class TokenRows(Sequence[Row]):
+    """Rows in a file without a name, which ends with this process; some 20 bytes of each are in memory."""
+
+    def __init__(self, rows: Iterable[Row], folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
+        self._starts, self._sizes, self._width = array("q", [0]), array("i"), 0
+        for row in rows:
+            columns = [row[name] for name in _COLUMNS if name in row]
+            self._width = len(columns)
+            self._sizes.extend(map(len, columns))
+            content = array("i", [number for column in columns for number in column])
+            self._file.write(content)
+            self._starts.append(self._starts[-1] + len(content))
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # nobody takes a slice
+        first, end = self._starts[number], self._starts[number + 1]
+        content = array("i", os.pread(self._file.fileno(), (end - first) * _BYTES, first * _BYTES))
+        sizes = self._sizes[number * self._width : (number + 1) * self._width]
+        ends = pairwise(accumulate(sizes, initial=0))
+        return {
+            name: content[first:end].tolist()
+            for name, (first, end) in zip(_COLUMNS, ends, strict=False)
+        }
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """The tokens that are read and those that are learned of each row, rows x 2."""
+        return torch.frombuffer(self._sizes, dtype=torch.int32).view(len(self), self._width)[:, :2]
+
+
+def shared_rows(
+    examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]
+) -> Iterator[Row]:
+    """Have each rank make its share of the examples, all of them in order for all; every rank must take all."""
+    for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
+        first = begin + _AT_ONCE * ranks.rank()
+        mine = make(examples[first : first + _AT_ONCE], first + 1)
+        for part in ranks.gather_bytes(json.dumps(mine).encode()):
+            yield from json.loads(part)
+
+
+def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
+    """Put rows together, in their order, up to so many tokens; positions begin anew with each text.
+
+    Example:
+        >>> rows = [{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [-100]}]
+        >>> list(packed(rows, 4))
+        [{'input_ids': [5, 6, 7], 'labels': [-100, 6, -100], 'position_ids': [0, 1, 0]}]
+    """
+    made: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+    for row in rows:
+        length = len(row["input_ids"])
+        if made["input_ids"] and len(made["input_ids"]) + length > most:
+            yield made
+            made = {name: [] for name in made}
+        for key in ("input_ids", "labels"):
+            made[key].extend(row[key])
+        made["position_ids"].extend(range(length))
+    yield made

@@ -1,0 +1,239 @@
+"""Whether a DeepSpeed configuration fits DeepSpeed 0.19.8 and the job it is given to. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
+from workbench.base.redact import mask_secrets
+from workbench.finetune.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
+from workbench.finetune.deepspeed.kinds import check_kinds
+from workbench.finetune.deepspeed.not_done import check_done
+from workbench.finetune.options.choices import Communication, Optimizer, Precision, Schedule
+from workbench.finetune.options.models import Family, model_family
+from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.techniques.registry import technique_of
+
+SCHEDULES = {
+    "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
+    "WarmupDecayLR": Schedule.LINEAR,
+    "WarmupCosineLR": Schedule.COSINE,
+}
+"""DeepSpeed's schedules by the names of the nearest of transformers'."""
+FIELDS: Mapping[str, str] = {
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.total_num_steps": "max_steps",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "flops_profiler.profile_step": "profile_step",
+}
+"""A job's options that a configuration names too, by its keys; the profiler's counts where it is enabled."""
+_KINDS_OF_OPTIMIZER = ("adamw", "adam", "sgd")
+_QUANTIZED = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
+_PLUS_PLUS = ("zero_hpz_partition_size", *_QUANTIZED)
+_SECRET_KEY = re.compile(
+    r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE
+)
+
+
+def check(
+    config: Mapping[str, object],
+    job: FineTuneOptions,
+    *,
+    source: str,
+    gpus: int,
+    world_size: int | None = None,
+) -> None:
+    """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
+    check_form(config, source)
+    check_done(config, source)
+    _check_secrets(config, source)
+    zero = part(config, "zero_optimization")
+    technique_of(job.technique).refuse_config(zero, source)
+    _check_stage_3(zero, world_size, source)
+    _check_companions(config, source)
+    if not gpus:
+        _check_no_gpus(config, source)
+    _check_precision(config, job, source)
+    _check_optimizer(config, job, source)
+    _check_scheduler(config, job, source)
+    _check_equal(config, job, source, world_size)
+
+
+def check_form(config: Mapping[str, object], source: str) -> None:
+    """Refuse keys that DeepSpeed does not know, or no longer, and values that it cannot read."""
+    zero = part(config, "zero_optimization")
+    for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
+        for key in keys:
+            if key in removed:
+                raise ConfigError(
+                    f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}"
+                )
+    check_kinds(config, TOP_LEVEL, source)
+
+
+def value_at(config: Mapping[str, object], key: str) -> object:
+    """Return what a configuration has at `section.key`; None for nothing."""
+    *sections, name = key.split(".")
+    for section in sections:
+        config = part(config, section)
+    return config.get(name)
+
+
+def _check_secrets(config: Mapping[str, object], source: str) -> None:
+    text = json.dumps(config, default=str)
+    named = _SECRET_KEY.search(text)
+    if named or mask_secrets(text) != text:
+        what = f"key '{named[1]}'" if named else "it"
+        raise ConfigError(
+            f"{source}: {what} holds a secret, which would be written to the run directory; leave it out and give it "
+            "as a variable, as in env={'COMET_API_KEY': …}"
+        )
+
+
+def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: str) -> None:
+    """Refuse what stage 3 alone knows (NVMe, ZeRO++) under another, and what it would stumble on later."""
+    third = zero.get("stage") == 3
+    for key in ("offload_optimizer", "offload_param"):
+        offload = part(zero, key)
+        if offload.get("device") == "nvme" and not (
+            third and str(offload.get("nvme_path")).startswith("/")
+        ):
+            what = (
+                "give a folder of each pod as nvme_path, from / on"
+                if third
+                else "stage 3 alone has it; use device 'cpu'"
+            )
+            raise ConfigError(f"{source}: zero_optimization.{key}.device is 'nvme'; {what}")
+    spread = zero.get("zero_hpz_partition_size", 1)
+    for key in _PLUS_PLUS:
+        value = zero.get(key)
+        if not third and (value is True or (isinstance(value, int) and value > 1)):
+            raise ConfigError(
+                f"{source}: zero_optimization.{key} is ZeRO++, which is of stage 3; remove it"
+            )
+    if isinstance(spread, int) and world_size and spread > 1 and world_size % spread:
+        raise ConfigError(
+            f"{source}: zero_optimization.zero_hpz_partition_size is {spread}, and {world_size} ranks cannot be put "
+            "into groups of as many; use the number of GPUs of a pod"
+        )
+
+
+def _check_companions(config: Mapping[str, object], source: str) -> None:
+    """Refuse a section that changes nothing without another key."""
+    zero = part(config, "zero_optimization")
+    devices = [part(zero, key).get("device") for key in ("offload_optimizer", "offload_param")]
+    if part(config, "aio") and "nvme" not in devices:
+        raise ConfigError(
+            f"{source}: aio is for offload to disks, and no device is 'nvme'; remove it"
+        )
+    logger = part(config, "comms_logger")
+    if logger.get("enabled") is True and logger.get("verbose") is not True:
+        raise ConfigError(
+            f"{source}: comms_logger.enabled is true, and the trainer does not call deepspeed.comm.log_summary; add "
+            "'verbose': true, which logs every operation"
+        )
+
+
+def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
+    offload = "zero_optimization.offload_optimizer.super_offload"
+    for key in (*(f"zero_optimization.{key}" for key in _QUANTIZED), offload, "aio.use_gds"):
+        if value_at(config, key) is True:
+            raise ConfigError(
+                f"{source}: {key} needs GPUs, DeepSpeed has nothing of it for CPUs; remove it"
+            )
+
+
+def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
+    half = value_at(config, "fp16.enabled")
+    if half is True and model_family(job.model) is Family.ENCODER_DECODER:
+        raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
+    if half in (True, False) and half != (job.precision == Precision.FP16):
+        raise ConfigError(
+            f"{source}: fp16.enabled is {str(half).lower()}, and the job's precision is '{job.precision}'"
+        )
+    for key in ("bf16", "bfloat16", "torch_autocast"):
+        enabled = value_at(config, f"{key}.enabled")
+        if enabled is True and job.precision != Precision.BF16:
+            raise ConfigError(
+                f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'"
+            )
+        if enabled is False and key != "torch_autocast" and job.precision == Precision.BF16:
+            raise ConfigError(
+                f"{source}: {key}.enabled is false, and the job's precision is 'bf16'"
+            )
+    sent = config.get("communication_data_type")
+    if sent in [*Communication] and job.communication not in (None, sent):
+        raise ConfigError(
+            f"{source}: communication_data_type is '{sent}', and the job's communication is '{job.communication}'"
+        )
+
+
+def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
+    if "optimizer" not in config:
+        return
+    block = part(config, "optimizer")
+    kind = str(block.get("type", "")).lower()
+    if kind in REMOVED_OPTIMIZERS:
+        raise ConfigError(
+            f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'"
+        )
+    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(
+        Optimizer(job.optimizer), ()
+    )
+    if kind not in _KINDS_OF_OPTIMIZER:
+        raise ConfigError(
+            f"{source}: optimizer.type is {block.get('type')!r}, which FineTune does not have; write 'AdamW' or 'SGD', "
+            f"remove the block and choose one of {', '.join(Optimizer)} as the job's optimizer, or use a Script"
+        )
+    if kind not in fitting:
+        raise ConfigError(
+            f"{source}: optimizer.type is {block.get('type')!r}, and the job's optimizer is '{job.optimizer}'; "
+            "change one of them"
+        )
+    if kind == "adam" and value_at(block, "params.adam_w_mode") is False:
+        raise ConfigError(
+            f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'"
+        )
+
+
+def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
+    kind = SCHEDULES.get(str(value_at(config, "scheduler.type")))
+    if kind is not None and kind != job.lr_scheduler_type:
+        raise ConfigError(
+            f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), and the job's "
+            f"lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
+        )
+
+
+def _check_equal(
+    config: Mapping[str, object], job: FineTuneOptions, source: str, world_size: int | None
+) -> None:
+    """Refuse keys that say something else than the job's options."""
+    wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}
+    wanted["optimizer.params.betas"] = (
+        "adam_beta1 and adam_beta2",
+        [job.adam_beta1, job.adam_beta2],
+    )
+    if world_size is not None:
+        name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
+        wanted["train_batch_size"] = (name, job.global_batch(world_size))
+    if value_at(config, "flops_profiler.enabled") is not True:
+        del wanted["flops_profiler.profile_step"]
+    for key, (name, want) in wanted.items():
+        if (got := value_at(config, key)) not in (None, "auto", want):
+            raise ConfigError(
+                f"{source}: {key} is {got!r}, and the job's {name} is {want!r}; write 'auto', or change one"
+            )

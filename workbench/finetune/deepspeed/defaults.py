@@ -1,0 +1,187 @@
+"""What a job leaves open, decided by adapters that it goes on with, a DeepSpeed JSON, or else by model and pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, read_given, user_path
+from workbench.base.json_values import Json, parse_json, part, text
+from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, value_at
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.options.adapters import Lora
+from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
+from workbench.finetune.options.models import (
+    ADAPTERS,
+    TINY_LLAMA,
+    TINY_T5,
+    Family,
+    family_by_name,
+    model_family,
+)
+from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.techniques.registry import TECHNIQUES
+
+_Options = TypeVar("_Options", bound=FineTuneOptions)
+_OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
+# peft's names, by ours.
+_LORA = {
+    "r": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "target_modules": "target_modules",
+} | {name: name for name in ("use_rslora", "use_dora", "bias")}
+
+
+def choose(
+    job: _Options,
+    *,
+    gpus: int,
+    world_size: int | None = None,
+    looks: bool = True,
+    apart: bool = False,
+) -> _Options:
+    """Return the job with every option decided that its user left open; one that was decided stays as it is.
+
+    `looks` opens the files that the job names, which must not be done for somebody else's job; `apart` means pods on
+    hosts of their own, with a network between them.
+
+    Example:
+        >>> choose(FineTuneOptions(model="google/flan-t5-small"), gpus=1).learning_rate
+        0.0003
+    """
+    job = on_base(job) if looks else job
+    if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
+        job = _as_json_says(job, world_size)
+    if job.learning_rate is None:
+        job = job.replace(
+            learning_rate=_learning_rate(job, model_family if looks else family_by_name)
+        )
+    if job.precision is None:
+        bf16 = gpus and job.model not in (TINY_T5, TINY_LLAMA)
+        job = job.replace(precision=Precision.BF16 if bf16 else Precision.FP32)
+    if job.communication is None and apart and not gpus:
+        job = job.replace(communication=Communication.BF16)
+    return job
+
+
+def on_base(job: _Options) -> _Options:
+    """Return a job whose model is a folder of adapters as one of their base, with the options they were made with."""
+    named = job.lora.get("resume_from")
+    folder = user_path(str(named or job.model)).absolute()
+    if not named and not is_there(folder / ADAPTERS):
+        return job
+    if job.peft == Peft.NONE:
+        raise ConfigError(
+            f"model {job.model!r} holds adapters: give peft='lora' or 'qlora' to go on training them, or merge them "
+            "into their base first (run.merge)"
+        )
+    config = _adapters(folder)
+    made = {name: config[theirs] for name, theirs in _LORA.items() if theirs in config}
+    match made.get("target_modules"):
+        case [*names]:
+            made["target_modules"] = sorted(map(str, names))
+    now, then = Lora.from_dict(job.lora).to_dict(), Lora.from_dict(made).to_dict()
+    for name in job.lora:
+        if name != "resume_from" and now[name] != then[name]:
+            raise ConfigError(
+                f"lora {name} is {now[name]!r}, and the adapters in {folder} have {then[name]!r}; drop it"
+            )
+    base = job.model if named else text(config.get("base_model_name_or_path"))
+    return job.replace(
+        model=base, seed=_seed_of(job, base, config), lora={**made, "resume_from": str(folder)}
+    )
+
+
+def _adapters(folder: Path) -> Json:
+    try:
+        return part({"config": parse_json(read_given(folder / ADAPTERS))}, "config")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the adapters in {folder} cannot be gone on with: {ADAPTERS} is unreadable"
+        ) from error
+
+
+def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
+    seed = text(config.get("revision")).removeprefix("seed-")
+    if base not in (TINY_T5, TINY_LLAMA) or not seed.isdigit() or int(seed) == job.seed:
+        return job.seed
+    if "seed" in job.model_fields_set:
+        raise ConfigError(
+            f"the adapters are of {base!r} with seed {seed}, and the job's seed is {job.seed}; drop it"
+        )
+    return int(seed)
+
+
+def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:
+    if job.model in (TINY_T5, TINY_LLAMA):
+        return 1e-3  # from random weights
+    if family(job.model) is Family.ENCODER_DECODER:
+        return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
+    # QLoRA, https://arxiv.org/abs/2305.14314 table 9; Llama 2, https://arxiv.org/abs/2307.09288 section 3.1.
+    return 2e-5 if job.peft == Peft.NONE else 2e-4
+
+
+def _as_json_says(job: _Options, world_size: int | None) -> _Options:
+    config, source = load(job)
+    check_form(config, source)
+    values = dict(_values(config, job, world_size))
+    if job.warmup_ratio is not None:
+        values.pop("warmup_steps", None)
+    left_open = {
+        name for name in values if name not in job.model_fields_set or getattr(job, name) is None
+    }
+    try:
+        return job.replace(**{name: values[name] for name in left_open})
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def _values(
+    config: Mapping[str, Any], job: FineTuneOptions, world_size: int | None
+) -> Iterator[tuple[str, object]]:
+    """Return what a user's JSON says, by the job's names."""
+    betas = value_at(config, "optimizer.params.betas")
+    beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
+    communication = config.get("communication_data_type")
+    values: dict[str, object] = {
+        "technique": _technique(part(config, "zero_optimization")),
+        "precision": _number_format(config),
+        "communication": communication if communication in [*Communication] else None,
+        "optimizer": _OPTIMIZERS.get(str(value_at(config, "optimizer.type")).lower()),
+        **{"adam_beta1": beta1, "adam_beta2": beta2},
+        "lr_scheduler_type": SCHEDULES.get(str(value_at(config, "scheduler.type"))),
+    }
+    for key, name in FIELDS.items():
+        if name != "profile_step" or value_at(config, "flops_profiler.enabled") is True:
+            values[name] = _first(values.get(name), value_at(config, key))
+    if value_at(config, "flops_profiler.enabled") is False:
+        values["profile_step"] = 0
+    yield from ((name, value) for name, value in values.items() if value not in (None, "auto"))
+    whole, rows = config.get("train_batch_size"), values["per_device_train_batch_size"]
+    steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)
+    if world_size and rows is None and isinstance(whole, int) and isinstance(steps, int):
+        micro, left = divmod(whole, steps * world_size)
+        if micro and not left:
+            yield "per_device_train_batch_size", micro
+
+
+def _first(*values: object) -> object:
+    return next((value for value in values if value not in (None, "auto")), None)
+
+
+def _technique(zero: Mapping[str, Any]) -> str | None:
+    return next((technique.name for technique in TECHNIQUES if technique.is_of(zero)), None)
+
+
+def _number_format(config: Mapping[str, object]) -> Precision | None:
+    enabled = {
+        name: value_at(config, f"{name}.enabled")
+        for name in ("bf16", "bfloat16", "torch_autocast", "fp16")
+    }
+    formats = {**dict.fromkeys(enabled, Precision.BF16), "fp16": Precision.FP16}
+    if on := next((name for name, value in enabled.items() if value is True), None):
+        return formats[on]
+    return Precision.FP32 if False in (enabled["bf16"], enabled["bfloat16"]) else None

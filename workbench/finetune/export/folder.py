@@ -1,0 +1,135 @@
+"""A run's model as a folder that others load: checked here, written by the process that answers `predict`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.base.files import load_json
+from workbench.base.json_values import part
+from workbench.base.shown import Shown
+from workbench.base.words import scaled
+from workbench.finetune.answers.server import check_model, server_of
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Precision
+from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.jobs.registry import job_from_dict
+from workbench.rundir.paths import RunPaths
+
+SHARD = "5GB"
+"""The largest file of weights, as the model hub likes them."""
+_DTYPES = (Precision.FP32, Precision.BF16, Precision.FP16)
+_AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoModelForSeq2SeqLM"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export(Shown):
+    """A folder with a run's model, and the lines that start it elsewhere."""
+
+    folder: Path
+    """The folder, absolute."""
+    files: Mapping[str, int]
+    """Bytes of each file, by name."""
+    dtype: str
+    """The number format of the weights: fp32, bf16 or fp16."""
+    family: Family
+    base: str = ""
+    """The model that these adapters belong to; empty where the folder holds a whole model."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.files.values())
+
+    @property
+    def start_lines(self) -> Mapping[str, str]:
+        """The line that starts it, by program. vLLM serves no encoder-decoder model, and has no line there."""
+        return start_lines(str(self.folder), self.family, self.base)
+
+    def __repr__(self) -> str:
+        return f"Export({self.folder}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
+
+
+def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]:
+    """Return the lines that start a model, by program.
+
+    Example:
+        >>> start_lines("me/model", Family.CAUSAL)["vLLM"]
+        'vllm serve me/model'
+    """
+    auto = _AUTO[family]
+    at, base_at = shlex.quote(model), shlex.quote(base)
+    lines = {
+        "transformers": f"{auto}.from_pretrained({model!r}), AutoTokenizer.from_pretrained({model!r})"
+    }
+    if family is Family.CAUSAL:
+        lora = f"vllm serve {base_at} --enable-lora --lora-modules adapters={at}"
+        lines["vLLM"] = lora if base else f"vllm serve {at}"
+    tgi = f"--model-id {base_at} --lora-adapters adapters={at}" if base else f"--model-id {at}"
+    return {**lines, "TGI": f"text-generation-launcher {tgi}"}
+
+
+def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
+    """Refuse an export that cannot be, before any model is loaded."""
+    if dtype not in (None, *_DTYPES):
+        raise one_of("dtype", dtype, _DTYPES)
+    check_model(paths)
+    if (
+        not merged
+        and has_adapters(paths)
+        and model_kind(base := job_of(paths).model) is ModelKind.BUILTIN
+    ):
+        raise ConfigError(
+            f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True"
+        )
+
+
+def export(
+    paths: RunPaths,
+    folder: str | Path,
+    *,
+    dtype: str | None,
+    merged: bool,
+    max_shard_size: int | str,
+) -> Export:
+    """Leave a run's model in a folder; see `Run.export`."""
+    check_export(paths, dtype, merged)
+    target = Path(folder).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already; name a new folder for the model")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {target.parent}: {error.strerror}") from error
+    facts = server_of(paths).export(
+        target, dtype=dtype, merged=merged, max_shard_size=max_shard_size
+    )
+    return Export(
+        folder=target,
+        files={path.name: path.stat().st_size for path in sorted(target.iterdir())},
+        dtype=str(facts["dtype"]),
+        family=Family(str(facts["family"])),
+        base="" if merged or not has_adapters(paths) else job_of(paths).model,
+    )
+
+
+def merge(paths: RunPaths, path: str | Path) -> Path:
+    """Leave the merged model of a run that trained adapters in a folder that plain `from_pretrained` loads."""
+    if (paths.model / "config.json").is_file():
+        raise RunError(
+            f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model"
+        )
+    return export(paths, path, dtype=None, merged=True, max_shard_size=SHARD).folder
+
+
+def job_of(paths: RunPaths) -> FineTune:
+    job = job_from_dict(part(load_json(paths.job), "job"))
+    assert isinstance(job, FineTune)  # a script leaves no model where this looks
+    return job
+
+
+def has_adapters(paths: RunPaths) -> bool:
+    """Whether a run left adapters, and no whole model."""
+    return (paths.model / "adapter_config.json").is_file()

@@ -1,0 +1,248 @@
+"""Upload a run's model and its card to the model hub by `huggingface_hub`; rights are checked before it is loaded."""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.redact import mask_secrets
+from workbench.base.shown import Shown, as_markdown
+from workbench.base.words import scaled
+from workbench.finetune.data.sources.dataset import dataset_from
+from workbench.finetune.data.sources.hub import Hub
+from workbench.finetune.export.folder import (
+    SHARD,
+    Export,
+    check_export,
+    export,
+    job_of,
+    start_lines,
+)
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Peft
+from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import ResultRecord
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+logger = logging.getLogger(__name__)
+_TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-generation"}
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
+# What `save_pretrained` of a model, of adapters and of a tokenizer writes; the last two lines are vocabularies.
+_SAVED = re.compile(
+    r"(?:adapter_)?model(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?"
+    r"|(?:adapter_|generation_|tokenizer_|preprocessor_|processor_)?config\.json"
+    r"|(?:tokenizer|special_tokens_map|added_tokens|chat_template|normalizer)\.json"
+    r"|chat_template\.jinja|additional_chat_templates/[\w-]{1,80}\.jinja"
+    r"|[\w-]{0,40}vocab[\w-]{0,40}\.(?:json|txt)|merges\.txt|dict\.txt|bpe\.codes|(?:tekken|emoji|byte_maps)\.json"
+    r"|[\w.-]{1,80}\.(?:model|spm|tiktoken|tokenizer)|word_(?:shape|pronunciation)\.json"
+)
+_GET_TOKEN = "make a token with the right to write, and give it as token= or in HF_TOKEN, or run `hf auth login`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pushed(Shown):
+    url: str
+    repo_id: str
+    """Its full name there."""
+    commit: str
+    files: Mapping[str, int]
+    """Bytes of each file, by name."""
+    dtype: str
+    """The number format of the weights."""
+    start_lines: Mapping[str, str]
+    """The line that starts it, by program."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.files.values())
+
+    def __repr__(self) -> str:
+        return (
+            f"Pushed({self.url}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """What stands beside a pushed model: what the hub reads of it, and what the run card states."""
+
+    repo_id: str
+    result: ResultRecord
+    job: FineTune
+    dtype: str
+    base: str
+    """The model it was trained from, where others can have it."""
+    dataset: str
+    """The dataset of the hub that it was trained on; empty where it was another."""
+    start_lines: Mapping[str, str]
+
+
+def push(
+    result: ResultRecord,
+    repo_id: str,
+    *,
+    private: bool,
+    token: str | None,
+    dtype: str | None,
+    merged: bool,
+) -> Pushed:
+    from huggingface_hub import HfApi
+
+    paths = RunPaths(result.path)
+    check_export(paths, dtype, merged)
+    api = HfApi(token=token, library_name="deepspeed-workbench")
+    name = _repository(api, repo_id, private)
+    with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
+        made = export(
+            paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD
+        )
+        files = _files(made.folder)
+        logger.info(
+            "pushing to %s: %s",
+            name,
+            ", ".join(f"{file} ({size:,} bytes)" for file, size in files.items()),
+        )
+        card = _write_card(result, name, made)
+        with _explained(api, name):
+            message = f"Upload the model of run {paths.root.name}"
+            # Weights of an earlier push under other names would be loaded in place of these.
+            commit = api.upload_folder(
+                repo_id=name,
+                folder_path=made.folder,
+                commit_message=message,
+                delete_patterns=_WEIGHTS,
+            )
+        return Pushed(
+            url=f"{api.endpoint}/{name}",
+            repo_id=name,
+            commit=commit.oid,
+            files={**files, card.name: card.stat().st_size},
+            dtype=made.dtype,
+            start_lines=start_lines(name, made.family, made.base),
+        )
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file to upload, by name; refuse a name that no `save_pretrained` gives."""
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        name, facts = path.relative_to(folder).as_posix(), path.lstat()
+        if stat.S_ISDIR(facts.st_mode):
+            continue
+        if not stat.S_ISREG(facts.st_mode) or not _SAVED.fullmatch(name):
+            raise RunError(
+                f"the exported model holds {name[:200]!r}, which transformers and peft do not save: nothing was"
+                " uploaded. Export it to a folder, look at that file, and upload the folder yourself if it is right"
+            )
+        sizes[name] = facts.st_size
+    return sizes
+
+
+def _repository(api: HfApi, repo_id: str, private: bool) -> str:
+    """Return the full name of a repository that may be written to, made where there was none."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{repo_id!r} is not a name of the hub, such as 'me/model': {error}"
+        ) from error
+    with _explained(api, repo_id):
+        _check_token(api.whoami(), repo_id)
+        name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if private and not api.model_info(name).private:
+            raise RunError(
+                f"{api.endpoint}/{name} is public; push with private=False, or under another name"
+            )
+        api.auth_check(name, write=True)
+    return name
+
+
+def _check_token(who: Mapping[str, object], repo_id: str) -> None:
+    match who:
+        case {"auth": {"accessToken": {"role": "read"}}}:
+            raise RunError(f"the token of {who.get('name')} may only read: {_GET_TOKEN}")
+    organisations = who.get("orgs")
+    names = [each.get("name") for each in organisations] if isinstance(organisations, list) else []
+    owner, slash, _ = repo_id.rpartition("/")
+    if slash and owner not in (owners := [who.get("name"), *names]):
+        raise RunError(
+            f"{who.get('name')} may not write to {owner!r}; name one of {', '.join(map(str, owners))}"
+        )
+
+
+@contextmanager
+def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
+    """Say what the hub's refusals mean here."""
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except LocalTokenNotFoundError as error:
+        raise RunError(f"no token for {api.endpoint}: {_GET_TOKEN}") from error
+    except HfHubHTTPError as error:
+        words = {
+            401: f"the token is not valid at {api.endpoint}: {_GET_TOKEN}",
+            403: f"the token lacks the right to write to {repo_id}: {_GET_TOKEN}",
+        }.get(error.response.status_code, f"{api.endpoint} refused {repo_id}")
+        raise RunError(mask_secrets(f"{words}\n{error}")) from error
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        why = " ".join(dict.fromkeys(str(each) for each in (error, error.__cause__) if each))
+        raise RunError(
+            mask_secrets(f"{repo_id} cannot be uploaded to {api.endpoint}: {why}")
+        ) from error
+
+
+def _write_card(result: ResultRecord, repo_id: str, export: Export) -> Path:
+    from huggingface_hub import ModelCardData
+
+    job = job_of(RunPaths(result.path))
+    base, dataset = _hub_id(job.model), _hub_dataset(job)
+    adapters = [] if job.peft == Peft.NONE else [job.peft]
+    metadata = ModelCardData(
+        base_model=base or None,
+        library_name="peft" if export.base else "transformers",
+        datasets=[dataset] if dataset else None,
+        pipeline_tag=_TASKS[export.family],
+        tags=["deepspeed-workbench", job.technique, *adapters],
+    )
+    card = ModelCard(
+        repo_id=repo_id,
+        result=result,
+        job=job,
+        dtype=export.dtype,
+        base=base,
+        dataset=dataset,
+        start_lines=start_lines(repo_id, export.family, export.base),
+    )
+    path = export.folder / "README.md"
+    path.write_text(f"---\n{metadata.to_yaml()}\n---\n\n{as_markdown(card)}", encoding="utf-8")
+    return path
+
+
+def _hub_id(name: str) -> str:
+    with suppress(WorkbenchError):
+        return name if model_kind(name) is ModelKind.HUB else ""
+    return ""
+
+
+def _hub_dataset(job: FineTune) -> str:
+    with suppress(WorkbenchError):
+        match dataset_from(job.dataset):
+            case Hub(name=name):
+                return _hub_id(name)  # it may be a folder
+    return ""

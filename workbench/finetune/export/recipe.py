@@ -1,0 +1,386 @@
+"""How to repeat a run without this project: the files it takes and the shell commands, with what stays different.
+
+The run directory may be somebody else's: nothing outside it is read, what goes into a command is checked first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from workbench.base import entries
+from workbench.base.child import HOME
+from workbench.base.files import open_record, read_bytes, read_json
+from workbench.base.json_values import items, part, parts, text, whole
+from workbench.base.package import zip_contents
+from workbench.base.redact import Redactor, mask_secrets
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.options.choices import ROW_ORDER, Peft
+from workbench.finetune.options.evaluation import carried_metrics
+from workbench.finetune.options.models import TINY_T5, Family
+from workbench.finetune.techniques.registry import has_recipe, runs_alone
+from workbench.jobs.script import Script, references
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import ResultRecord
+from workbench.rundir.spec import hide_values, stored
+
+_MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
+_MOST_ROWS = 512 << 20  # bytes of rows that are looked at
+_MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
+_VERSION = re.compile(
+    r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?"
+)
+_IMPORTED = ("order", "tiny_t5")
+"""Files of the project that the script of a card imports."""
+_PINNED = ("torch", "deepspeed", "transformers", "accelerate")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What somebody needs who has neither this project nor the run directory."""
+
+    files: Mapping[str, bytes]
+    """The files, by name; they belong into one folder."""
+    commands: str
+    same: Sequence[str]
+    differs: Sequence[str]
+    """What is not, and what must be had from elsewhere."""
+
+    @property
+    def archive(self) -> bytes:
+        """The files as a zip; the same files give the same bytes."""
+        return zip_contents(dict(sorted(self.files.items())))
+
+
+def recipe_of(result: ResultRecord) -> Recipe:
+    paths = RunPaths(result.path)
+    # PEP 440 and no more: versions become lines of requirements.txt and of a command.
+    versions = {
+        name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)
+    }
+    result = replace(result, versions=versions)
+    job = part(read_json(paths.spec), "job")
+    recipe = (
+        _script(result, paths, job) if job.get("kind") == Script.kind else _finetune(result, paths)
+    )
+    files = {name: _masked(name, content) for name, content in recipe.files.items()}
+    hidden = [name for name, content in recipe.files.items() if files[name] != content]
+    differs = [
+        *recipe.differs,
+        *(f"what looks like a secret is masked in {name}" for name in hidden),
+    ]
+    return replace(recipe, files=files, differs=differs, commands=mask_secrets(recipe.commands))
+
+
+def _masked(name: str, content: bytes) -> bytes:
+    # Rows and tokenizers are data: a mask would change what is learned.
+    return (
+        content
+        if name.endswith(".jsonl") or name.startswith("tokenizer/")
+        else Redactor().blob(content)
+    )
+
+
+def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
+    resolved = read_json(paths.job, within=paths.root)
+    options = {**part(resolved, "job"), "env": {}}
+    beyond = _beyond(options, paths, text(resolved.get("family")))
+    if beyond:
+        return _with_workbench(result, paths, resolved, beyond)
+    losses = [result.first_eval_loss, result.eval_loss]
+    carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
+    carried["order"] = whole(resolved.get("order")) or 1
+    if options.get("model") == TINY_T5:
+        carried["shape"] = model_config(TINY_T5)
+    files = {
+        **_program(),
+        "job.json": json.dumps(carried, indent=1).encode(),
+        **_common(result, paths),
+    }
+    differs: list[str] = []
+    files |= _there(paths, paths.deepspeed)
+    fetched = _add_rows(files, differs, paths, resolved)
+    _add_tokenizer(files, differs, paths, str(options.get("model", "")))
+    lines = [
+        *_install(result),
+        *fetched,
+        *_environment(paths),
+        *_start(result, ["train.py"], options),
+    ]
+    return Recipe(
+        files=files,
+        commands="\n".join(lines),
+        same=_SAME,
+        differs=[*differs, *_DIFFERS, *_places(result)],
+    )
+
+
+def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
+    trained = read_json(paths.model / "config.json")
+    causal = (
+        not trained.get("is_encoder_decoder")
+        if trained
+        else "llama" in str(job.get("model", "")).lower()
+    )
+    parts = {
+        "a causal model": family == Family.CAUSAL if family else causal,
+        f"technique {job.get('technique')!r}": not has_recipe(job.get("technique")),
+        f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
+        f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw")
+        not in ("adamw", "sgd"),
+        "going on from a checkpoint": bool(job.get("resume")),
+        "the best model": bool(job.get("load_best_model_at_end")),
+        "recomputed layers by name": bool(job.get("checkpoint_layers")),
+        "layers spread by device_map": bool(job.get("device_map")),
+        "an early stop": job.get("early_stopping_patience") is not None,
+    }
+    return [name for name, there in parts.items() if there]
+
+
+def _with_workbench(
+    result: ResultRecord, paths: RunPaths, resolved: Mapping[str, object], beyond: Sequence[str]
+) -> Recipe:
+    """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
+    spec = stored(read_json(paths.spec))
+    files = _common(result, paths)
+    differs: list[str] = []
+    job = dict(part(spec, "job"))
+    fetched: Sequence[str] = ()
+    if resolved.get("train"):
+        fetched = _add_rows(files, differs, paths, resolved)
+        job["dataset"] = {
+            "kind": "files",
+            **{name: f"{name}.jsonl" for name in ("train", "eval") if resolved.get(name)},
+        }
+    if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
+        files |= own
+        job["deepspeed"] = "deepspeed.json"
+    if (whole(resolved.get("order")) or 1) != ROW_ORDER:
+        differs.append(
+            "steps of fewer than 32 rows mix lengths in this version, and did not in the run"
+        )
+    sent = parts(part(resolved, "metric_inputs").get("metrics"))
+    job["metrics"], metrics = carried_metrics(
+        [text(metric) for metric in items(job.get("metrics"))], sent
+    )
+    files |= metrics
+    files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
+    if Path(str(job.get("model", ""))).is_absolute():
+        differs.append(
+            f"the model {job['model']} is a folder of the machine where the run was started: copy it"
+        )
+    start = [
+        "# WORKBENCH is a checkout of DeepSpeed Workbench in which `make setup` has been done",
+        ': "${WORKBENCH:?set it first}"',
+        '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated',
+    ]
+    why = f"the script without DeepSpeed Workbench does not know {' and '.join(beyond)}: this recipe needs the project"
+    return Recipe(
+        files=files,
+        commands="\n".join([*fetched, *_environment(paths), *start]),
+        same=(
+            "the job with all its options, the rows and their order, and the kind and number of pods",
+        ),
+        differs=[why, *differs, "speed and memory are those of your machines"],
+    )
+
+
+def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
+    name, given = text(job.get("path")).rpartition("/")[2], job.get("args")
+    args = [str(arg) for arg in given] if isinstance(given, list) else []
+    files, differs = {**_script_files(paths, name), **_common(result, paths)}, []
+    if name not in files:
+        differs.append(
+            f"{name} is not in the run directory: put it, with its folder, beside the other files"
+        )
+    lines = [*_install(result), *_environment(paths), *_start(result, [name, *args], {})]
+    return Recipe(
+        files=files,
+        commands="\n".join(lines),
+        same=(
+            "the script with its folder, its arguments, the number of ranks and the versions of the libraries",
+        ),
+        differs=[*differs, *_places(result)],
+    )
+
+
+def _script_files(paths: RunPaths, script: str) -> dict[str, bytes]:
+    """Return what of a script's folder was sent: all of it where it is small, else the script."""
+    try:
+        with open_record(paths.script, within=paths.root) as file, zipfile.ZipFile(file) as archive:
+            members = [m for m in archive.infolist() if not m.is_dir() and _is_inside(m.filename)]
+            if (
+                sum(m.file_size for m in members) > _MOST_SCRIPT
+                or os.fstat(file.fileno()).st_size > _MOST_DATA
+            ):
+                members = [
+                    m for m in members if m.filename == script and m.file_size <= _MOST_SCRIPT
+                ]
+            return {m.filename: archive.read(m) for m in members}
+    except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        return {}
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+_SAME = (
+    "rows, their order, the micro-batches and the global batch of every step",
+    "initial weights, loss, optimizer, learning rates, clipping, precision and the DeepSpeed JSON",
+    "number of ranks and versions of the libraries",
+)
+_DIFFERS = (
+    "ranks are started by DeepSpeed's launcher (pdsh) or torchrun; the run's were started by agents over SSH",
+    "no FLOPS profile, no answers to evaluation rows and no memory figures are taken; speed is that of your machines",
+    "sums over ranks are added in another order on other hardware: losses agree to some digits, not to the last",
+)
+
+
+def _program() -> dict[str, bytes]:
+    """Return the script and the files that it imports, all of which lie in one folder there."""
+    program = Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py")
+    script = program.read_bytes()
+    files: dict[str, bytes] = {}
+    for name in _IMPORTED:
+        script = script.replace(
+            f"from workbench.worker.{name} import".encode(), f"from {name} import".encode()
+        )
+        files[f"{name}.py"] = program.with_name(f"{name}.py").read_bytes()
+    return {"train.py": script, **files}
+
+
+def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
+    pins = [
+        f"{name}=={result.versions[name].partition('+')[0]}"
+        for name in _PINNED
+        if name in result.versions
+    ]
+    return {
+        "requirements.txt": "".join(f"{pin}\n" for pin in pins).encode(),
+        **_there(paths, paths.hostfile),
+    }
+
+
+def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
+    """Return what some files of the run's directory hold, by name; those that are not there, or are links, are not."""
+    contents: dict[str, bytes] = {}
+    for file in files:
+        with suppress(OSError):
+            contents[file.name] = read_bytes(file, within=paths.root, limit=_MOST_ROWS)
+    return contents
+
+
+def _add_rows(
+    files: dict[str, bytes], differs: list[str], paths: RunPaths, resolved: Mapping[str, object]
+) -> Sequence[str]:
+    """Carry the rows where they are few; give the lines that fetch them where they are not."""
+    rows = _there(paths, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
+    sources = [paths.inputs / name for name in rows]
+    if not rows:
+        hub = json.dumps(resolved.get("hub"))
+        differs.append(
+            f"the rows came from a hub on the pods ({hub}): write them to train.jsonl and eval.jsonl, a line "
+            '{"source": …, "target": …} each, in the order of the hub'
+        )
+        return []
+    if len(zip_contents(rows)) <= _MOST_DATA:
+        files |= rows
+        return []
+    differs.append(
+        f"the rows are too many for this card; they are in {paths.inputs} where the run was started"
+    )
+    files["rows.sha256"] = "".join(
+        f"{hashlib.sha256(b).hexdigest()}  {name}\n" for name, b in rows.items()
+    ).encode()
+    copies = [f"cp {shlex.quote(str(source))} ." for source in sources]
+    return ["# the rows, which are too many for this card", *copies, "sha256sum -c rows.sha256", ""]
+
+
+def _add_tokenizer(
+    files: dict[str, bytes], differs: list[str], paths: RunPaths, model: str
+) -> None:
+    if model != TINY_T5:
+        where = (
+            "a folder of that machine: copy it to every host"
+            if Path(model).is_absolute()
+            else "the model hub"
+        )
+        differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
+        return
+    kept = _there(
+        paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json"))
+    )
+    files |= {f"tokenizer/{name}": content for name, content in kept.items()}
+    if not kept:
+        differs.append(
+            "the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so"
+        )
+
+
+def _install(result: ResultRecord) -> Sequence[str]:
+    python = result.versions.get("python", "")
+    minor = ".".join(python.split(".")[:2])
+    cpu = result.versions.get("torch", "").endswith("+cpu")
+    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if cpu else ""
+    return [
+        f"# on every host, in a folder of the same path{f'; the run had Python {python}' if python else ''}",
+        f"python{minor or '3'} -m venv .venv",
+        f".venv/bin/pip install -r requirements.txt{index}",
+        "",
+    ]
+
+
+def _environment(paths: RunPaths) -> Sequence[str]:
+    """Set the variables of the job and of its pods; every value must be given by whoever repeats the run."""
+    spec = read_json(paths.spec)
+    given = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
+    names = {
+        name: value
+        for name, value in hide_values(given).items()
+        if name.isidentifier() and name.isascii()
+    }
+    if not names:
+        return []
+    lines = [
+        "# the variables of the run; DeepSpeed passes on to other hosts what ~/.deepspeed_env holds"
+    ]
+    lines += [
+        f': "${{{name}:?set it first; its value is not kept}}"'
+        for name in references(names.values())
+    ]
+    lines += [f'export {name}="{value}"' for name, value in names.items()]
+    return [*lines, ""]
+
+
+def _start(
+    result: ResultRecord, program: Sequence[str], options: Mapping[str, object]
+) -> Sequence[str]:
+    quoted, ranks = shlex.join(program), max(1, result.world_size)
+    if runs_alone(options.get("technique")) or ranks == 1:
+        return ["# the one rank", f".venv/bin/python {quoted}"]
+    return [
+        "# all ranks, from the first host (needs pdsh, and ssh without a password to every host of the hostfile)",
+        f".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank {quoted}",
+        "",
+        "# or all ranks on one machine",
+        f".venv/bin/torchrun --nproc-per-node {ranks} {quoted}",
+    ]
+
+
+def _places(result: ResultRecord) -> Sequence[str]:
+    if any(host.address.startswith("127.") for host in result.hosts):
+        return (
+            "the hosts were pods on one machine, and are gone: put your own into hostfile, or use torchrun",
+        )
+    return ("put your own hosts into hostfile if those of the run are gone",)

@@ -1,0 +1,1 @@
+"""The job `FineTune`: the checks between its options, its rows and its DeepSpeed JSON."""

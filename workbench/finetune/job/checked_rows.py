@@ -1,0 +1,98 @@
+"""Whether a job's model can learn from its rows, as far as that is known here: its chat template is asked, too."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+
+from workbench.base import entries, rpc
+from workbench.base.child import HELPER, child_environment, main_of, start
+from workbench.base.json_values import Json
+from workbench.base.lines import Pipes, TooLong
+from workbench.finetune.data.messages import Message, Shape, answer_of, asked, shape_of
+from workbench.finetune.data.rows import Example, Refusal
+from workbench.finetune.job.refusals import row_refusal
+from workbench.finetune.options.models import has_chat_template
+from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.options.prompts import source_text
+
+_SHAPES = 200  # of which the first row is rendered wherever it stands
+_ROWS = 1000  # of these on, the n-th row is rendered with a chance of so many in n
+_ANSWER_S = 120.0
+
+
+@contextmanager
+def checked_rows(job: FineTuneOptions) -> Iterator[Refusal]:
+    """Yield why the model cannot learn from a row; of rows of a chat template the first thousand, then ever fewer."""
+    by_form, child = row_refusal(job), _Child(job)
+    chance, shapes, count = Random(job.seed), set[Shape](), 0
+
+    def refusal(row: Example) -> str:
+        nonlocal count
+        if (why := by_form(row)) or not row.asks or not _is_rendered(job, row):
+            return why
+        turns = [
+            *asked(row.messages, source_text(row.source, row.input), job.system),
+            answer_of(row.messages, row.target),
+        ]
+        count, shape = count + 1, shape_of(turns, row.tools)
+        is_new = shape not in shapes and len(shapes) < _SHAPES
+        if not is_new and chance.random() >= _ROWS / count:
+            return ""
+        shapes.add(shape)
+        why = child.refusal(turns, row.tools)
+        return f"cannot be learned from: {why}" if why else ""
+
+    try:
+        yield refusal
+    finally:
+        child.close()
+
+
+def _is_rendered(job: FineTuneOptions, row: Example) -> bool:
+    if job.prompt not in (None, "chat"):
+        return False
+    has_template = bool(job.chat_template) or has_chat_template(job.model)
+    # What the hub alone knows may lie in its cache.
+    return bool(has_template) or (
+        has_template is None and bool(row.messages or job.prompt or job.system)
+    )
+
+
+class _Child:
+    """The process that renders, started with the first turns."""
+
+    def __init__(self, job: FineTuneOptions) -> None:
+        self._model = {"model": job.model, "chat_template": job.chat_template}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: rpc.Client | None = None
+        self._is_silent = False
+
+    def refusal(self, turns: Sequence[Message], tools: Sequence[Json]) -> str:
+        """Return why the template refuses turns; empty where it does not, or is not known."""
+        if self._is_silent:
+            return ""
+        if self._client is None:
+            self._client = self._started()
+        request = {"op": "check", **self._model, "turns": turns, "tools": tools}
+        try:
+            return str(self._client.call(request, _ANSWER_S)["refusal"])
+        except (OSError, TooLong, rpc.Refused):
+            # The pods, which have the model, refuse what it would have refused.
+            self._is_silent = True
+            return ""
+
+    def _started(self) -> rpc.Client:
+        pipe, none = subprocess.PIPE, subprocess.DEVNULL
+        words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
+        self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        streams = self._process.stdout.fileno(), self._process.stdin.fileno()
+        return rpc.Client(Pipes(*streams, write_s=_ANSWER_S))
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()

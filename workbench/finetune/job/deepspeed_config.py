@@ -1,0 +1,91 @@
+"""A job's DeepSpeed configuration: checked and filled in without importing DeepSpeed, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.base.json_values import part
+from workbench.finetune.deepspeed.check import check
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.deepspeed.keys import AUTO_BATCHES
+from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.options.choices import Optimizer, Precision
+from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero import is_offloaded
+
+
+def resolve(
+    job: FineTuneOptions, *, gpus: int, world_size: int | None = None
+) -> dict[str, object] | None:
+    """Make the configuration that the ranks of a job train with.
+
+    Args:
+        job: Its own `deepspeed`, or else its technique's file in `dsconfig/`, is the start.
+        gpus: GPUs of a pod; 0 for CPUs.
+        world_size: The number of ranks, where it is known: then `train_batch_size` is checked too.
+
+    Returns:
+        The whole configuration, or None for a technique without DeepSpeed.
+
+    Raises:
+        ConfigError: The file is missing or not JSON, or a key is unknown, was removed, or contradicts the job.
+
+    Example:
+        >>> resolve(FineTuneOptions(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
+        1
+    """
+    job = choose(job, gpus=gpus, world_size=world_size)
+    check_at_submit(job, gpus=gpus)
+    technique = technique_of(job.technique)
+    if world_size is not None:
+        technique.refuse_ranks(world_size)
+    if not technique.uses_deepspeed:
+        return None
+    config, source = load(job)
+    if job.deepspeed is None and job.optimizer != Optimizer.ADAMW:
+        config.pop("optimizer", None)
+    check(config, job, source=source, gpus=gpus, world_size=world_size)
+    return _fill(config, job, gpus=gpus)
+
+
+def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[str, object]:
+    config.update({**AUTO_BATCHES, **config})
+    config.setdefault("gradient_clipping", "auto")
+    # DeepSpeed prints a line every 10 steps by default; the trainer tells every step by itself.
+    config.setdefault("steps_per_print", 1_000_000_000)
+    if "bf16" not in config and "bfloat16" not in config:
+        config["bf16"] = {"enabled": "auto"}
+    if job.precision == Precision.FP16:
+        config.setdefault("fp16", {"enabled": "auto"})
+    if job.communication is not None:
+        config.setdefault("communication_data_type", str(job.communication))
+    zero = config["zero_optimization"]
+    if zero["stage"] == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        if part(zero, "offload_param").get("device") == "nvme":
+            # Ahead and when they are needed: DeepSpeed 0.19.8 reads the same weights from a disk twice, and fails.
+            zero.setdefault("stage3_prefetch_bucket_size", 0)
+    # The trainer drives the profiler itself: DeepSpeed's switch slows every step of the run, not only the profiled.
+    config["flops_profiler"] = {**config.get("flops_profiler", {}), "enabled": False}
+    _fill_optimizer(config, job, gpus=gpus)
+    if not gpus:
+        for offload in ("offload_optimizer", "offload_param"):
+            if zero.get(offload):
+                zero[offload]["pin_memory"] = False  # pinning serves copies to a GPU
+    return config
+
+
+def _fill_optimizer(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> None:
+    if job.optimizer != Optimizer.ADAMW:
+        config["zero_allow_untested_optimizer"] = True
+        config["zero_force_ds_cpu_optimizer"] = False
+        return
+    offloaded = is_offloaded(config["zero_optimization"], "offload_optimizer")
+    if offloaded and "optimizer" not in config:
+        auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+        config["optimizer"] = {"type": "AdamW", "params": auto}
+    if not gpus and "optimizer" in config:
+        # DeepSpeed's own Adam would be compiled first, which takes minutes; torch's does the same on a CPU.
+        config["optimizer"].setdefault("params", {})["torch_adam"] = True

@@ -1,0 +1,226 @@
+"""`FineTune`, our trainer with typed options. Its verbs stand in `finetune/`, and are imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from workbench.base import entries
+from workbench.base.files import is_folder, user_path
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.deepspeed.keys import AUTO_BATCHES
+from workbench.finetune.job.refusals import check_together
+from workbench.finetune.options.evaluation import (
+    Metric,
+    function_name,
+    metric_function,
+    own_metrics,
+)
+from workbench.finetune.options.instead import value_hint
+from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.options.training import option_hint
+from workbench.finetune.techniques.registry import technique_of
+from workbench.jobs.job import (
+    Checkpoints,
+    Companion,
+    FirstPod,
+    Handover,
+    HandoverRequest,
+    Job,
+    NewRun,
+    PodStore,
+    PodView,
+    Program,
+    Stop,
+    Success,
+)
+
+_DATASET_PATHS = ("train", "eval", "tables", "path", "name")
+
+
+def _moved(dataset: object, move: Callable[[object], object]) -> object:
+    match dataset:
+        case {"parts": [*parts], **options}:  # of a mix
+            return {**options, "parts": [_moved(part, move) for part in parts]}
+        case {"dataset": part, **options}:
+            return {**options, "dataset": _moved(part, move)}
+        case Mapping():
+            return {
+                name: move(value) if name in _DATASET_PATHS else value
+                for name, value in dataset.items()
+            }
+    return move(dataset)
+
+
+def moved_metric(metric: Metric, move: Callable[[str], object]) -> Metric:
+    """Return a metric with `move` done to the path of its file, if it has one."""
+    match own_metrics([metric]):
+        case [str() as own]:
+            path, function = metric_function(own)
+            return f"{move(path)}:{function}"
+    return metric
+
+
+def _verbs() -> Any:
+    return importlib.import_module(entries.FINETUNE)
+
+
+class FineTune(FineTuneOptions, Job):
+    """Fine-tune an encoder-decoder or a causal model with the project's own trainer."""
+
+    kind: ClassVar[str] = "finetune"
+    success: ClassVar[Success] = "record"
+    events: ClassVar[frozenset[str]] = frozenset(
+        {
+            "phase",
+            "first_step",
+            "resumed",
+            "stopped",
+            "sample",
+            "restarted",
+            "checkpoint",
+            "checkpoint_failed",
+        }
+    )
+    records_flight: ClassVar[bool] = True
+    run_class: ClassVar[str] = entries.FINETUNE_RUN
+    result_class: ClassVar[str] = entries.FINETUNE_RESULT
+    recipe: ClassVar[str] = entries.REPEAT
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_together(self)
+        return self
+
+    @classmethod
+    def _hint(cls, name: str, value: object = None) -> str:
+        """Return what to use instead of an option or a value of transformers, TRL or peft."""
+        return option_hint(name) if value is None else value_hint(name, value)
+
+    @property
+    def word(self) -> str:
+        """What runs, as a word for a file name."""
+        return self.technique
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What a result says of the job."""
+        return {
+            name: getattr(self, name)
+            for name in ("technique", "model", "precision", "peft", "launcher")
+        }
+
+    @property
+    def functions(self) -> Sequence[str]:
+        return [function_name(metric) for metric in self.metrics if callable(metric)]
+
+    @property
+    def stop(self) -> Stop:
+        return Stop(by="file")
+
+    @property
+    def keeps(self) -> Checkpoints:
+        return Checkpoints(
+            most=self.save_total_limit or Checkpoints().most,
+            brings=self.brings_checkpoints,
+            meanwhile=self.brings_checkpoints and self.save_steps is not None,
+        )
+
+    def pods_wanted(self, count: int) -> int:
+        return 1 if technique_of(self.technique).alone else count
+
+    def ranks(self, slots: int) -> int:
+        return 1 if technique_of(self.technique).alone else slots
+
+    def batch_factors(self, ranks: int) -> Sequence[int]:
+        return self.per_device_train_batch_size, self.gradient_accumulation_steps, ranks
+
+    def moved(self, move: Callable[[object], object]) -> Self:
+        return self.replace(
+            dataset=_moved(self.dataset, move),
+            deepspeed=move(self.deepspeed),
+            model=move(self.model),
+            resume=move(self.resume),
+            metrics=[moved_metric(metric, move) for metric in self.metrics],
+        )
+
+    def absolute(self) -> Self:
+        changes: dict[str, object] = {}
+        if self.resume is not None:
+            changes["resume"] = str(user_path(self.resume).absolute())
+        metrics = [
+            moved_metric(metric, lambda path: user_path(path).absolute()) for metric in self.metrics
+        ]
+        if metrics != [*self.metrics]:
+            changes["metrics"] = metrics
+        folder = user_path(self.model)
+        if is_folder(folder):
+            changes["model"] = str(folder.absolute())
+        return self.replace(**changes) if changes else self
+
+    def chosen(self, *, gpus: int, ranks: int | None, apart: bool) -> Self:
+        return choose(self, gpus=gpus, world_size=ranks, apart=apart)
+
+    def prepare(self, run: NewRun) -> Job:
+        prepared: Job = _verbs().prepare(self, run)
+        return prepared
+
+    def origin(self, root: Path) -> Mapping[str, object]:
+        found: Mapping[str, object] = _verbs().origin(root)
+        return found
+
+    def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
+        files: Mapping[str, str] = _verbs().files_for(self, pod, root, gpus)
+        return files
+
+    def program_on(self, pod: PodView) -> Program:
+        module, _, function = entries.COLD_TRAINER.partition(":")
+        return Program(
+            argv=["-P", "-c", f"from {module} import {function}; {function}()"],
+            entry=entries.TRAINER,
+            env={"PYTHONPATH": pod.package},
+        )
+
+    def companion(self, pod: FirstPod, run_id: str, root: Path) -> Companion | None:
+        companion: Companion | None = _verbs().companion(pod, run_id, root)
+        return companion
+
+    def resumed(
+        self, root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
+    ) -> tuple[int | None, int | None]:
+        continued: tuple[int, int | None] = _verbs().resumed(
+            root, gpus=gpus, before=before, ranks=ranks, last_step=last_step
+        )
+        return continued
+
+    def restarted_from(self, root: Path, ranks: int) -> Mapping[int, Path]:
+        parts: Mapping[int, Path] = _verbs().restarted_from(self, root, ranks)
+        return parts
+
+    def handed_over(self, request: HandoverRequest) -> Handover:
+        handover: Handover = _verbs().handed_over(self, request)
+        return handover
+
+    def on_ranks(self, ranks: int, before: int) -> Self:
+        """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before."""
+        rows, most = self.global_batch(before), self.per_device_train_batch_size
+        counts = [
+            (max(1, rows // (micro * ranks) + more), micro)
+            for micro in range(1, most + 1)
+            for more in (0, 1)
+        ]
+        accumulation, micro = min(
+            counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0])
+        )
+        match own := self.deepspeed:
+            case Mapping():
+                own = {**own, **AUTO_BATCHES}
+        return self.replace(
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+            deepspeed=own,
+        )

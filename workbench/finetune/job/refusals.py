@@ -1,0 +1,241 @@
+"""Combinations of a job's options that cannot work, each refused with what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.rows import Example, Refusal
+from workbench.finetune.options.choices import (
+    Attention,
+    LossOn,
+    Optimizer,
+    Peft,
+    Precision,
+    Schedule,
+)
+from workbench.finetune.options.evaluation import check_evaluation
+from workbench.finetune.options.models import (
+    TINY_LLAMA,
+    Family,
+    check_address,
+    family_by_name,
+    has_chat_template,
+    model_family,
+)
+from workbench.finetune.options.training import check_training
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
+# What some of transformers' schedules cannot do without, one of each.
+_SCHEDULE_NEEDS = {
+    Schedule.COSINE_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
+    Schedule.COSINE_WARMUP_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
+    Schedule.WARMUP_STABLE_DECAY: ("num_decay_steps",),
+}
+
+
+def check_together(job: FineTuneOptions) -> None:
+    """Refuse options that contradict one another, before anything starts."""
+    check_address(job.model)
+    _check_technique(job)
+    _check_peft(job)
+    _check_optimizer(job)
+    _check_schedule(job)
+    check_training(job.training, type(job).model_fields)
+    if job.checkpoint_layers and not job.gradient_checkpointing:
+        raise ConfigError(
+            "checkpoint_layers says which layers are recomputed: give gradient_checkpointing=True too"
+        )
+    if job.checkpoint_layers and "activation_checkpointing_kwargs" in job.training:
+        raise ConfigError(
+            "activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers"
+        )
+    _check_device_map(job)
+    if (
+        job.packing
+        and job.attn_implementation == Attention.FLASH_ATTENTION_2
+        and job.per_device_train_batch_size > 1
+    ):
+        raise ConfigError(
+            f"packing with attn_implementation 'flash_attention_2' keeps texts apart in one row alone, and "
+            f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
+        )
+    check_evaluation(job)
+    # A job is read from the directories of others too: no file is opened.
+    check_family(job, family_by_name(job.model))
+    _check_prompt(job, False if job.model == TINY_LLAMA else None)
+
+
+def check_family(job: FineTuneOptions, family: Family | None) -> None:
+    """Refuse options that a model of this family has no use for."""
+    if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
+        raise ConfigError(
+            f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
+            "for their activations leave its range; use 'bf16'"
+        )
+    if job.router_aux_loss_coef and (family is Family.ENCODER_DECODER or job.model == TINY_LLAMA):
+        raise ConfigError(
+            f"router_aux_loss_coef weighs the load-balancing loss of a causal mixture of experts, and {job.model!r} is "
+            "none. Drop it"
+        )
+    if family is not Family.ENCODER_DECODER:
+        return
+    others = {
+        "prompt": job.prompt not in (None, "plain"),
+        "chat_template": job.chat_template is not None,
+        "system": job.system is not None,
+        "packing": job.packing,
+        "loss_on": job.loss_on != LossOn.ANSWER,
+    }
+    if key := next((key for key, given in others.items() if given), None):
+        raise ConfigError(
+            f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it"
+        )
+
+
+def no_template(model: str) -> str:
+    """Return the words for a model that is asked for a chat and has no template."""
+    return f"the model {model!r} has no chat template; give one as chat_template=, or take a model that has its own"
+
+
+def unlearned_turns(row: Example) -> str:
+    """Return the words for a row with turns of weight 0 under `loss_on="all"`; empty for any other row."""
+    if all(turn.get("weight") != 0 for turn in row.messages):
+        return ""
+    return "has a turn of weight 0, and loss_on is 'all', which learns every turn; use loss_on='answer'"
+
+
+def row_refusal(job: FineTuneOptions) -> Refusal:
+    """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
+    family, has_template = (
+        model_family(job.model),
+        bool(job.chat_template) or has_chat_template(job.model),
+    )
+
+    def refusal(row: Example) -> str:
+        if family is Family.ENCODER_DECODER and (row.messages or not row.asks):
+            kind = "a row of messages" if row.messages else "plain text"
+            causal = (
+                "a causal model with a chat template"
+                if row.messages
+                else "a causal model such as 'tiny-llama'"
+            )
+            return f"is {kind}, and the model answers a source: use {causal}, or rows with a source"
+        if row.messages and job.prompt not in (None, "chat"):
+            return f"is a row of messages, and prompt is {job.prompt!r}; drop it, or use 'chat'"
+        if job.loss_on == LossOn.ALL and (why := unlearned_turns(row)):
+            return why
+        return (
+            f"is a row of messages, and {no_template(job.model)}"
+            if row.messages and has_template is False
+            else ""
+        )
+
+    return refusal
+
+
+def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
+    """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
+    check_family(job, model_family(job.model))
+    _check_prompt(job, has_chat_template(job.model))
+    technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
+    if gpus and (missing := [gpu for gpu in job.max_memory if int(gpu) >= gpus]):
+        raise ConfigError(
+            f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop it"
+        )
+    if gpus:
+        return
+    if job.attn_implementation == Attention.FLASH_ATTENTION_2:
+        raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
+    if job.precision == Precision.TF32:
+        raise ConfigError(
+            "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
+        )
+    if Optimizer(job.optimizer).uses_bitsandbytes:
+        raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
+
+
+def _check_prompt(job: FineTuneOptions, has_template: bool | None) -> None:
+    if job.chat_template is not None and job.prompt not in (None, "chat"):
+        raise ConfigError(
+            f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them"
+        )
+    lacks = job.chat_template is None and has_template is False
+    if job.prompt == "chat" and lacks:
+        raise ConfigError(f"prompt is 'chat', and {no_template(job.model)}")
+    if job.system is not None and (
+        lacks if job.prompt in (None, "chat") else job.prompt != "llama2-chat"
+    ):
+        raise ConfigError(
+            "system is the system turn of prompt 'chat', which takes a model with a chat template, or the system block "
+            "of prompt 'llama2-chat'; choose one of them, or drop it"
+        )
+
+
+def _check_technique(job: FineTuneOptions) -> None:
+    # Options that one technique alone reads.
+    for owner in TECHNIQUES:
+        if owner.options and getattr(job, owner.options) and owner.name != job.technique:
+            raise ConfigError(
+                f"{owner.options} has options, and the technique is '{job.technique}'; choose '{owner.name}', or drop "
+                "them"
+            )
+    technique_of(job.technique).refuse(job)
+
+
+def _check_device_map(job: FineTuneOptions) -> None:
+    if job.max_memory and not job.device_map:
+        raise ConfigError(
+            "max_memory says what device_map puts on each GPU: give device_map='auto' too"
+        )
+    if job.device_map and job.torch_compile:
+        raise ConfigError("torch_compile with device_map is not offered: drop one of them")
+
+
+def _check_peft(job: FineTuneOptions) -> None:
+    if job.lora and job.peft == Peft.NONE:
+        raise ConfigError(
+            "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them"
+        )
+    if job.peft == Peft.QLORA and job.precision == Precision.FP16:
+        raise ConfigError(
+            "peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'"
+        )
+
+
+def _check_schedule(job: FineTuneOptions) -> None:
+    if job.warmup_steps is not None and job.warmup_ratio is not None:
+        raise ConfigError(
+            f"warmup_steps is {job.warmup_steps} and warmup_ratio is {job.warmup_ratio}: both say how long the warm-up "
+            "is; give one"
+        )
+    if job.lr_scheduler_type == Schedule.CONSTANT and (job.warmup_steps or job.warmup_ratio):
+        raise ConfigError(
+            "lr_scheduler_type 'constant' is at its peak from the first step, and a warm-up is asked for; "
+            "use 'constant_with_warmup'"
+        )
+    options = job.training.get("lr_scheduler_kwargs") or {}
+    needs = _SCHEDULE_NEEDS.get(Schedule(job.lr_scheduler_type), ())
+    if needs and not (isinstance(options, Mapping) and any(name in options for name in needs)):
+        raise ConfigError(
+            f"lr_scheduler_type {job.lr_scheduler_type!r} needs {' or '.join(needs)}: "
+            f"training={{'lr_scheduler_kwargs': {{{needs[0]!r}: …}}}}"
+        )
+
+
+def _check_optimizer(job: FineTuneOptions) -> None:
+    optimizer = Optimizer(job.optimizer)
+    fields = type(job).model_fields
+    adams = [
+        n
+        for n in ("adam_beta1", "adam_beta2", "adam_epsilon")
+        if getattr(job, n) != fields[n].default
+    ]
+    if optimizer is Optimizer.SGD and adams:
+        raise ConfigError(
+            f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'"
+        )

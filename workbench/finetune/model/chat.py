@@ -1,0 +1,185 @@
+"""A tokenizer's chat template at work: turns made into tokens, with those that the model is to learn marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.messages import Message, is_learned
+from workbench.finetune.model.template import Template, Tools
+
+Learned = tuple[list[int], list[bool]]
+"""Tokens, and which of them the model learns to write."""
+
+_SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")
+_ANSWER = "Xyzzy"  # a word that no template writes
+_CALL: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "a12345678", "type": "function", "function": {"name": _ANSWER, "arguments": {}}}
+    ],
+}
+_PROBE: Sequence[Message] = (
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": _ANSWER},
+)
+
+
+def special_words(template: str) -> list[str]:
+    """Return the words of a chat template that a tokenizer should take for one token each.
+
+    Example:
+        >>> special_words("<|user|>{{ m }}<|end|><start_of_turn><|user|>")
+        ['<|user|>', '<|end|>', '<start_of_turn>']
+    """
+    return list(dict.fromkeys(_SPECIAL.findall(template)))
+
+
+class Chat:
+    """The chat template of a tokenizer, which has one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._template = Template(
+            tokenizer.get_chat_template(),
+            lambda turns, **options: tokenizer.apply_chat_template(
+                turns, tokenize=False, **options
+            ),
+        )
+        self._eos = tokenizer.eos_token_id
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        whole = self._template.text(_PROBE, False)
+        tail = self._ids(whole.rpartition(_ANSWER)[2])
+        self.end: int | None = next((token for token in tail if token in special), None)
+        """The token that ends the assistant's turn; None where the template writes none."""
+        self._ends = {self.end, self._end_of_calls()} - {None}
+        # What stands between the question and the answer without being either, as an empty `<think>` of Qwen3.
+        self._opening = (
+            whole.removeprefix(self._template.text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
+        )
+
+    @property
+    def stops(self) -> list[int]:
+        return sorted({*self._ends, self._eos} - {None})
+
+    def prompt(self, turns: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Return the tokens after which the assistant's answer to these turns begins."""
+        return self._ids(self._template.text(self._template.written(turns, tools), True, tools))
+
+    def answer(self, ids: Sequence[int]) -> str:
+        """Return what the assistant said, of the tokens that the model wrote."""
+        end = next((n for n, token in enumerate(ids) if token in self.stops), len(ids))
+        text = str(self._tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
+        return text.removeprefix(self._opening).strip() if self._opening else text
+
+    def learned(self, turns: Sequence[Message], tools: Tools = ()) -> list[Learned]:
+        """Make rows of turns, in which the assistant's turns with their ends are marked, but for those of weight 0.
+
+        One row holds all turns, unless the template writes an answer otherwise once others follow it, as Qwen3's does
+        with thoughts: then every answer has a row of its own, with what the model would read when it is asked.
+        """
+        learned = [is_learned(turn) for turn in turns]
+        turns = self._template.written(turns, tools)
+        if self._template.marks_itself:
+            return [self._marked(turns, tools, learned)]
+        rows: list[Learned] = []
+        for number, turn in enumerate(turns):
+            if turn["role"] != "assistant":
+                continue
+            ids, begin = self._answered(turns[: number + 1], tools)
+            before, marks = rows.pop() if rows else ([], [])
+            if begin < len(before) or ids[: len(before)] != before:
+                rows.append((before, marks))
+                before, marks = [], []
+            marks = [
+                *marks,
+                *[False] * (begin - len(before)),
+                *[learned[number]] * (len(ids) - begin),
+            ]
+            rows.append((ids, marks))
+        return [(ids, marks) for ids, marks in rows if any(marks)]
+
+    def _answered(self, turns: Sequence[Message], tools: Tools) -> tuple[list[int], int]:
+        """Return the tokens up to the end of the last turn, and where that turn begins."""
+        asked, whole = self._template.exchange(turns, tools)
+        prompt, ids = self._ids(asked), self._ids(whole)
+        # Where a token spans the border, it is one of the answer's.
+        begin = next(
+            (n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt)
+        )
+        ends = [n for n in range(begin, len(ids)) if ids[n] in self._ends]
+        if ends:
+            return ids[: ends[-1] + 1], begin
+        return ids if ids[-1] == self._eos else [*ids, self._eos], begin
+
+    def _end_of_calls(self) -> int | None:
+        """Return the token that ends a turn of calls, where that is another one, as gpt-oss's is."""
+        try:
+            text = self._template.text(self._template.written([_PROBE[0], _CALL]), False)
+        except ConfigError:  # it knows no calls
+            return None
+        last = self._ids(text.rstrip())[-1]
+        added = self._tokenizer.added_tokens_decoder
+        return (
+            last
+            if last in self._tokenizer.all_special_ids or (last in added and added[last].special)
+            else None
+        )
+
+    def _marked(self, turns: Sequence[Message], tools: Tools, learned: Sequence[bool]) -> Learned:
+        options = {
+            "return_dict": True,
+            "return_assistant_tokens_mask": True,
+            "tools": list(tools) or None,
+        }
+        made = Template.refusing(
+            turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options)
+        )
+        ids, marks = list(made["input_ids"]), [bool(mark) for mark in made["assistant_masks"]]
+        if not any(marks):
+            raise ConfigError(
+                "the chat template marks no token of an answer between its generation tags; mend it"
+            )
+        for n, token in enumerate(ids[1:], 1):
+            marks[n] = marks[n] or (marks[n - 1] and token in self._ends)
+        answers = [
+            kept for turn, kept in zip(turns, learned, strict=True) if turn["role"] == "assistant"
+        ]
+        if not all(answers):
+            marks = _of_learned(marks, answers)
+        last = max(n for n, mark in enumerate(marks) if mark)
+        # Some mark what follows the end of a turn, too, as TRL's do.
+        run = next((n for n in range(last, 0, -1) if not marks[n]), 0)
+        last = max((n for n in range(run, last + 1) if ids[n] in self._ends), default=last)
+        ids, marks = ids[: last + 1], marks[: last + 1]
+        return (ids, marks) if ids[-1] in self.stops else ([*ids, self._eos], [*marks, True])
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
+    """Take the marks from answers that are not learned: each answer is one run of marked tokens.
+
+    Example:
+        >>> _of_learned([False, True, True, False, True], [False, True])
+        [False, False, False, False, True]
+    """
+    starts = {
+        n for n, (before, mark) in enumerate(pairwise([False, *marks])) if mark and not before
+    }
+    if len(starts) != len(answers):
+        raise ConfigError(
+            f"the chat template marks {len(starts)} answers between its generation tags, and the row has "
+            f"{len(answers)}, of which some have the weight 0; give a template without these tags as chat_template="
+        )
+    made, answer = list(marks), -1
+    for n, mark in enumerate(marks):
+        if n in starts:
+            answer += 1
+        made[n] = mark and answers[answer]
+    return made

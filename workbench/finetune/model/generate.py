@@ -1,0 +1,163 @@
+"""A model's answers: to evaluation rows by all ranks together, or to any batch by one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, TextStreamer
+
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.phases import counted
+from workbench.finetune.data.judged import Answer, judge
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.rows import Row
+from workbench.finetune.model.encode import Encoder
+
+
+def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
+    """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    with ranks.alike(collective=trainer.forward_is_collective):
+        mine = answers(
+            model,
+            encoder,
+            encoder.questions(examples),
+            device=trainer.args.device,
+            share=(ranks.rank(), ranks.world_size()),
+            synced_gpus=trainer.forward_is_collective,
+            follow=lambda calls: counted(calls, len(calls), "answering"),
+        )
+    parts = ranks.gather_bytes(json.dumps(mine).encode())
+    everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
+    if ranks.rank() != 0:
+        return []
+    return [
+        judge(row.source, encoder.target(row), everyone[n], table_id=row.table_id, input=row.input)
+        for n, row in enumerate(examples)
+    ]
+
+
+def answers(
+    model: Any,
+    encoder: Encoder,
+    rows: Sequence[Row],
+    *,
+    device: torch.device,
+    at_once: int | None = None,
+    share: tuple[int, int] = (0, 1),
+    synced_gpus: bool = False,
+    on_text: Callable[[str], None] | None = None,
+    follow: Callable[[range], Iterable[int]] = iter,
+) -> dict[int, str]:
+    """Let a model answer rows, or one rank's share, greedily; `on_text` gets each piece of a single answer."""
+    rank, world_size = share
+    size = at_once or encoder.job.per_device_eval_batch_size
+    # Rows of like length together need little padding.
+    order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
+    mine = order[rank::world_size]
+    texts: dict[int, str] = {}
+    late: dict[int, dict[int, list[int]]] = {}
+
+    def call(numbers: Sequence[int], begun: Mapping[int, list[int]], **options: Any) -> None:
+        said = _written(
+            model, encoder, [(rows[n], begun.get(n, [])) for n in numbers], device, **options
+        )
+        for n, (tokens, is_whole) in zip(numbers, said, strict=True):
+            if is_whole:
+                texts[n] = encoder.texts([tokens])[0]
+            else:
+                late.setdefault(len(tokens), {})[n] = tokens.tolist()
+
+    # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
+    # of no use where it has run out of its own.
+    for number in follow(range(-(-len(rows) // (world_size * size)))):
+        numbers = mine[number * size : (number + 1) * size]
+        call(numbers or order[:1], {}, synced_gpus=synced_gpus, on_text=on_text)
+    while late:
+        begun = late.pop(min(late))
+        for first in range(0, len(begun), size):
+            call(list(begun)[first : first + size], begun)
+    return {n: texts[n] for n in mine}
+
+
+_FEW = 8
+"""Rows of which none is left out of a call: a step of fewer takes as long."""
+_LOOK = 16
+"""Tokens after which, and after twice as many and so on, rows that have ended may be left out."""
+
+
+class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no types
+    """Hands on what is written as soon as it is whole words."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._on_text = on_text
+
+    def on_finalized_text(self, text: str, **_: bool) -> None:
+        if text:
+            self._on_text(text)
+
+
+class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes no types
+    """Ends a call where half of its rows have ended, so that the others go on with those of other calls."""
+
+    def __init__(self, begin: int, has_ended: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._begin, self._has_ended = begin, has_ended
+
+    def __call__(self, tokens: torch.Tensor, _scores: object, **_: object) -> torch.Tensor:
+        times, rest = divmod(tokens.shape[1] - self._begin, _LOOK)
+        looks = times > 0 and not rest and not times & (times - 1)
+        half = looks and 2 * int(self._has_ended(tokens).sum()) >= len(tokens)
+        return torch.full_like(tokens[:, 0], half, dtype=torch.bool)
+
+
+@torch.no_grad()
+def _written(
+    model: Any,
+    encoder: Encoder,
+    rows: Sequence[tuple[Row, list[int]]],
+    device: torch.device,
+    *,
+    synced_gpus: bool = False,
+    on_text: Callable[[str], None] | None = None,
+) -> list[tuple[torch.Tensor, bool]]:
+    """Go on with what each row has said, equally much, and return all that it then has, and whether that is whole."""
+    said = torch.tensor([tokens for _, tokens in rows], dtype=torch.long, device=device)
+    batch = encoder.asking([row for row, _ in rows])
+    given = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
+    begin, most = (
+        given["input_ids"].shape[1] if encoder.causal else 1,
+        encoder.job.max_target_length,
+    )
+    if encoder.causal:
+        mask = torch.cat([given["attention_mask"], torch.ones_like(said)], 1)
+        given = {"input_ids": torch.cat([given["input_ids"], said], 1), "attention_mask": mask}
+    elif said.numel():
+        start = torch.full_like(said[:, :1], model.config.decoder_start_token_id)
+        given["decoder_input_ids"] = torch.cat([start, said], 1)
+    ends = torch.tensor(model.generation_config.eos_token_id or [], device=device)
+
+    def has_ended(tokens: torch.Tensor) -> torch.Tensor:
+        return torch.isin(tokens[:, begin:], ends).any(1)
+
+    model.eval()
+    tokens = model.generate(
+        **given,
+        max_new_tokens=most - said.shape[1],
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        pad_token_id=encoder.tokenizer.pad_token_id,
+        synced_gpus=synced_gpus,
+        stopping_criteria=[_Late(begin, has_ended)]
+        if len(rows) > _FEW and not synced_gpus
+        else None,
+        streamer=_Pieces(encoder.tokenizer, on_text)
+        if on_text is not None and len(rows) == 1
+        else None,
+    )
+    is_whole = has_ended(tokens) | (tokens.shape[1] - begin >= most)
+    return list(zip(tokens[:, begin:], is_whole.tolist(), strict=True))

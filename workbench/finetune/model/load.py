@@ -1,0 +1,158 @@
+"""The model and tokenizer of a job: from the hub, a folder, or built in. Code that comes with a model is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from workbench.finetune.data.rows import Example
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import pipeline, tiny
+from workbench.finetune.options.choices import Peft, Precision
+from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.finetune.techniques.registry import technique_of
+
+_HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+def frozen_dtype(job: FineTune) -> torch.dtype:
+    """Return the number format of the weights that are not trained, as torch names it."""
+    return _HALF.get(job.frozen_format, torch.float32)
+
+
+def trained_dtype(job: FineTune) -> torch.dtype:
+    """Return the number format of the weights that are trained: DeepSpeed updates an FP32 copy of half ones."""
+    half = _HALF.get(job.number_format, torch.float32)
+    return half if technique_of(job.technique).half_weights else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    model: Any
+    """A model of transformers, in FP32 unless it was loaded with other options."""
+    tokenizer: Any
+    """Its tokenizer; it has a padding token."""
+    family: Family
+
+
+def load(
+    name: str,
+    examples: Sequence[Example],
+    *,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    wording: str = "",
+    chat_template: str | None = None,
+    weights: bool = True,
+    tokenizer: Any = None,
+) -> Loaded:
+    """Load the model that a job names, or only its outline; all ranks must call it, and get the same weights.
+
+    A built-in model learns its `tokenizer` from the examples, unless it is given the one that it had before.
+    """
+    if model_kind(name) is ModelKind.BUILTIN:
+        if tokenizer is None:
+            tokenizer = tiny.tokenizer_for_all(name, examples, wording, chat_template)
+        return _built_in(name, tokenizer, seed, options)
+    place = str(Path(name).expanduser())
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    if (
+        tokenizer.pad_token_id is None
+    ):  # as with Llama 2; attention masks and labels leave padding out by themselves
+        tokenizer.pad_token = tokenizer.eos_token
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    if weights:
+        options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
+        model = _auto(config).from_pretrained(
+            place, trust_remote_code=False, **{"dtype": torch.float32, **options}
+        )
+        model = pipeline.hooked(model, placed)
+    else:
+        model = _without_weights(config)
+    return Loaded(model=model, tokenizer=tokenizer, family=_family(config))
+
+
+def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
+    """Return how `from_pretrained` reads weights: in their files' own format, as pages that ranks of a pod share."""
+    if job.device_map:
+        return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
+    if job.peft == Peft.QLORA or technique_of(job.technique).reads_whole:
+        return {}
+    return {} if model_kind(job.model) is ModelKind.BUILTIN else {"dtype": "auto"}
+
+
+def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
+    """Put a loaded model into the number format and to the device that it is trained in, a tensor at a time."""
+    technique = technique_of(job.technique)
+    if technique.places_weights or job.peft == Peft.QLORA or job.device_map:
+        return loaded
+    # Adapters are not there yet: beneath them all weights are frozen.
+    dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
+    model = loaded.model
+    device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(device=device, dtype=dtype)
+    # Buffers are never rounded unless DeepSpeed's layers compute with them: the frequencies of rotary positions, which
+    # no file holds, would turn into others.
+    from_files = model.state_dict().keys() if technique.half_weights else ()
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and (dtype == torch.float32 or name in from_files):
+            buffer.data = buffer.data.to(dtype)
+    return replace(loaded, model=model.to(device) if device else model)
+
+
+def own_format(name: str) -> str | None:
+    """Return the number format that a pretrained model was saved in, if it is a half one: `bf16` or `fp16`."""
+    if model_kind(name) is ModelKind.BUILTIN:
+        return None
+    config = AutoConfig.from_pretrained(str(Path(name).expanduser()), trust_remote_code=False)
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(config.dtype)
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Count the parameters of the whole model, also where ZeRO-3 left this rank only a part of each."""
+    return sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
+
+
+def weight_bytes(place: str) -> int:
+    """Count the bytes of a model's weights in FP32 from its configuration alone."""
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    return 4 * parameter_count(_without_weights(config))
+
+
+def _without_weights(config: Any) -> Any:
+    with torch.device("meta"):
+        return _auto(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
+
+
+def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
+    model = tiny.make(name, tokenizer, seed)
+    options = dict(options or {})
+    if attention := options.pop("attn_implementation", None):
+        model.set_attn_implementation(attention)
+    if not options:
+        return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
+    options, placed = pipeline.placed_options(options, lambda: model)
+    # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
+    read = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        **{"dtype": torch.float32, **options},
+    )
+    return Loaded(
+        model=pipeline.hooked(read, placed), tokenizer=tokenizer, family=_family(read.config)
+    )
+
+
+def _auto(config: Any) -> Any:
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def _family(config: Any) -> Family:
+    return Family.ENCODER_DECODER if config.is_encoder_decoder else Family.CAUSAL

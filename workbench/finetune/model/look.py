@@ -1,0 +1,84 @@
+"""Some rows of a prepared dataset as a job's model reads them: a child of the notebook's process, without weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.base.errors import WorkbenchError
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.order import IGNORED
+from workbench.finetune.data.training.rows import load as load_rows
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.encode import Encoder
+from workbench.finetune.model.load import load
+from workbench.finetune.options.choices import LossOn
+from workbench.finetune.options.prompts import wording
+from workbench.jobs.registry import job_from_dict
+
+_UNCUT = 1 << 20  # tokens: more than any row has
+
+
+def look(request: Mapping[str, Any]) -> dict[str, object]:
+    """Return the lengths of some rows, and the first of them as pieces of text."""
+    job = job_from_dict(request["job"])
+    assert isinstance(job, FineTune)
+    examples = load_rows(request["train"], None, None).train
+    chosen = [examples[number] for number in request["numbers"]]
+    words, template = wording(job.prompt, system=job.system), job.chat_template
+    loaded = load(
+        job.model, examples, seed=job.seed, wording=words, chat_template=template, weights=False
+    )
+    counted = job.replace(loss_on=LossOn.ANSWER.value)
+    cut = Encoder(loaded, counted)
+    whole = Encoder(loaded, counted.replace(max_source_length=_UNCUT, max_target_length=_UNCUT))
+    lengths = [_lengths(example, whole, cut) for example in chosen]
+    as_learned = Encoder(loaded, job)
+    shown = [_pieces(as_learned, example) for example in chosen[: request["shown"]]]
+    return {"lengths": lengths, "shown": shown}
+
+
+def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
+    """Return the tokens that are read and those that are learned, and whether either are cut."""
+    sizes = _sizes(whole, example)
+    if not example.asks:  # plain text is learned in pieces: nothing of it is lost
+        return [*sizes, False, False]
+    return [
+        *sizes,
+        *(before > after for before, after in zip(sizes, _sizes(cut, example), strict=True)),
+    ]
+
+
+def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
+    """Count the tokens that are read, and those that are learned."""
+    rows = encoder.rows([example])
+    learned = sum(label != IGNORED for row in rows for label in row["labels"])
+    read = sum(len(row["input_ids"]) for row in rows) - (learned if encoder.causal else 0)
+    return read, learned
+
+
+def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
+    """Return the text that is read, in pieces that are learned or not."""
+    pieces: list[tuple[list[int], bool]] = []
+    for row in encoder.rows([example]):
+        if not encoder.causal:
+            pieces += [(list(row["input_ids"]), False), (list(row["labels"]), True)]
+            continue
+        for token, label in zip(row["input_ids"], row["labels"], strict=True):
+            learned = label != IGNORED
+            if not pieces or pieces[-1][1] != learned:
+                pieces.append(([], learned))
+            pieces[-1][0].append(token)
+    whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return [(str(encoder.tokenizer.decode(ids, **whole)), learned) for ids, learned in pieces]
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    try:
+        answer = look(json.load(sys.stdin))
+    except (WorkbenchError, OSError, ValueError) as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")

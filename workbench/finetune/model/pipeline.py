@@ -1,0 +1,112 @@
+"""A naive pipeline: a model's layers on several GPUs of one process, one after another, by accelerate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from accelerate import dispatch_model
+from accelerate.utils import CustomDtype, compute_module_sizes, infer_auto_device_map
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.job.finetune import FineTune
+
+_NO_DEVICE = -1
+_HALVINGS = 7
+LIMITS = "max_memory"
+"""Key of a model's options for loading: bytes of weights by GPU."""
+
+
+def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
+    """Return the bytes of weights that each GPU may take; none on pods without GPUs, unless the job says so."""
+    if job.max_memory:
+        return {int(gpu): int(gib * 2**30) for gpu, gib in job.max_memory.items()}
+    return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(gpus)}
+
+
+def placement(
+    model: Any, limits: Mapping[int, int], *, packed: bool, dtype: torch.dtype
+) -> dict[str, int]:
+    """Return the GPU of every part, in order and even shares; if `packed`, linear layers take 4 bits."""
+    head = model.get_output_embeddings()
+    linear = [
+        f"{n}.weight"
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and m is not head
+    ]
+    special = dict.fromkeys(linear, CustomDtype.INT4) if packed else None
+    layers = sorted(model._no_split_modules or ())
+
+    def filled(most: float) -> dict[str, Any]:
+        # The first device of all would keep room for a layer that comes back from the host, of which there are none.
+        sizes = {_NO_DEVICE: 0, **{gpu: min(size, int(most)) for gpu, size in limits.items()}}
+        return dict(
+            infer_auto_device_map(
+                model, sizes, no_split_module_classes=layers, dtype=dtype, special_dtypes=special
+            )
+        )
+
+    logging.getLogger(infer_auto_device_map.__module__).setLevel(
+        logging.ERROR
+    )  # GPUs need not be here
+    placed = filled(whole := compute_module_sizes(model, dtype=dtype, special_dtypes=special)[""])
+    left = [name for name, place in placed.items() if place == "disk"]
+    if left or 0 not in placed.values():
+        first = left[0] if left else "the first layer on GPU 0"
+        sizes = ", ".join(f"{size / 2**30:.2f}" for size in limits.values())
+        raise ConfigError(
+            f"device_map has no room for {first}: weights may take {sizes} GiB of the GPUs; give more "
+            "in max_memory or more GPUs to a pod, or use technique 'fsdp' on several pods"
+        )
+    low, high = whole / len(limits), float(whole)
+    for _ in range(
+        _HALVINGS
+    ):  # accelerate's own shares leave the last GPU much less than the others
+        middle = (low + high) / 2
+        tried = filled(middle)
+        low, high, placed = (
+            (middle, high, placed) if "disk" in tried.values() else (low, middle, tried)
+        )
+    return placed
+
+
+def placed_options(
+    options: Mapping[str, Any], outline: Callable[[], Any]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Let `from_pretrained` put each part of a model where it belongs; return its options, and the GPU of each part."""
+    rest = {name: value for name, value in options.items() if name != LIMITS}
+    if not options.get(LIMITS):
+        return rest, {}
+    packed, dtype = "quantization_config" in rest, rest.get("dtype", torch.float32)
+    placed = placement(outline(), options[LIMITS], packed=packed, dtype=dtype)
+    return {**rest, "device_map": placed if torch.cuda.is_available() else {"": "cpu"}}, placed
+
+
+def hooked(model: Any, placed: Mapping[str, int]) -> Any:
+    """On a machine without GPUs, go through accelerate's hooks between the parts all the same, to rehearse them."""
+    if len(set(placed.values())) > 1 and not torch.cuda.is_available():
+        logging.getLogger(dispatch_model.__module__).setLevel(
+            logging.ERROR
+        )  # that weights are kept on the host
+        skipped = model._skip_keys_device_placement
+        dispatch_model(model, dict.fromkeys(placed, "cpu"), skip_keys=skipped, force_hooks=True)
+        model.hf_device_map = dict(placed)
+    return model
+
+
+def described(model: Any) -> str:
+    """Say which parts of a model lie on which GPU."""
+    names: dict[int, list[str]] = {}
+    for name, gpu in getattr(model, "hf_device_map", {}).items():
+        names.setdefault(gpu, []).append(name)
+    parts = [f"GPU {gpu} has {', '.join(_in_short(mine))}" for gpu, mine in names.items()]
+    return "; ".join(parts) or "one device has all layers"
+
+
+def _in_short(names: Sequence[str]) -> Iterator[str]:
+    for _, run in groupby(names, key=lambda name: name.rstrip("0123456789")):
+        first, *rest = run
+        yield f"{first} to {rest[-1]}" if rest else first

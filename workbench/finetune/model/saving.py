@@ -1,0 +1,109 @@
+"""A model's weights written as they are gathered: no rank holds more of what the others hold than one file's worth."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion
+
+from workbench.agent.rank import collectives as ranks
+from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
+
+_LAYER = re.compile(r".*?\.\d+\.")
+
+
+def save_model(model: Any, folder: Path, *, read: bool) -> None:
+    """Save a model on every rank as transformers loads it; one that was `read` with names and shapes of its files."""
+    parts: list[Path] = []
+    names: dict[str, int] = {}
+    total = 0
+    if ranks.rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    for part in _parts(model):
+        if ranks.rank() != 0:
+            continue
+        state = revert_weight_conversion(model, part) if read else part
+        parts.append(folder / f"part-{len(parts)}.safetensors")
+        names.update(dict.fromkeys(state, len(parts)))
+        total += sum(value.nbytes for value in state.values())
+        save_file(
+            {name: value.cpu().contiguous() for name, value in state.items()},
+            parts[-1],
+            {"format": "pt"},
+        )
+        del state
+    if ranks.rank() == 0:
+        _name(folder, parts, names, total)
+        model.config.dtype = str(model.dtype).removeprefix("torch.")
+        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+
+
+def whole(value: Any) -> Iterator[torch.Tensor]:
+    """Return a parameter whole; a collective where the ranks hold parts of it, and only rank 0 needs to keep it."""
+    if hasattr(value, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([value]):
+            yield value.detach().cpu().clone() if ranks.rank() == 0 else value.detach()
+    else:
+        value = value.detach()
+        if hasattr(
+            value, "full_tensor"
+        ):  # first to where ranks exchange tensors: shards may be kept on the host
+            value = value.to(value.device_mesh.device_type).full_tensor()
+        yield value.cpu() if ranks.rank() == 0 else value
+
+
+def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """Return the weights a file's worth at a time, whole on rank 0; a layer's are kept together."""
+    once, every = (
+        {name for name, _ in model.named_parameters(remove_duplicate=r)} for r in (True, False)
+    )
+    left_out = {
+        *(every - once),
+        *(model._keys_to_ignore_on_save or ()),
+    }  # a tied weight has one name
+    part: dict[str, torch.Tensor] = {}
+    size, layer = 0, ""
+    for name, held in model.state_dict(keep_vars=True).items():
+        if name in left_out:
+            continue
+        begun = _LAYER.match(name)
+        here = begun[0] if begun else name
+        if size >= SAVED_AT_ONCE and here != layer:
+            yield part
+            part.clear()
+            size = 0
+        layer = here
+        for value in whole(held):
+            if ranks.rank() == 0:
+                part[name] = value
+            size += value.nbytes
+    yield part
+
+
+def _name(folder: Path, parts: list[Path], names: dict[str, int], total: int) -> None:
+    """Give the files the names that transformers looks for, and remove those of an earlier save."""
+    final = [f"model-{n:05}-of-{len(parts):05}.safetensors" for n in range(1, len(parts) + 1)]
+    index = folder / "model.safetensors.index.json"
+    final = final if len(parts) > 1 else ["model.safetensors"]
+    for part, name in zip(parts, final, strict=True):
+        part.rename(folder / name)
+    index.unlink(missing_ok=True)
+    if len(parts) > 1:
+        files = {name: final[number - 1] for name, number in names.items()}
+        index.write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2)
+        )
+    for other in folder.glob("model*.safetensors"):
+        if other.name not in final:
+            other.unlink()

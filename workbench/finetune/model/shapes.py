@@ -1,0 +1,118 @@
+"""The shape of a job's model: its config.json, found without downloading anything and without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_given
+from workbench.finetune.options.models import TINY_LLAMA, TINY_T5, ModelKind, model_kind
+
+
+def _t5(width: int, inner: int, heads: int, layers: int, head: int = 64) -> Mapping[str, object]:
+    return {
+        "model_type": "t5",
+        "vocab_size": 32128,
+        "d_model": width,
+        "d_kv": head,
+        "d_ff": inner,
+        "num_heads": heads,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "decoder_start_token_id": 0,
+    }
+
+
+def _llama(
+    width: int, inner: int, heads: int, layers: int, kv_heads: int | None = None
+) -> Mapping[str, object]:
+    return {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "dtype": "float16",
+    }
+
+
+KNOWN: Mapping[str, Mapping[str, object]] = {
+    # https://arxiv.org/abs/1910.10683, section 3.7, and the config.json of each.
+    "t5-small": _t5(512, 2048, 8, 6),
+    "t5-base": _t5(768, 3072, 12, 12),
+    "t5-large": _t5(1024, 4096, 16, 24),
+    "t5-3b": _t5(1024, 16384, 32, 24, head=128),
+    # https://arxiv.org/abs/2302.13971, table 2; Llama 2 reads twice as far.
+    "llama-2-7b": _llama(4096, 11008, 32, 32),
+    "llama-2-13b": _llama(5120, 13824, 40, 40),
+    "llama-2-70b": _llama(
+        8192, 28672, 64, 80, kv_heads=8
+    ),  # https://arxiv.org/abs/2307.09288, table 1
+    # The built-in ones, with as many words as their tokenizers learn from the bundled questions.
+    TINY_T5: {
+        **_t5(128, 256, 8, 2, head=16),
+        "vocab_size": 4096,
+        "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0,  # runs with other numbers of ranks follow the same curve only without dropout
+    },
+    # The inner size is 8/3 of the hidden size, rounded up to a multiple of 32, as Llama's are.
+    TINY_LLAMA: {
+        **_llama(128, 352, 8, 2),
+        "vocab_size": 4096,
+        "max_position_embeddings": 2048,
+        "dtype": "float32",
+    },
+}
+
+
+def model_config(model: str) -> Mapping[str, object]:
+    """Find the shape of the model that a job names.
+
+    Example:
+        >>> model_config("google-t5/t5-large")["num_layers"], model_config("meta-llama/Llama-2-7b-hf")["hidden_size"]
+        (24, 4096)
+    """
+    kind = model_kind(model)
+    if kind is ModelKind.FOLDER:
+        return _read(Path(model).expanduser() / "config.json")
+    short = model.rpartition("/")[2].lower()
+    for ending in ("-hf", "-chat"):
+        short = short.removesuffix(ending)
+    if short in KNOWN and (kind is ModelKind.BUILTIN or model == short or "/" in model):
+        return KNOWN[short]
+    if cached := _cached(model):
+        return _read(cached)
+    raise ConfigError(
+        f"the planner does not know the shape of {model!r}: it is in no local cache of the hub; load its configuration "
+        f"once (AutoConfig.from_pretrained), give a folder with its config.json, or plan one of {', '.join(KNOWN)}"
+    )
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    try:
+        config = json.loads(read_given(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); give a folder made by save_pretrained"
+        ) from error
+    match config:
+        case {"model_type": str()}:
+            return dict(config)
+    raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
+
+
+def _cached(model: str) -> Path | None:
+    # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    configs = sorted(
+        (cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json")
+    )
+    return configs[-1] if configs else None

@@ -1,0 +1,211 @@
+"""A chat template at work on text alone, and what it refuses; as a program, a child of the notebook's process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from transformers.utils.chat_template_utils import jinja2, render_jinja_template
+from transformers.utils.hub import cached_file
+
+from workbench.base import rpc
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import Json, part, parts, text
+from workbench.base.lines import Pipes
+from workbench.finetune.data.messages import Message, Shape, shape_of
+
+Tools = Sequence[Json]
+"""The schemas of the functions that the assistant may call."""
+
+_Form = tuple[bool, bool]
+"""How a template takes calls: their arguments as JSON text, and no content as null."""
+_FORMS: Sequence[_Form] = ((False, False), (False, True), (True, False), (True, True))
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Template:
+    def __init__(self, source: str, render: Callable[..., str]) -> None:
+        self.marks_itself = bool(_GENERATION.search(source))
+        """Whether it says itself what of its text is the assistant's."""
+        self._render = render
+        self._forms: dict[Shape, _Form] = {}
+
+    def text(self, turns: Sequence[Message], asks: bool, tools: Tools = ()) -> str:
+        """Return the text of turns; where it asks, up to where the assistant's answer begins."""
+        options = {"add_generation_prompt": asks, "tools": list(tools) or None}
+        return str(self.refusing(turns, lambda: self._render(list(turns), **options)))
+
+    def exchange(self, turns: Sequence[Message], tools: Tools = ()) -> tuple[str, str]:
+        """Return the text up to where the last turn, the assistant's, begins; and the whole, which begins with that."""
+        asked, whole = self.text(turns[:-1], True, tools), self.text(turns, False, tools)
+        if not whole.startswith(asked):
+            header = self.text(turns[:-1], False, tools)
+            raise ConfigError(
+                "the chat template does not begin an answer with what it asks for one with "
+                f"({asked.removeprefix(header)!r}); give one that does as chat_template="
+            )
+        return asked, whole
+
+    def written(self, turns: Sequence[Message], tools: Tools = ()) -> list[Message]:
+        """Return turns with their calls in the form that the template takes; refuse what it would leave out of them."""
+        turns = [_unweighted(turn) for turn in turns]
+        if (shape := shape_of(turns, tools)) not in self._forms:
+            self._forms[shape] = self._form(turns, tools)
+        return [_in_form(turn, self._forms[shape]) for turn in turns]
+
+    def _form(self, turns: Sequence[Message], tools: Tools) -> _Form:
+        """Return how the template takes calls: the first form of which it leaves nothing out."""
+        words, marked, functions = _marked(turns, tools)
+        why: ConfigError | None = None
+        for form in _FORMS:
+            try:
+                text = self.text([_in_form(turn, form) for turn in marked], False, functions)
+            except ConfigError as error:
+                why = why or error
+                continue
+            lost = next((what for word, what in words.items() if word not in text), "")
+            if not lost:
+                return form
+            why = ConfigError(
+                f"the chat template leaves out {lost}; give one that writes it as chat_template="
+            )
+        assert why is not None
+        raise why
+
+    def check(self, turns: Sequence[Message], tools: Tools = ()) -> None:
+        turns = self.written(turns, tools)
+        answers = [number for number, turn in enumerate(turns, 1) if turn["role"] == "assistant"]
+        if self.marks_itself:
+            self.text(turns, False, tools)
+            self.text(turns[: answers[-1] - 1], True, tools)
+            return
+        for number in answers:
+            self.exchange(turns[:number], tools)
+
+    @staticmethod
+    def refusing(turns: Sequence[Message], render: Callable[[], Any]) -> Any:
+        """Return what is rendered; the template's own refusal is one of the turns."""
+        try:
+            return render()
+        except (jinja2.TemplateError, TypeError) as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise ConfigError(f"the chat template refuses the turns ({roles}): {error}") from error
+
+
+def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], list[Message], Tools]:
+    """Return turns and tools of the same shape with words in them that no template writes, and what each stands for."""
+    words: dict[str, str] = {}
+
+    def word(what: str) -> str:
+        made = f"xyzzy{len(words)}q"
+        words[made] = what
+        return made
+
+    def renamed(tool: Json, what: str) -> Json:
+        return {**tool, "function": {**part(tool, "function"), "name": word(what)}}
+
+    marked: list[Message] = []
+    for turn in turns:
+        if turn["content"]:
+            turn = {**turn, "content": word(f"the content of a turn of {turn['role']!r}")}
+        if "tool_calls" in turn:
+            turn = {
+                **turn,
+                "tool_calls": [
+                    renamed(call, "the assistant's tool_calls") for call in turn["tool_calls"]
+                ],
+            }
+        marked.append(turn)
+    return words, marked, [renamed(tool, "the row's tools") for tool in tools]
+
+
+def _unweighted(turn: Message) -> Message:
+    """Return a turn without its weight, which is ours to know and no word of a template's."""
+    if "weight" not in turn:
+        return turn
+    made = turn.copy()
+    del made["weight"]
+    return made
+
+
+def _in_form(turn: Message, form: _Form) -> Message:
+    if "tool_calls" not in turn:
+        return turn
+    as_text, as_null = form
+    made: Any = dict(turn)
+    if as_text:
+        made["tool_calls"] = [_with_text(call) for call in turn["tool_calls"]]
+    if as_null and not turn["content"]:
+        made["content"] = None
+    return cast(Message, made)
+
+
+def _with_text(call: Json) -> Json:
+    function = part(call, "function")
+    return {
+        **call,
+        "function": {
+            **function,
+            "arguments": json.dumps(function["arguments"], ensure_ascii=False),
+        },
+    }
+
+
+@cache
+def _known(model: str, given: str | None) -> Template | None:
+    """Return the template of a model, or the one that is given for it; None where this machine has neither."""
+    file = _file(model, "tokenizer_config.json")
+    config = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    own = _file(model, "chat_template.jinja")
+    text_of_all = given or (
+        own.read_text(encoding="utf-8") if own else text(config.get("chat_template"))
+    )
+    several = {
+        text(each.get("name")): text(each.get("template"))
+        for each in parts(config.get("chat_template"))
+    }
+    named = {"default": text_of_all} if text_of_all else several
+    if not (source := named.get("default")):
+        return None
+    words = {
+        name: text(config.get(name)) or text(part(config, name).get("content")) for name in _SPECIAL
+    }
+
+    def render(turns: list[Message], **options: Any) -> str:
+        used = named.get("tool_use", source) if options["tools"] else source
+        ((rendered,), _) = render_jinja_template([turns], chat_template=used, **words, **options)
+        return str(rendered)
+
+    return Template(source, render)
+
+
+def _file(model: str, name: str) -> Path | None:
+    try:
+        place = cached_file(
+            model, name, local_files_only=True, _raise_exceptions_for_missing_entries=False
+        )
+    except (OSError, ValueError):  # the name of no model, or of one that is not here
+        return None
+    return Path(place) if place else None
+
+
+def _refusal(request: Mapping[str, Any]) -> str:
+    template = _known(request["model"], request["chat_template"])
+    try:
+        if template is not None:
+            template.check(request["turns"], request["tools"])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    """Answer each request on stdin with the reason why its turns are refused, if they are."""
+    for request in rpc.incoming(Pipes(0, 1)):
+        request.answer({"refusal": _refusal(request.fields)})

@@ -1,0 +1,1 @@
+"""What a notebook gets for fine-tuning beyond what every run and cluster has."""

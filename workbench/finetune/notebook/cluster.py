@@ -1,0 +1,103 @@
+"""`Cluster` as a notebook has it: the pods of one experiment, which also plans fine-tuning jobs for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from workbench.base.errors import ConfigError, RunError, suggests
+from workbench.client import cluster as client
+from workbench.client.run import Run
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.notebook.run import FineTuneRun
+from workbench.jobs.job import Job
+from workbench.jobs.script import Function
+
+if TYPE_CHECKING:
+    from workbench.finetune.plan.table import PlanTable
+    from workbench.pods.doctor.examination import Diagnosis
+
+
+class Cluster(client.Cluster):
+    __doc__ = client.Cluster.__doc__
+
+    if TYPE_CHECKING:  # at run time the job's kind decides which class a run has
+
+        @overload
+        def submit(
+            self, job: FineTune, *, pods: int | None = None, path: str | Path | None = None
+        ) -> FineTuneRun: ...
+        @overload
+        def submit(
+            self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None
+        ) -> Run: ...
+
+        def submit(
+            self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None
+        ) -> Run: ...
+
+    def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
+        """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
+
+        Args:
+            job: A job to run here: whether it will fit is one more check, predicted in some seconds.
+            bandwidth: Whether to measure the all-reduce between the pods too (seconds); not while a run uses them.
+
+        Raises:
+            RunError: There are no pods, or the keeper does not answer.
+        """
+        from workbench.finetune.notebook.checkup import judge_memory
+
+        # Without a job, that is all; a job adds one finding to each pod.
+        diagnosis = super().doctor(bandwidth=bandwidth)
+        return diagnosis if job is None else judge_memory(diagnosis, job, self.spec)
+
+    @suggests("Cluster.plan")
+    def plan(
+        self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None
+    ) -> PlanTable:
+        """Predict what a job will need here under every technique, and how fast several pods will be against one.
+
+        Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods; where
+        pods share a processor, 16 steps on two pods and on all as well. Steps of a technique are given up after a
+        minute. On Kubernetes the table says how many more such pods could be scheduled now.
+
+        Args:
+            job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.
+            pods: How many of the pods it will take, the first ones. Default: all.
+            price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
+
+        Raises:
+            ConfigError: The job is refused, or a number cannot be.
+            RunError: The cluster is not ready, a run uses the pods, or nothing could be measured between them.
+            RunFailed: The timed steps failed.
+        """
+        from workbench.client.checkup import diagnose, more_pods
+        from workbench.finetune.notebook.checkup import plan_for
+
+        self._check_ready()
+        if pods is not None and not 1 <= pods <= self.spec.count:
+            raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
+        taken = list(self.pods)[:pods]
+        diagnosis = diagnose(self._paths, taken, self.spec, bandwidth=True)
+        if len(taken) > 1 and (diagnosis.exchange is None or diagnosis.exchange.problem):
+            why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
+            raise RunError(f"nothing was measured between the pods: {why}")
+        limits_gib = [
+            self.spec.pod_memory_gib(len(taken)),
+            *(host.memory_limit_gib for host in diagnosis.hosts),
+        ]
+        table = plan_for(
+            self,
+            self.spec.chosen(job),
+            diagnosis.exchange,
+            pods=pods or len(taken),
+            gpus=self.spec.pods.slots,
+            gpu_memory_gib=min(
+                (host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None
+            ),
+            memory_gib=min(filter(None, limits_gib), default=None),
+            price_per_pod_hour=price_per_pod_hour,
+        )
+        return replace(table, scheduling=more_pods(self.spec))

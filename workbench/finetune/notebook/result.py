@@ -1,0 +1,82 @@
+"""`FineTuneResult`: the result of a fine-tuning run, with its FLOPS profile, its trace, its answers and its speed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from pydantic.dataclasses import dataclass
+
+from workbench.base.table import Grid
+from workbench.client.result import Card, RunResult, readable
+from workbench.finetune.answers.predictions import Predictions, read_predictions
+from workbench.finetune.options.choices import Peft
+from workbench.finetune.profile import speed
+from workbench.finetune.profile.parse import Profile, read_profile
+from workbench.finetune.profile.trace import read_trace
+from workbench.rundir.paths import RunPaths
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class FineTuneResult(RunResult):
+    """The frozen facts of a fine-tuning run, its profile and its answers. A figure that was not measured is None."""
+
+    @property
+    def tflops_per_device(self) -> float | None:
+        """10^12 floating-point operations a second that training needed of each device; see `finetune/profile/speed.py`."""
+        return speed.tflops_per_device(
+            forward_flops=speed.forward_flops(RunPaths(self.path).profile),
+            profiled_tokens=self.profiled_tokens,
+            padded_tokens_per_s=self.padded_tokens_per_s,
+            devices=self.devices or 0,
+            adapters=self.peft not in ("", Peft.NONE),
+        )
+
+    @property
+    def mfu(self) -> float | None:
+        """That over the device's peak at this precision, 0 to 1; None where the peak is not known, as of CPUs."""
+        return speed.mfu(self.tflops_per_device, self.device, self.precision)
+
+    @property
+    def derived(self) -> Mapping[str, float]:
+        """`tflops_per_device` and `mfu`, where they are known."""
+        figures = {"tflops_per_device": self.tflops_per_device, "mfu": self.mfu}
+        return {name: value for name, value in figures.items() if value is not None}
+
+    @property
+    def profile(self) -> Profile | None:
+        """The FLOPS profile, parsed; None where the profiler did not run."""
+        path = RunPaths(self.path).profile
+        return read_profile(path, self.train_samples_per_s) if path.exists() else None
+
+    @property
+    def trace(self) -> Grid | None:
+        """The costliest operators of the steps that `trace_steps` had traced; None where none were."""
+        return read_trace(RunPaths(self.path))
+
+    @property
+    def predictions(self) -> Predictions | None:
+        """The answers to the evaluation rows beside the expected ones; None where there are none."""
+        paths = RunPaths(self.path)
+        tables = paths.tables if paths.tables.exists() else None
+        return read_predictions(paths.predictions, tables) if paths.predictions.exists() else None
+
+    def _card(self, name: str) -> FineTuneCard:
+        card = RunResult._card(
+            self, name
+        )  # `super` would look for a class that `slots` has replaced
+        common = {field.name: getattr(card, field.name) for field in dataclasses.fields(card)}
+        missing = [*card.missing]
+        profile = readable("FLOPS profile", lambda: self.profile, missing)
+        predictions = readable("answers", lambda: self.predictions, missing)
+        common["missing"] = tuple(missing)
+        return FineTuneCard(**common, profile=profile, trace=self.trace, predictions=predictions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FineTuneCard(Card):
+    """All that the card of a fine-tuning run states."""
+
+    profile: Profile | None
+    trace: Grid | None
+    predictions: Predictions | None

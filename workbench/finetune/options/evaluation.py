@@ -1,0 +1,222 @@
+"""What a job's evaluations measure, when they take place and what hangs on them; what cannot work is refused."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from keyword import iskeyword
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import Json, text
+from workbench.finetune.options.choices import EvalStrategy
+from workbench.finetune.options.models import Family, family_by_name
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
+METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
+LOSS = "eval_loss"
+_MOST_NATS = 700  # e to it is near the largest number there is
+_FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
+_OF_ANSWERS = ("exact_match", "execution_match", "rouge")
+_LESS_IS_BETTER = (LOSS, "perplexity")
+
+Metric = str | Callable[..., object]
+"""One of `METRICS`, `path.py:function`, or a function."""
+
+
+def perplexity(loss: float) -> dict[str, float]:
+    """Return the perplexity under its name; nothing where it is too large for a number."""
+    return {"perplexity": math.exp(loss)} if loss < _MOST_NATS else {}
+
+
+def evaluates(job: FineTuneOptions) -> bool:
+    return job.eval_strategy != EvalStrategy.NO
+
+
+def answered_rows(job: FineTuneOptions) -> int:
+    """Return how many evaluation rows the model answers at every evaluation; 0 where no metric judges answers."""
+    if not _judges(job):
+        return 0
+    return job.predict_rows if job.metric_rows is None else job.metric_rows
+
+
+def best_metric(job: FineTuneOptions) -> str:
+    """Return the figure by which models are compared, as evaluations call it.
+
+    Example:
+        >>> from workbench.finetune.options.options import FineTuneOptions
+        >>> how = {"eval_steps": 5, "metrics": ["rouge"], "load_best_model_at_end": True}
+        >>> best_metric(FineTuneOptions(**how)), best_metric(FineTuneOptions(**how, metric_for_best_model="eval_rougeL"))
+        ('eval_loss', 'rougeL')
+    """
+    name = (job.metric_for_best_model or LOSS).removeprefix("eval_")
+    return LOSS if name == "loss" else name
+
+
+def greater_is_better(job: FineTuneOptions) -> bool:
+    """Whether a model is better where that figure is greater: as Hugging Face has it, unless it is a loss."""
+    if job.greater_is_better is not None:
+        return job.greater_is_better
+    name = best_metric(job)
+    return name not in _LESS_IS_BETTER and not name.endswith("loss")
+
+
+def metric_function(metric: str) -> tuple[str, str]:
+    path, _, function = metric.rpartition(":")
+    return path, function
+
+
+def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
+    return [metric for metric in metrics if metric not in METRICS]
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """Return the name under which a file can hold a function: its own, if it has one.
+
+    Example:
+        >>> function_name(len), function_name(lambda predictions, references: 0)
+        ('len', 'metric')
+    """
+    name = str(getattr(function, "__name__", ""))
+    return name if name.isidentifier() and not iskeyword(name) else "metric"
+
+
+def metric_text(metric: Metric) -> str:
+    """Return a metric as JSON holds it; a function by the file that a run makes of it."""
+    return metric if isinstance(metric, str) else "{0}-metric.py:{0}".format(function_name(metric))
+
+
+def check_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
+    """Refuse what is neither a name, nor `path.py:function`, nor a function that takes two lists."""
+    for metric in metrics:
+        if not isinstance(metric, str):
+            _check_takes_two(metric)
+        elif metric not in METRICS:
+            path, function = metric_function(metric)
+            if not (path.endswith(".py") and function.isidentifier()):
+                raise one_of("job metrics", metric, [*METRICS, "path.py:function", "a function"])
+    return tuple(metrics)
+
+
+def _check_takes_two(metric: Callable[..., object]) -> None:
+    try:
+        inspect.signature(metric).bind([], [])
+    except ValueError:  # of a builtin, which shows no signature
+        return
+    except TypeError as error:
+        raise ConfigError(
+            f"job metrics: {function_name(metric)} must take two lists, predictions and references: {error}"
+        ) from error
+
+
+def check_evaluation(job: FineTuneOptions) -> None:
+    """Refuse evaluations that contradict one another, or lack what they need."""
+    _check_when(job)
+    _check_what(job)
+    _check_best(job)
+
+
+def _check_when(job: FineTuneOptions) -> None:
+    match job.eval_strategy:
+        case EvalStrategy.STEPS if job.eval_steps is None:
+            raise ConfigError(
+                "eval_strategy is 'steps', and eval_steps is not set; set it, or choose 'epoch'"
+            )
+        case EvalStrategy.EPOCH | EvalStrategy.NO if job.eval_steps is not None:
+            raise ConfigError(
+                f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; drop one of them"
+            )
+    if not evaluates(job) and job.metrics:
+        raise ConfigError(
+            "metrics is measured at evaluations, and eval_strategy is 'no'; drop one of them"
+        )
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        if (
+            getattr(job, name)
+            and job.eval_steps is None
+            and job.eval_strategy != EvalStrategy.EPOCH
+        ):
+            raise ConfigError(
+                f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'"
+            )
+
+
+def _judges(job: FineTuneOptions) -> bool:
+    return any(metric in _OF_ANSWERS or metric not in METRICS for metric in job.metrics)
+
+
+def _check_what(job: FineTuneOptions) -> None:
+    judges = _judges(job)
+    if judges and not answered_rows(job):
+        raise ConfigError(
+            "metrics judge answers, and predict_rows is 0; set metric_rows to how many rows to answer"
+        )
+    if job.metric_rows is not None and not judges:
+        raise ConfigError(
+            f"metric_rows is for metrics of answers; set metrics to some of {', '.join(_OF_ANSWERS)}"
+        )
+
+
+def _check_best(job: FineTuneOptions) -> None:
+    compared = job.load_best_model_at_end or job.early_stopping_patience is not None
+    for name in ("metric_for_best_model", "greater_is_better"):
+        if getattr(job, name) is not None and not compared:
+            raise ConfigError(
+                f"{name} is for load_best_model_at_end and early_stopping_patience; set one, or drop it"
+            )
+    if job.early_stopping_threshold and job.early_stopping_patience is None:
+        raise ConfigError(
+            "early_stopping_threshold is for early_stopping_patience; set it, or drop the threshold"
+        )
+    if (
+        job.save_total_limit is not None
+        and job.save_steps is None
+        and not job.load_best_model_at_end
+    ):
+        raise ConfigError(
+            "save_total_limit limits checkpoints, and none is saved; set save_steps, or drop it"
+        )
+    if not own_metrics(job.metrics) and best_metric(job) not in (measured := _measured(job)):
+        raise one_of("metric_for_best_model", best_metric(job), measured)
+
+
+def _measured(job: FineTuneOptions) -> list[str]:
+    causal = family_by_name(job.model) is not Family.ENCODER_DECODER
+    names = [LOSS, *(["perplexity"] if causal else [])]
+    return list(
+        dict.fromkeys(
+            [
+                *names,
+                *(
+                    figure
+                    for name in job.metrics
+                    for figure in _FIGURES.get(str(name), (str(name),))
+                ),
+            ]
+        )
+    )
+
+
+def carried_metrics(
+    metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
+) -> tuple[list[str], dict[str, bytes]]:
+    """Return a job's metrics with those of the user's own in files of a folder, and the files by name.
+
+    Example:
+        >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])
+        (['rouge', 'metric-1.py:f'], {'metric-1.py': b'f = max'})
+    """
+    own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
+    if len(own) != len(sent):
+        return list(metrics), {}
+    files = {
+        f"metric-{number}.py": text(each.get("source")).encode()
+        for number, each in enumerate(sent, 1)
+    }
+    named = {
+        m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()
+    }
+    return [named.get(metric, metric) for metric in metrics], files

@@ -1,0 +1,62 @@
+"""Which of transformers' TrainingArguments a job may set by `training`; why not the others. Imports no transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.finetune.options.instead import ELSEWHERE, OTHERWISE
+
+ALLOWED = frozenset(
+    (
+        "activation_checkpointing_kwargs",
+        "ddp_broadcast_buffers",
+        "ddp_bucket_cap_mb",
+        "ddp_find_unused_parameters",
+        "ddp_static_graph",
+        "full_determinism",
+        "log_level",
+        "log_level_replica",
+        "lr_scheduler_kwargs",
+        "neftune_noise_alpha",
+        "torch_compile_backend",
+        "torch_compile_mode",
+        "torch_empty_cache_steps",
+    )
+)
+"""What is handed on as it is."""
+
+
+def check_training(given: Mapping[str, object], fields: Collection[str]) -> None:
+    """Refuse names that are not TrainingArguments', or not for a job to set; `fields` are the job's own options.
+
+    Example:
+        >>> check_training({"bf16": True}, ())
+        Traceback (most recent call last):
+        workbench.base.errors.ConfigError: training 'bf16' is not for a job to set: use precision='bf16'
+    """
+    for name in given:
+        if name in fields:
+            raise ConfigError(
+                f"training {name!r} is an option of the job itself: give {name}=… beside `training`"
+            )
+        if name in OTHERWISE:
+            raise ConfigError(f"training {name!r} is not for a job to set: {OTHERWISE[name]}")
+        if name in ELSEWHERE:
+            raise ConfigError(
+                f"training {name!r} is no argument of transformers: {ELSEWHERE[name]}"
+            )
+        if name not in ALLOWED:
+            raise one_of("training argument", name, sorted(ALLOWED))
+
+
+def option_hint(name: str) -> str:
+    """Return what to use instead of an option that a job does not have; empty where nothing is known.
+
+    Example:
+        >>> option_hint("num_train_epochs"), option_hint("lr"), option_hint("neftune_noise_alpha")
+        ('use epochs', 'use learning_rate', "give it as training={'neftune_noise_alpha': …}")
+    """
+    if name in ALLOWED:
+        return f"give it as training={{{name!r}: …}}"
+    return OTHERWISE.get(name) or ELSEWHERE.get(name, "")

@@ -1,0 +1,176 @@
+"""`gpus_for`: the least number of GPUs of every kind that a job fits on; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.base.errors import ConfigError, suggests
+from workbench.base.shown import Shown
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.options.choices import Precision
+from workbench.finetune.plan.plan import as_planned, row_of, traced
+from workbench.finetune.plan.setting import arithmetic_of, setting_of
+from workbench.finetune.plan.table import Fit, PlanRow
+from workbench.finetune.techniques.registry import by_preference, technique_of
+from workbench.finetune.techniques.sizes import Trace
+
+KINDS: Mapping[str, tuple[float, bool]] = {
+    "T4": (14.6, False),
+    "V100 16 GB": (15.7, False),
+    "V100 32 GB": (31.7, False),
+    "L4": (22, True),
+    "A10G": (22, True),
+    "RTX 4090": (23.6, True),
+    "A100 40 GB": (39.4, True),
+    "L40S": (44.4, True),
+    "A100 80 GB": (79.1, True),
+    "H100": (79, True),
+    "H200": (139, True),
+    "B200": (178, True),
+}
+"""Kinds of GPUs: GiB of memory, and whether bf16 is in the hardware.
+
+The memory is the total that torch.cuda.mem_get_info returns, rounded down: "total capacity" in torch's errors. It is
+less than the number that a GPU is sold by. H100 and H200 are as `nvidia-smi` shows them, and the B200 is an estimate.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuRow:
+    kind: str
+    memory_gib: float
+    """Memory of one as torch reports it, in GiB."""
+    precision: str
+    gpus: int | None = None
+    """How many on each pod; None where as many as were asked about are too few."""
+    pods: int = 0
+    plan: PlanRow | None = None
+    """What they need under the technique that sends least of those that fit."""
+    why: str = ""
+    """Why the kind is of no use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuTable(Shown):
+    """The least number of GPUs of every kind for a job, as predicted."""
+
+    job: FineTune
+    parameters: int
+    memory_gib: float | None
+    gpus_on_pod: int
+    most_pods: int
+    rows: Sequence[GpuRow]
+
+    def row(self, kind: str) -> GpuRow:
+        for row in self.rows:
+            if row.kind == kind:
+                return row
+        raise ConfigError(
+            f"the table has no GPU {kind!r}; it has {', '.join(row.kind for row in self.rows)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"GpuTable({self.job.model}, {len(self.rows)} kinds)"
+
+
+@suggests("gpus_for")
+def gpus_for(
+    job: FineTune,
+    *,
+    gpus_on_pod: int = 8,
+    most_pods: int = 16,
+    memory_gib: float | None = None,
+    techniques: Sequence[str] | None = None,
+    kinds: Mapping[str, tuple[float, bool]] = KINDS,
+    lengths: tuple[int, int] | None = None,
+) -> GpuTable:
+    """Find the least number of GPUs of every kind on which some technique fits, with a tenth of the memory to spare.
+
+    Args:
+        job: The job; its technique is left open, and its `device_map` out. A precision that is left open is bf16 where
+            the GPU has it, else fp32.
+        gpus_on_pod: The most GPUs of one pod; more are several full pods.
+        most_pods: The most pods.
+        memory_gib: Memory of one pod in GiB. None leaves it out of the verdict.
+        techniques: Which may be taken. Default: all; with much memory in the pods `zero3-offload` takes fewest GPUs.
+        kinds: GiB of one GPU, and whether it has bf16, by name. Default: `KINDS`, common ones.
+        lengths: Tokens of a row's source and target. Default: the longest that the job allows.
+
+    Raises:
+        ConfigError: The model's shape is not known here, or a number cannot be.
+        WorkbenchError: The model's step cannot be traced.
+    """
+    for name, value in (("gpus_on_pod", gpus_on_pod), ("most_pods", most_pods)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; allowed: a whole number from 1")
+    for name in techniques or ():
+        technique_of(name)  # or refuse it
+    job = job.replace(device_map=None, max_memory={})
+    decided = choose(job, gpus=1)
+    without = decided.replace(precision=Precision.FP32) if job.precision is None else decided
+    jobs = {bf16: decided if bf16 else without for _, bf16 in kinds.values()}
+    names = [technique.name for technique in by_preference()]
+    planned = [as_planned(each, technique) for each in jobs.values() for technique in names]
+    trace = traced(job, [arithmetic_of(each) for each in planned], gpus=1, lengths=lengths)
+    rows = []
+    for kind, (memory, bf16) in kinds.items():
+        row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))
+        if jobs[bf16].precision == Precision.BF16 and not bf16:
+            rows.append(
+                replace(
+                    row, why="it has no bf16 in the hardware: leave precision open, or use 'fp32'"
+                )
+            )
+            continue
+        steps = _steps(gpus_on_pod, most_pods)
+        best = next(
+            filter(
+                None, (_least(row, jobs[bf16], trace, at, (memory_gib, techniques)) for at in steps)
+            ),
+            row,
+        )
+        rows.append(best)
+    return GpuTable(
+        job=job,
+        parameters=trace.parameters,
+        memory_gib=memory_gib,
+        gpus_on_pod=gpus_on_pod,
+        most_pods=most_pods,
+        rows=rows,
+    )
+
+
+def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:
+    """Return GPUs of a pod and pods, from few to many."""
+    number = 1
+    while number < gpus_on_pod:
+        yield number, 1
+        number *= 2
+    yield from ((gpus_on_pod, pods) for pods in range(1, most_pods + 1))
+
+
+def _least(
+    row: GpuRow,
+    job: FineTune,
+    trace: Trace,
+    at: tuple[int, int],
+    bounds: tuple[float | None, Sequence[str] | None],
+) -> GpuRow | None:
+    """Return the row where some technique fits on so many GPUs of a pod and pods."""
+    (gpus, pods), (memory_gib, allowed) = at, bounds
+    able = [t for t in by_preference() if t.same_losses and (not t.alone or gpus * pods == 1)]
+    able.sort(key=lambda technique: not technique.alone)
+    for technique in (t.name for t in able if not allowed or t.name in allowed):
+        try:
+            planned = as_planned(job, technique)
+            setting = setting_of(planned, pods=pods, gpus=gpus, model=model_config(job.model))
+        except ConfigError:  # this technique does not go with the job
+            continue
+        limits = (row.memory_gib, memory_gib)
+        plan = row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)
+        if plan.fit is Fit.FITS:
+            return replace(row, gpus=gpus, pods=pods, plan=plan)
+    return None

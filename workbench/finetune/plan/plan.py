@@ -1,0 +1,256 @@
+"""`plan`: which techniques fit on the pods, and how fast each will be, before anything starts; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from workbench.base.errors import ConfigError, suggests
+from workbench.base.record import Allowed, Positive, Record, Size
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
+from workbench.finetune.plan.memory import host_of, need_of
+from workbench.finetune.plan.setting import request_of, setting_of
+from workbench.finetune.plan.table import GIB, Fit, Pace, PlanRow, PlanTable
+from workbench.finetune.plan.tracing import Request, cached_trace, trace_step
+from workbench.finetune.techniques.registry import TECHNIQUES, by_preference, technique_of
+from workbench.finetune.techniques.sizes import Setting, Trace
+from workbench.jobs.launcher import Launcher
+from workbench.pods.doctor.exchange import Exchange
+from workbench.pods.kubernetes.nodes import NodeTable
+
+Limits = tuple[float | None, float | None]
+"""GiB of one GPU and of a pod's own memory; None where it is not known."""
+MARGIN = 0.9
+"""Share of the memory there is: what is predicted may be a tenth off."""
+_MOST_ROWS = 1 << 16
+_NAMES = [technique.name for technique in TECHNIQUES]
+
+
+class _Hardware(Record):
+    pods: Size
+    gpus: Size
+    gpu_memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
+    memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
+    price_per_pod_hour: Annotated[Positive | None, Allowed("a number more than 0, or None")]
+
+
+@suggests("plan")
+def plan(  # noqa: PLR0913
+    job: FineTune,
+    *,
+    pods: int = 1,
+    gpus: int = 1,
+    gpu_memory_gib: float | None = None,
+    memory_gib: float | None = None,
+    techniques: Sequence[str] | None = None,
+    lengths: tuple[int, int] | None = None,
+    paces: Mapping[str, Pace] | None = None,
+    exchange: Exchange | None = None,
+    price_per_pod_hour: float | None = None,
+    nodes: NodeTable | None = None,
+) -> PlanTable:
+    """Predict what a job needs under every technique, what of it fits, and how fast it will be.
+
+    Args:
+        job: The job; its own technique is only one of the rows.
+        pods: How many pods.
+        gpus: GPUs of each, if `gpu_memory_gib` says that there are any.
+        gpu_memory_gib: Memory of one GPU in GiB. None plans for CPUs.
+        memory_gib: Memory of one pod in GiB. None leaves it out of the verdict where there are GPUs; on CPUs there is
+            no verdict then.
+        techniques: Which rows. Default: all.
+        lengths: Tokens of a row's source and target. Default: the longest that the job allows.
+        paces: One pod's timed steps of this job by technique, `single`'s at least, as in `cluster.plan(job).paces`.
+            Default None: no speeds are predicted.
+        exchange: What the doctor measured between the pods, as `cluster.doctor().exchange`.
+        price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
+        nodes: Those of Kubernetes, as `workbench.nodes(backend, pod=…, count=…)`: the table says whether the pods could
+            be scheduled now, and None for `gpu_memory_gib` is what their labels say. Default None.
+
+    Raises:
+        ConfigError: The model's shape is not known here, or a number cannot be.
+        WorkbenchError: The model's step cannot be traced.
+    """
+    _Hardware(
+        pods=pods,
+        gpus=gpus,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib,
+        price_per_pod_hour=price_per_pod_hour,
+    )
+    if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
+        gpu_memory_gib = nodes.gpu_memory_gib
+    gpus = gpus if gpu_memory_gib else 0
+    job = choose(job, gpus=gpus)
+    settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
+    arithmetic = [setting.arithmetic for setting in settings.values()]
+    trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
+    limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
+    rows = [
+        refused.get(name) or _row(settings[name], trace, micro, limits)
+        for name in techniques or _NAMES
+    ]
+    accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
+    if paces:
+        speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
+        rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
+        speed_ups = speeds.speed_ups(rows, accumulation)
+    return PlanTable(
+        model=job.model,
+        parameters=trace.parameters,
+        trained=trace.trained,
+        pods=pods,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib,
+        job=job,
+        lengths=lengths or (job.max_source_length, job.max_target_length),
+        rows=_marked(rows),
+        paces=paces or {},
+        exchange=exchange,
+        speed_ups=speed_ups,
+        scheduling=nodes.verdict if nodes is not None else "",
+    )
+
+
+def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
+    if setting.spread and trace.unplaced:
+        return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
+    if why := trace.failed.get(setting.arithmetic):
+        what = (
+            f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
+        )
+        return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=what)
+    return row_of(setting, trace, rows, limits)
+
+
+def _settings(
+    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int
+) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
+    """Return the settings of a job by technique, and the rows of those that are refused."""
+    settings: dict[str, Setting] = {}
+    refused: dict[str, PlanRow] = {}
+    config = model_config(job.model)
+    for name in techniques:
+        try:
+            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus, model=config)
+        except ConfigError as error:
+            refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
+    return settings, refused
+
+
+def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
+    """Return a job with what it leaves open decided, its setting, and what to trace of it."""
+    job = choose(job, gpus=gpus)
+    config = model_config(job.model)
+    setting = setting_of(job, pods=pods, gpus=gpus, model=config)
+    return job, setting, request_of(job, config, [setting.arithmetic], gpus=gpus, lengths=None)
+
+
+def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
+    """Predict what a job needs as it is, without a verdict."""
+    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    there = trace_step(request) if trace else cached_trace(request)
+    return (
+        None
+        if there is None
+        else row_of(setting, there, job.per_device_train_batch_size, (None, None))
+    )
+
+
+def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
+    """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
+    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    there, accumulation = cached_trace(request), job.gradient_accumulation_steps
+    return (
+        None
+        if there is None
+        else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
+    )
+
+
+def as_planned(job: FineTune, technique: str) -> FineTune:
+    """Return the job under a technique; what is of its own technique alone is left out."""
+    own = technique == job.technique
+    return job.replace(
+        technique=technique,
+        deepspeed=job.deepspeed if own else None,
+        fsdp=job.fsdp if own else {},
+        local_sgd=job.local_sgd if own else {},
+        device_map=job.device_map if own else None,
+        max_memory=job.max_memory if own else {},
+        launcher=Launcher.SSH.value if technique_of(technique).alone else job.launcher,
+    )
+
+
+def traced(
+    job: FineTune, arithmetic: Sequence[str], *, gpus: int, lengths: tuple[int, int] | None
+) -> Trace:
+    return trace_step(
+        request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths)
+    )
+
+
+def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
+    """Judge needs in GiB by the limits beside them; the place with the least room decides."""
+    shares = [need / limit for need, limit in needs if need is not None and limit is not None]
+    if not shares:
+        return Fit.UNKNOWN
+    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > MARGIN else Fit.FITS
+
+
+def row_of(
+    setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True
+) -> PlanRow:
+    """Work out a row of the table; where it `searches`, with the largest micro-batch."""
+    if (
+        not setting.gpu
+    ):  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
+        setting = replace(setting, bucket=min(setting.bucket, trace.trained))
+    need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
+    stages = host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
+    host = max(stages.values(), key=lambda memory: memory.total)
+    gpu_gib = None if need.gpu is None else need.gpu.total / GIB
+    fit = fit_of((gpu_gib, limits[0]), (host.total / GIB, limits[1]))
+    return PlanRow(
+        technique=str(setting.technique),
+        fit=fit,
+        gpu=need.gpu,
+        host=host,
+        stages=stages,
+        gpus_on_pod=trace.gpus if setting.spread else setting.on_pod if setting.gpu else 0,
+        ranks=setting.ranks,
+        micro_batch=most_rows(setting, trace, limits)
+        if searches and fit is not Fit.UNKNOWN
+        else None,
+    )
+
+
+def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
+    """Search the largest micro-batch that fits, tight or not; what is needed only grows with the rows."""
+    low, high = 0, _MOST_ROWS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if row_of(setting, trace, middle, limits, searches=False).fit is Fit.NOT:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+def _marked(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """Mark the cheapest row that fits; a tight one only where no other does."""
+    alone = all(row.ranks <= 1 for row in rows)
+    order = by_preference()
+    if alone:  # then no other pod is idle
+        order.sort(key=lambda technique: not technique.alone)
+    places = {technique.name: place for place, technique in enumerate(order)}
+    for fit in (Fit.FITS, Fit.TIGHT):
+        fitting = [row for row in rows if row.fit is fit]
+        if fitting:
+            best = min(fitting, key=lambda row: places[row.technique])
+            return [replace(row, cheapest=row is best) for row in rows]
+    return list(rows)

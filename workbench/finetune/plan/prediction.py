@@ -1,0 +1,158 @@
+"""What a run is predicted to need of memory and disk, written beside its other files.
+
+Submitting must not wait for a trace: what is not cached is left as an inquiry, for the first pod, whose warm server has
+torch imported, or for the keeper here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.files import write_json
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.plan.plan import (
+    MARGIN,
+    Limits,
+    as_planned,
+    decided,
+    fit_of,
+    most_rows,
+    row_of,
+)
+from workbench.finetune.plan.setting import setting_from, setting_of
+from workbench.finetune.plan.table import GIB, Fit, PlanRow
+from workbench.finetune.plan.tracing import cached_answer, trace_of
+from workbench.finetune.techniques.registry import TECHNIQUES
+from workbench.finetune.techniques.sizes import Setting, Trace
+from workbench.jobs.job import Job
+
+LARGEST = "largest_micro_batch"
+"""The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
+WHY = "why"
+"""The key of why nothing is predicted."""
+FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
+
+
+def begin_prediction(
+    job: Job, pods: int, prediction: Path, inquiry: Path, *, gpus: int, memory_gib: float | None
+) -> None:
+    """Write what a job is predicted to need if that is cached, and leave an inquiry for its first pod."""
+    if not isinstance(job, FineTune):
+        return
+    with contextlib.suppress(OSError):
+        try:
+            request = inquiry_of(job, pods=pods, gpus=gpus, memory_gib=memory_gib)
+        except WorkbenchError as error:
+            write_json(prediction, {WHY: str(error)})
+            return
+        if (answer := cached_answer(request["request"])) is not None:
+            request["trace"] = dict(answer)
+            write_json(prediction, prediction_of(request, trace_of([answer])))
+        write_json(inquiry, request)
+
+
+def inquiry_of(job: FineTune, *, pods: int, gpus: int, memory_gib: float | None) -> dict[str, Any]:
+    """Return all that a prediction is made of; JSON, free of secrets and of paths on the pods."""
+    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    return {
+        "setting": asdict(setting),
+        "others": _others(job, setting, pods=pods, gpus=gpus),
+        "rows": job.per_device_train_batch_size,
+        "request": request,
+        "memory_gib": memory_gib,
+        "saves": job.save_steps is not None,
+    }
+
+
+def prediction_of(
+    inquiry: Mapping[str, Any],
+    trace: Trace,
+    limits: Limits = (None, None),
+    free_gib: float | None = None,
+) -> dict[str, Any]:
+    """Answer an inquiry; `limits` are those of the pod itself, `free_gib` is on its disk."""
+    setting = setting_from(inquiry["setting"])
+    row = row_of(setting, trace, inquiry["rows"], (None, None))
+    gpu_gib, pod_gib = limits[0], inquiry["memory_gib"] or limits[1]
+    fit, text = judge(row, (gpu_gib, pod_gib))
+    disk_gib = _disk_gib(setting, trace, saves=inquiry["saves"])
+    memory = row.gpu or row.host
+    assert memory is not None
+    warnings = [f"{text}; {FIX}"] if fit in (Fit.NOT, Fit.TIGHT) else []
+    if free_gib is not None and disk_gib > free_gib:
+        warnings.append(
+            f"the disk of the first pod will be full: its model, checkpoints and offloads take {disk_gib:.2f} GiB and "
+            f"{free_gib:.2f} are free; make room there before the first of them is written"
+        )
+    return {
+        "gpu_gib": row.gpu_gib,
+        "pod_gpu_gib": row.pod_gpu_gib,
+        "host_gib": row.host_gib,
+        "parts_gib": {name: size / GIB for name, size in asdict(memory).items()},
+        "disk_gib": disk_gib,
+        LARGEST: _largest(inquiry, trace, (gpu_gib, pod_gib)),
+        "warning": "; ".join(warnings),
+    }
+
+
+def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
+    """Return the settings of other techniques that take the same ranks and whose step is the one that is traced."""
+    others, config = dict[str, Any](), model_config(job.model)
+    for technique in (each.name for each in TECHNIQUES):
+        with contextlib.suppress(ConfigError):
+            other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)
+            if technique != job.technique and (other.arithmetic, other.ranks) == (
+                setting.arithmetic,
+                setting.ranks,
+            ):
+                others[technique] = asdict(other)
+    return others
+
+
+def _largest(inquiry: Mapping[str, Any], trace: Trace, limits: Limits) -> dict[str, int]:
+    settings = [
+        setting_from(raw) for raw in (inquiry["setting"], *inquiry.get("others", {}).values())
+    ]
+    if limits[0 if settings[0].gpu else 1] is None:
+        return {}
+    gpu_gib, pod_gib = (None if limit is None else limit * MARGIN for limit in limits)
+    return {
+        setting.technique.value: most_rows(setting, trace, (gpu_gib, pod_gib))
+        for setting in settings
+    }
+
+
+def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
+    """Compare what is predicted with what there is, in words; the place with the least room decides."""
+    needs = {
+        "of each GPU's": (row.gpu_gib, limits[0]),
+        "of each pod's memory": (row.host_gib, limits[1]),
+    }
+    parts = [
+        f"{need:.2f} GiB {where}" + ("" if limit is None else f" (there are {limit:.2f})")
+        for where, (need, limit) in needs.items()
+        if need is not None
+    ]
+    fit = fit_of(*needs.values())
+    heading = {Fit.NOT: "will not fit: ", Fit.TIGHT: "will be tight: "}.get(fit, "")
+    return fit, f"{heading}predicted {', '.join(parts)}"
+
+
+def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
+    """Return the GiB that the first pod must store: the model, two checkpoints, what is offloaded."""
+    model = (
+        setting.weight_bytes * trace.trained
+        if trace.trained < trace.parameters
+        else 4 * trace.parameters
+    )
+    share = trace.trained / setting.shards * setting.on_pod
+    checkpoint = (4 + setting.state_bytes) * share
+    swapped = share * (8 + setting.state_bytes) * bool(setting.swap_buffers)
+    swapped += setting.weight_bytes * share * bool(setting.weight_buffers)
+    return (model + 2 * checkpoint * saves + swapped) / GIB

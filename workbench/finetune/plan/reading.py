@@ -1,0 +1,139 @@
+"""`preview`: a dataset's rows as the job's model will read them, before anything starts; imports no library."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.base import entries
+from workbench.base.child import replies
+from workbench.base.errors import ConfigError, WorkbenchError, suggests
+from workbench.base.shown import Shown
+from workbench.finetune.data.meant import Written
+from workbench.finetune.data.sources.convert import chosen
+from workbench.finetune.data.sources.dataset import dataset_from, prepare
+from workbench.finetune.data.sources.hub import Hub
+from workbench.finetune.deepspeed.defaults import on_base
+from workbench.finetune.job.checked_rows import checked_rows
+from workbench.finetune.job.finetune import FineTune
+
+_SAMPLE = 400  # rows whose tokens are counted
+_HUB_ROWS = 2000  # rows of a hub dataset that are fetched to be looked at
+_MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
+_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The tokens of one row before it is cut."""
+
+    read: int
+    """Tokens of what the model is given: the source, the prompt."""
+    learned: int
+    """Tokens that the loss counts."""
+    read_is_cut: bool
+    learned_is_cut: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPreview(Shown):
+    """What a model will read of a dataset."""
+
+    job: FineTune
+    rows: Sequence[Sequence[tuple[str, bool]]]
+    """Some training rows, cut as they will be: pieces of text, and whether they are learned."""
+    lengths: Sequence[Length]
+    """Of a sample of the training rows."""
+    train_rows: int
+    eval_rows: int
+    duplicates: int
+    """Training rows that are the same as one before them."""
+    overlap: int
+    """Evaluation rows that are training rows too."""
+    not_read: Sequence[str] = ()
+    """Columns that no row's form reads."""
+    empty_answers: int = 0
+    """Rows whose answer is empty."""
+    is_all: bool = True
+    """Whether all rows were counted; of a hub dataset the first ones are."""
+
+    def __repr__(self) -> str:
+        return f"RowPreview({self.train_rows} rows to train on, {self.eval_rows} to evaluate on, {self.job.model})"
+
+
+@suggests("preview")
+def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
+    """Read a job's dataset as its run would, and show what the model will see; nothing is started or kept.
+
+    Args:
+        job: The job; of a hub dataset the first 2,000 rows are fetched to this machine.
+        rows: How many rows to show.
+
+    Raises:
+        ConfigError: The dataset is refused, as it would be at the start of a run.
+        WorkbenchError: The model's tokenizer cannot be loaded here.
+    """
+    if not isinstance(job, FineTune):
+        raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
+    job = on_base(job)
+    dataset = dataset_from(job.dataset)
+    with (
+        tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch,
+        checked_rows(job) as refusal,
+    ):
+        folder = Path(scratch)
+        if isinstance(dataset, Hub):
+            dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))
+            written = dataset.write(folder, refusal=refusal)
+        else:
+            made = prepare(dataset, folder, refusal=refusal)
+            written = Written(
+                made.train_rows, made.eval_rows, made.not_read, made.empty_answers or 0
+            )
+        train = set(_digests(folder / "train.jsonl"))
+        overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
+        answer = _ask(job, folder, written.train, rows)
+    return RowPreview(
+        job=job,
+        rows=[[(str(text), bool(learned)) for text, learned in row] for row in answer["shown"]],
+        lengths=[
+            Length(int(read), int(own), bool(cut), bool(own_cut))
+            for read, own, cut, own_cut in answer["lengths"]
+        ],
+        train_rows=written.train,
+        eval_rows=written.eval,
+        duplicates=written.train - len(train),
+        overlap=overlap,
+        not_read=written.not_read,
+        empty_answers=written.empty_answers,
+        is_all=not isinstance(dataset, Hub),
+    )
+
+
+def _digests(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            yield hashlib.blake2b(line, digest_size=12).digest()
+
+
+def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, Any]:
+    sample = chosen(count, min(count, _SAMPLE), job.seed)
+    request = {
+        "job": {**job.to_dict(), "env": {}},
+        "train": str(folder / "train.jsonl"),
+        "numbers": [number for number, taken in enumerate(sample) if taken],
+        "shown": shown,
+    }
+    try:
+        (answer,) = replies(
+            entries.ROW_LOOK, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+        )
+    except ValueError as error:
+        raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {error}") from error
+    if "error" in answer:
+        raise ConfigError(f"the rows cannot be read as {job.model!r} would: {answer['error']}")
+    return dict(answer)

@@ -1,0 +1,113 @@
+"""What of a job decides how much memory its ranks need and how much they send, as numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.adapters import Lora
+from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision, Technique
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.sizes import Setting
+
+# Bytes that an optimizer keeps for an element: two FP32 numbers, or two bytes with an FP32 scale for each block of 256
+# (https://arxiv.org/abs/2110.02861, section 2.1).
+_STATES = {
+    Optimizer.ADAMW: 8.0,
+    Optimizer.SGD: 0.0,
+    Optimizer.ADAMW_8BIT: 2 * (1 + 4 / 256),
+    Optimizer.PAGED_ADAMW: 8.0,
+    Optimizer.PAGED_ADAMW_8BIT: 2 * (1 + 4 / 256),
+}
+
+
+def setting_of(
+    job: FineTune, *, pods: int, gpus: int, model: Mapping[str, object] | None = None
+) -> Setting:
+    """Work out a job's setting; `model` is the configuration of its model, which says the format of the files."""
+    technique = technique_of(job.technique)
+    on_pod = 1 if technique.alone else max(1, gpus)
+    ranks = technique.ranks_of(pods, on_pod)
+    technique.refuse_ranks(ranks)
+    config = load(job)[0] if technique.uses_deepspeed else {}
+    half = job.number_format in (Precision.BF16, Precision.FP16)
+    form = (model or {}).get("dtype") or (model or {}).get("torch_dtype")
+    saved = str(form).removeprefix("torch.")
+    # The numbers of a rank that holds everything; the technique changes what is its own.
+    plain = Setting(
+        technique=Technique(job.technique),
+        ranks=ranks,
+        shards=technique.shards(job, ranks=ranks, on_pod=on_pod),
+        on_pod=on_pod,
+        spread=job.device_map is not None and gpus > 1,
+        gpu=gpus > 0,
+        arithmetic=arithmetic_of(job),
+        frozen_bytes=2 if half and job.peft != Peft.NONE else 4,
+        file_bytes=2 if saved in ("bfloat16", "float16") else 4,
+        compute_bytes=2 if half and job.peft == Peft.QLORA else 4,
+        packed=job.peft == Peft.QLORA,
+        state_bytes=_STATES[Optimizer(job.optimizer)],
+        paged=job.optimizer.startswith("paged"),
+        accumulates=job.gradient_accumulation_steps > 1,
+        reduce_bytes=2 if job.communication == Communication.BF16 else 4,
+    )
+    return technique.setting(plain, job, config)
+
+
+def setting_from(data: Mapping[str, Any]) -> Setting:
+    """Read the JSON form of a setting, which `dataclasses.asdict` gives."""
+    return Setting(
+        **{**data, "technique": Technique(data["technique"]), "offload": tuple(data["offload"])}
+    )
+
+
+def arithmetic_of(job: FineTune) -> str:
+    """Name the number formats of a job's step, as the trace does."""
+    precision = job.number_format
+    if precision not in (Precision.BF16, Precision.FP16):
+        return "fp32"
+    autocasts = technique_of(job.technique).autocasts
+    return f"autocast-{precision}" if autocasts else str(precision)
+
+
+def request_of(
+    job: FineTune,
+    config: Mapping[str, object],
+    arithmetic: Sequence[str],
+    *,
+    gpus: int,
+    lengths: tuple[int, int] | None,
+) -> dict[str, object]:
+    source, target = lengths or (job.max_source_length, job.max_target_length)
+    lora = Lora.from_dict(job.lora)
+    return {
+        "config": {
+            name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")
+        },
+        "source": -(-source // 8) * 8,  # as the trainer pads
+        "target": -(-target // 8) * 8,
+        "arithmetic": sorted(set(arithmetic)),
+        "checkpointing": job.gradient_checkpointing,
+        **({"checkpoint_layers": list(job.checkpoint_layers)} if job.checkpoint_layers else {}),
+        "lora": None
+        if job.peft == Peft.NONE
+        else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
+        "gpu": gpus > 0,
+        **(
+            {}
+            if job.router_aux_loss_coef is None
+            else {"router_aux_loss_coef": job.router_aux_loss_coef}
+        ),
+        **({"spread": _spread(job, gpus)} if job.device_map and gpus > 1 else {}),
+    }
+
+
+def _spread(job: FineTune, gpus: int) -> dict[str, object]:
+    limits = {gpu: int(gib * 2**30) for gpu, gib in job.max_memory.items()}
+    return {
+        "limits": limits or dict.fromkeys(map(str, range(gpus)), 1 << 60),
+        "packed": job.peft == Peft.QLORA,
+        "format": str(job.frozen_format),
+    }

@@ -1,0 +1,157 @@
+"""Ask `workbench.finetune.plan.trace.trace`, in its own process, what a training step holds; cache the answers on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workbench.base import entries
+from workbench.base.child import replies
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, write_json
+from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
+
+Request = Mapping[str, Any]
+Answer = Mapping[str, Any]
+"""What the tracing process writes: `points` by arithmetic, `sizes`, and in `failed` why there are no points of some
+arithmetic; of spread layers `part`, the same."""
+
+_MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
+_LIMIT_S = 300.0
+_FORM = 2  # of the cached files; another number makes those of before be ignored
+
+
+def cached_trace(request: Request) -> Trace | None:
+    """Return a trace of one arithmetic that was made before; None where there is none."""
+    answer = cached_answer(request)
+    return None if answer is None else trace_of([answer])
+
+
+def cached_answer(request: Request) -> Answer | None:
+    answer = read_json(_place(request))
+    try:
+        trace_of([answer])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return answer
+
+
+def trace_step(request: Request) -> Trace:
+    """Trace a training step in a process of its own, or return what was traced before. Takes some seconds."""
+    answers = {part["arithmetic"][0]: cached_answer(part) for part in _parts(request)}
+    missing = [arithmetic for arithmetic, answer in answers.items() if answer is None]
+    failed: Mapping[str, str] = {}
+    if missing:
+        rest = {**request, "arithmetic": missing}
+        answer = _ask(rest)
+        answers |= remember(rest, answer)
+        failed = answer.get("failed", {})
+    return replace(
+        trace_of([answer for answer in answers.values() if answer is not None]), failed=failed
+    )
+
+
+def trace_of(answers: Sequence[Answer]) -> Trace:
+    """Read what tracing processes answered to one request, each for some of its arithmetic."""
+    sizes = answers[0]["sizes"]
+    return Trace(
+        moments={
+            name: [Moment(*values) for values in each["points"][name]]
+            for each in answers
+            for name in each["points"]
+        },
+        layers=[_parameters(layer) for layer in sizes["layers"]],
+        rest=_parameters(sizes["rest"]),
+        part=trace_of([each["part"] for each in answers]) if "part" in answers[0] else None,
+        gpus=answers[0].get("gpus", 1),
+        unplaced=answers[0].get("unplaced", ""),
+    )
+
+
+def remember(request: Request, answer: Answer) -> dict[str, Answer]:
+    """Cache the answer to a request, by arithmetic."""
+    answers: dict[str, Answer] = {}
+    for part in _parts(request):
+        (name,), place = part["arithmetic"], _place(part)
+        if name not in answer["points"]:  # it could not be traced
+            continue
+        answers[name] = {**answer, "points": {name: answer["points"][name]}}
+        with contextlib.suppress(
+            OSError
+        ):  # a cache that cannot be written costs seconds, not the plan
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_json(place, answers[name])
+    return answers
+
+
+def _ask(request: Request) -> Answer:
+    try:
+        (answer,) = replies(
+            entries.TRACE, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+        )
+    except ValueError as error:
+        raise WorkbenchError(f"the model cannot be traced: {error}") from error
+    return dict(answer)
+
+
+def _parts(request: Request) -> list[Request]:
+    return [{**request, "arithmetic": [name]} for name in request["arithmetic"]]
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one process of this machine trace at a time, where several begin unasked; what one finds serves the next."""
+    try:
+        _cache().mkdir(parents=True, exist_ok=True)
+        file = (_cache() / "lock").open("w")
+    except OSError:  # no cache, no lock: then each traces for itself
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache() -> Path:
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "deepspeed-workbench"
+        / "traces"
+    )
+
+
+def _place(request: Request) -> Path:
+    text = json.dumps(
+        [_FORM, *map(_version, ("torch", "transformers", "peft")), request], sort_keys=True
+    )
+    return _cache() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _parameters(entries: Sequence[Sequence[int]]) -> Parameters:
+    sizes = [size for size, _, _ in entries]
+    trained = sum(size for size, is_trained, _ in entries if is_trained)
+    packed = [size for size, _, can_pack in entries if can_pack]
+    return Parameters(
+        frozen=sum(sizes) - trained - sum(packed),
+        trained=trained,
+        packed=sum(packed),
+        largest=max(sizes, default=0),
+        largest_packed=max(packed, default=0),
+        small=Counter(sizes),
+    )

@@ -1,0 +1,152 @@
+"""Compare two FLOPS profiles, figure by figure and module by module. Pure; the reports' own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.base.shown import Shown
+from workbench.base.table import Grid, Key
+from workbench.base.words import count, duration, number, ratio, scaled
+from workbench.finetune.profile.parse import FIGURES, ModuleProfile, Profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModulePair:
+    """A module of two models, found by its path; None where a model has no such module."""
+
+    path: str
+    """The names of the modules that it is in, and its own."""
+    one: ModuleProfile | None
+    other: ModuleProfile | None
+
+    def change(self, figure: str) -> float:
+        """Return the second's figure less the first's; a missing module counts as 0."""
+        return (self.other.figure(figure) if self.other else 0.0) - (
+            self.one.figure(figure) if self.one else 0.0
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileComparison(Shown):
+    """Two profiles side by side. Prints, and shows in a notebook, as tables."""
+
+    one: Profile
+    other: Profile
+    names: tuple[str, str] = ("a", "b")
+
+    def modules(self, depth: int = 2, sort: str | None = None) -> list[ModulePair]:
+        if sort is not None and sort not in FIGURES:
+            raise one_of("sort", sort, FIGURES)
+        left, right = (dict(p.root.at(depth)) if p.root else {} for p in (self.one, self.other))
+        pairs = [
+            ModulePair(path=path, one=left.get(path), other=right.get(path))
+            for path in {**left, **right}
+        ]
+        return pairs if sort is None else sorted(pairs, key=lambda pair: -abs(pair.change(sort)))
+
+    def summary(self) -> Grid:
+        """Return the figures of both models side by side, and the second's as a part of the first's."""
+        one, other = self.one, self.other
+        figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
+            ("ranks", one.world_size, other.world_size, number),
+            ("micro-batch, rows", one.micro_batch_size, other.micro_batch_size, number),
+            ("parameters", one.params, other.params, scaled),
+            ("forward: MACs", one.macs, other.macs, scaled),
+            ("forward: time", one.fwd_latency_s, other.fwd_latency_s, duration),
+            ("backward: time", one.bwd_latency_s, other.bwd_latency_s, duration),
+            ("optimizer: time", one.step_latency_s, other.step_latency_s, duration),
+            ("whole step: time", one.iter_latency_s, other.iter_latency_s, duration),
+            ("whole step: FLOP/s", one.flops_per_s, other.flops_per_s, scaled),
+            ("samples/s by the profiler", one.samples_per_s, other.samples_per_s, number),
+            (
+                "samples/s by the trainer, all steps",
+                one.trainer_samples_per_s,
+                other.trainer_samples_per_s,
+                number,
+            ),
+        ]
+        columns = ("", *self.names, f"{self.names[1]} / {self.names[0]}")
+        rows = [(title, write(a), write(b), ratio(a, b)) for title, a, b, write in figures]
+        return Grid(columns=columns, rows=rows, right=columns[1:], caption="Two FLOPS profiles")
+
+    def table(self, depth: int = 2, sort: str | None = None) -> Grid:
+        """Return the modules of a level as a table; see `modules`."""
+        one, other = self.names
+        pairs = self.modules(depth, sort)
+        columns: dict[str, list[tuple[str, Key]]] = {
+            "module": [(pair.path, pair.path) for pair in pairs]
+        }
+        writers: Sequence[Callable[[float | None], str]] = (scaled, scaled, duration)
+        for figure, title, write in zip(
+            FIGURES, ("params", "MACs", "forward"), writers, strict=True
+        ):
+            left, right = (
+                _figures([getattr(pair, of) for pair in pairs], figure, write)
+                for of in ("one", "other")
+            )
+            alike = (
+                figure != "latency" and left == right
+            )  # what is the same in both stands there once
+            columns |= (
+                {title: left} if alike else {f"{title} {one}": left, f"{title} {other}": right}
+            )
+        times = [
+            [None if m is None else m.latency_s for m in (pair.one, pair.other)] for pair in pairs
+        ]
+        columns[f"time {other} / {one}"] = [
+            (ratio(a, b), b / a if a and b else None) for a, b in times
+        ]
+        sorted_by = f", by the difference in {sort}" if sort else ""
+        return Grid(
+            columns=list(columns),
+            rows=[[text for text, _ in row] for row in zip(*columns.values(), strict=True)],
+            keys=[[key for _, key in row] for row in zip(*columns.values(), strict=True)],
+            right=list(columns)[1:],
+            caption=f"Modules {depth} levels down{sorted_by}",
+        )
+
+    @property
+    def note(self) -> str:
+        """In what they are not like for like; empty where they are."""
+        one, other = self.one, self.other
+        pairs = {
+            "step": (one.step, other.step),
+            "ranks": (one.world_size, other.world_size),
+            "rows per rank": (one.micro_batch_size, other.micro_batch_size),
+        }
+        different = [
+            f"{what} {count(a)} and {count(b)}" for what, (a, b) in pairs.items() if a != b
+        ]
+        if not different:
+            return ""
+        return (
+            f"Not like for like: {', '.join(different)}. Each step has rows of its own, longer or shorter: operations "
+            "and times differ by these alone. Profile both runs with the same profile_step, batch and number of ranks."
+        )
+
+    def __repr__(self) -> str:
+        times = ratio(self.one.iter_latency_s, self.other.iter_latency_s)
+        return f"ProfileComparison({self.names[1]} takes {times} the time of {self.names[0]})"
+
+
+def compare(
+    one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")
+) -> ProfileComparison:
+    """Compare two FLOPS profiles; an error where a run has none, or both have one name."""
+    if one is None or other is None:
+        missing = names[0] if one is None else names[1]
+        raise RunError(
+            f"run {missing!r} has no FLOPS profile: profile_step was 0, past its last step, or it failed"
+        )
+    if names[0] == names[1]:
+        raise ConfigError(f"both profiles are called {names[0]!r}; give two names")
+    return ProfileComparison(one=one, other=other, names=names)
+
+
+def _figures(
+    modules: Sequence[ModuleProfile | None], figure: str, write: Callable[[float | None], str]
+) -> list[tuple[str, Key]]:
+    values = [None if module is None else module.figure(figure) for module in modules]
+    return [(write(value), value) for value in values]

@@ -1,0 +1,105 @@
+"""How much arithmetic a run did a second, and what share of its device's peak that is.
+
+Counted is what training needs, not what the device did: the forward pass by the FLOPS profile of the run, and twice
+that for the backward pass (A. Chowdhery et al., PaLM, appendix B, https://arxiv.org/abs/2204.02311): padding counts,
+recomputed activations do not. Where adapters alone are trained, the backward pass computes no gradients of the weights
+beneath and needs as much as the forward pass.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from workbench.base.errors import WorkbenchError
+from workbench.finetune.profile.parse import read_profile
+
+_WHOLE = 3.0
+"""Passes of training in forward passes: one forward, two backward."""
+_ADAPTERS = 2.0
+
+
+def forward_flops(profile: Path) -> float | None:
+    """Read the operations of the profiled forward pass off the report; None where there is none that can be read."""
+    try:
+        return read_profile(profile).flops
+    except (WorkbenchError, ValueError):
+        return None
+
+
+def tflops_per_device(
+    *,
+    forward_flops: float | None,
+    profiled_tokens: int | None,
+    padded_tokens_per_s: float | None,
+    devices: int,
+    adapters: bool,
+) -> float | None:
+    """Return 10^12 floating-point operations a second that training needed of each device.
+
+    Example:
+        >>> tflops_per_device(forward_flops=2e12, profiled_tokens=1000, padded_tokens_per_s=8000.0, devices=2,
+        ...     adapters=False)
+        24.0
+    """
+    if not forward_flops or not profiled_tokens or not padded_tokens_per_s or devices < 1:
+        return None
+    passes = _ADAPTERS if adapters else _WHOLE
+    return passes * forward_flops / profiled_tokens * padded_tokens_per_s / devices / 1e12
+
+
+def mfu(tflops: float | None, device: str, precision: str) -> float | None:
+    """Return the share of the device's peak, 0 to 1; None where either is not known.
+
+    Example:
+        >>> mfu(78.0, "NVIDIA A100-SXM4-40GB", "bf16"), mfu(78.0, "AMD EPYC", "bf16")
+        (0.25, None)
+    """
+    peak = peak_tflops(device, precision)
+    return None if tflops is None or peak is None else tflops / peak
+
+
+def peak_tflops(device: str, precision: str) -> float | None:
+    """Return the peak of a GPU in TFLOPS, dense: without the doubling that sparse weights would give.
+
+    Example:
+        >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16"), peak_tflops("Tesla V100-SXM2-16GB", "bf16")
+        (989.4, None)
+    """
+    return next(
+        (peaks.get(precision) for name, peaks in _PEAKS if re.fullmatch(name, device)), None
+    )
+
+
+def _peaks(fp32: float, tf32: float | None, half: float, *, bf16: bool = True) -> dict[str, float]:
+    return {
+        "fp32": fp32,
+        "fp16": half,
+        **({"tf32": tf32} if tf32 else {}),
+        **({"bf16": half} if bf16 else {}),
+    }
+
+
+# NVIDIA's own figures, without sparsity and with accumulation in FP32.
+_H100 = _peaks(
+    66.9, 494.7, 989.4
+)  # SXM5: https://resources.nvidia.com/en-us-tensor-core (H100 architecture, table 2)
+_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet.pdf
+    (r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe", _peaks(19.5, 156.0, 312.0)),
+    (r"NVIDIA H100 80GB HBM3", _H100),
+    (r"NVIDIA H100 PCIe", _peaks(51.2, 378.0, 756.0)),  # the same, column PCIe
+    # https://www.nvidia.com/en-us/data-center/h200/ : of the SXM form the processor is the H100's
+    (r"NVIDIA H200", _H100),
+    (r"NVIDIA L4", _peaks(30.3, 60.0, 121.0)),  # https://www.nvidia.com/en-us/data-center/l4/
+    (r"NVIDIA L40S", _peaks(91.6, 183.0, 362.05)),  # https://www.nvidia.com/en-us/data-center/l40s/
+    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+    (r"Tesla V100-SXM[23]-\d+GB(-LS)?", _peaks(15.7, None, 125.0, bf16=False)),
+    (r"Tesla V100-PCIE-\d+GB", _peaks(14.0, None, 112.0, bf16=False)),
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+    (r"Tesla T4", _peaks(8.1, None, 65.0, bf16=False)),
+    # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
+    (r"NVIDIA A10G", _peaks(35.0, 35.0, 70.0)),
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, appendix A
+    (r"NVIDIA GeForce RTX 4090", _peaks(82.6, 82.6, 165.2)),
+)

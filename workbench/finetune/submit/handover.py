@@ -1,0 +1,93 @@
+"""What of a fine-tuning job travels to a system that carries it out without a keeper, and why some jobs cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
+from workbench.base.json_values import Json, part, parts
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Optimizer
+from workbench.finetune.options.evaluation import carried_metrics, metric_text
+from workbench.finetune.submit.resume import bound_to_ranks
+from workbench.finetune.techniques.registry import runs_alone
+from workbench.jobs.job import Handover, HandoverRequest, carried
+from workbench.rundir.paths import RunPaths
+
+
+def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
+    """Return what travels: the job as it is valid there, the rows, and the user's own metrics."""
+    paths = RunPaths(request.root)
+    shipped = read_json(paths.job, within=paths.root)
+    _check(job, request, part(shipped, "deepspeed"))
+    asked: dict[str, object] = job.to_dict()
+    inputs: dict[str, bytes] = {}
+    # The model of a folder of this machine lies in the folder there.
+    if Path(job.model).is_absolute():
+        asked["model"] = f"{request.folder}model"
+    # The rows travel as they were prepared; the miniature of WikiSQL comes with the package.
+    kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
+    if shipped.get("train") and kind != "wikisql-mini":
+        names = _row_files(shipped)
+        if not request.folder:
+            inputs.update({name: carried(paths.inputs / name, paths.root) for name in names})
+        files = {name.partition(".")[0]: f"{request.folder}{name}" for name in names}
+        asked["dataset"] = {"kind": "files", **files}
+    # The user's own metrics travel as files, by their text as it was when the job was submitted.
+    sent = parts(part(shipped, "metric_inputs").get("metrics"))
+    named = [metric_text(metric) for metric in job.metrics]
+    asked["metrics"], metrics = carried_metrics(named, sent, request.folder)
+    if not request.folder:
+        inputs.update(metrics)
+    if shipped.get("deepspeed") is not None:
+        asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
+    return Handover(
+        job=asked,
+        inputs=inputs,
+        resumes=job.save_steps is not None,
+        large="the rows",
+        put=f"train.jsonl and eval.jsonl of {paths.inputs}",
+    )
+
+
+def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
+    if job.resume is not None:
+        raise ConfigError(
+            f"the run went on from a checkpoint in {job.resume}, on this machine, where no cluster finds it; hand "
+            "over a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
+        )
+    if job.device_map:
+        raise ConfigError(
+            "device_map spreads a model over the GPUs of one process, and a manifest gives each one GPU; hand over "
+            "a run with technique 'fsdp' instead"
+        )
+    if request.elastic:
+        alone = "it is one process" if runs_alone(job.technique) else ""
+        if why := alone or bound_to_ranks(job, config):
+            raise ConfigError(f"technique {job.technique!r} cannot be elastic: {why}")
+    if job.lora.get("resume_from"):
+        raise ConfigError(
+            "a job that goes on with adapters cannot be handed over: merge them first (run.merge)"
+        )
+    if Path(job.model).is_absolute() and not request.folder:
+        raise ConfigError(
+            f"the model is {job.model}, a folder of this machine: copy it to the claim, into a folder 'model', and "
+            "name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
+        )
+
+
+def _row_files(shipped: Json) -> list[str]:
+    has_tables = part(shipped, "metric_inputs").get("tables")
+    names = [f"{name}.jsonl" for name in ("train", "eval") if shipped.get(name)]
+    return [*names, "tables.jsonl"] if has_tables else names
+
+
+def _shipped(job: FineTune) -> Mapping[str, object]:
+    """Return the technique's own configuration: `dsconfig/` does not travel with the package."""
+    config, _ = load(job)
+    if job.optimizer != Optimizer.ADAMW:
+        config.pop("optimizer", None)
+    return config

@@ -1,0 +1,47 @@
+"""Metrics that are functions of the notebook, as files that travel."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.base import entries
+from workbench.base.files import write_bytes
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.evaluation import function_name, metric_text
+from workbench.jobs.script import Function
+from workbench.rundir.make.function import cloudpickle_files, pickled_function
+
+_METRIC_FILE = """\
+# The function {name} of a notebook, as it was when a run was submitted: its pickle, and what reads it.
+from {module} import load as _load
+
+{name} = _load(
+    {facts!r},
+    {pickled!r},
+)[0]
+"""
+
+
+def with_metric_files(job: FineTune, folder: Path) -> FineTune:
+    """Return a job that names a file, made in a folder, for each function among its metrics."""
+    if not any(map(callable, job.metrics)):
+        return job
+    named = [
+        metric if isinstance(metric, str) else _metric_file(metric, folder, number)
+        for number, metric in enumerate(job.metrics)
+    ]
+    return job.replace(metrics=named)
+
+
+def _metric_file(function: Callable[..., object], folder: Path, number: int) -> str:
+    pickled, facts = pickled_function(Function(function))
+    brought = {name: content.decode() for name, content in cloudpickle_files().items()}
+    name = function_name(function)
+    content = {"name": name, "module": entries.CALL, "facts": {**facts, "files": brought}}
+    path = folder / f"{number}-{metric_text(function).rpartition(':')[0]}"
+    write_bytes(
+        path, _METRIC_FILE.format(**content, pickled=base64.b64encode(pickled).decode()).encode()
+    )
+    return f"{path}:{name}"

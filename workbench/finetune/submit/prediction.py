@@ -1,0 +1,87 @@
+"""Have what a run is predicted to need worked out beside it, and written into its directory. It can fail no run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, write_json
+from workbench.finetune.plan.tracing import one_at_a_time, remember, trace_step
+from workbench.jobs.job import Companion, FirstPod
+from workbench.rundir.paths import RunPaths
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 0.2
+_LIMIT_S = 120.0
+
+
+def companion(pod: FirstPod, run_id: str, root: Path) -> Companion:
+    """Return what answers the inquiry that the notebook left in the run directory, if there is one."""
+    return PredictionInquiry(pod, run_id, RunPaths(root))
+
+
+class PredictionInquiry:
+    def __init__(self, link: FirstPod, run_id: str, paths: RunPaths):
+        self._link = link
+        self._run_id = run_id
+        self._paths = paths
+        self._thread = threading.Thread(target=self._work, name="prediction", daemon=True)
+
+    def start(self) -> None:
+        if self._paths.inquiry.exists():
+            self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the answer, no longer than that; one that comes later is written all the same."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _work(self) -> None:
+        inquiry: Mapping[str, Any] = read_json(self._paths.inquiry)
+        try:
+            answer = self._from_pod(inquiry)
+            if answer is None and not self._paths.prediction.exists():
+                answer = _from_here(inquiry)
+            if answer is not None:
+                write_json(self._paths.prediction, answer["prediction"])
+                if "trace" in answer:
+                    remember(inquiry["request"], answer["trace"])
+        except Exception as error:  # thread boundary: no run may fail because of it
+            logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
+            why = (
+                str(error)
+                if isinstance(error, WorkbenchError)
+                else f"{type(error).__name__}: {error}"
+            )
+            if not self._paths.prediction.exists():
+                with contextlib.suppress(OSError):
+                    write_json(self._paths.prediction, {"why": why})
+        with contextlib.suppress(OSError):
+            self._paths.inquiry.unlink()
+
+    def _from_pod(self, inquiry: Mapping[str, object]) -> Mapping[str, Any] | None:
+        deadline = time.monotonic() + _LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                reply = self._link.call("predict", run=self._run_id, inquiry=inquiry)
+                if reply["state"] != "busy":
+                    return reply.get("answer")
+            except WorkbenchError as error:  # whoever runs the run opens the line again
+                logger.debug("%s", error)
+            time.sleep(_LOOK_S)
+        return None
+
+
+def _from_here(inquiry: Mapping[str, Any]) -> Mapping[str, Any]:
+    from workbench.finetune.plan.prediction import prediction_of  # seldom needed, and 25 modules
+
+    os.nice(19)  # of this thread alone, on Linux, and of the process that it starts
+    with one_at_a_time():
+        return {"prediction": prediction_of(inquiry, trace_step(inquiry["request"]))}

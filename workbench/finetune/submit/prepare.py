@@ -1,0 +1,63 @@
+"""Write the inputs of a fine-tuning run: its rows, its resolved DeepSpeed JSON, and the job as ranks read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.finetune.data.sources.dataset import dataset_from
+from workbench.finetune.data.sources.dataset import prepare as prepare_rows
+from workbench.finetune.deepspeed.files import load
+from workbench.finetune.deepspeed.not_done import own_keys
+from workbench.finetune.job.checked_rows import checked_rows
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import ROW_ORDER
+from workbench.finetune.options.models import model_family, model_kind
+from workbench.finetune.submit.metric_functions import with_metric_files
+from workbench.finetune.submit.metric_inputs import metric_inputs
+from workbench.finetune.submit.resume import resume_checkpoint, row_order
+from workbench.jobs.job import NewRun
+from workbench.rundir.checkpoints import CHECKPOINT
+from workbench.rundir.paths import RunPaths
+
+_LEFT_OPEN = ("learning_rate", "precision", "communication")
+
+
+def prepare(job: FineTune, run: NewRun) -> FineTune:
+    """Write the inputs; refuse a job that cannot work on these rows, ranks and GPUs."""
+    paths = RunPaths(run.root)
+    job = with_metric_files(job, paths.inputs)
+    model_kind(job.model)
+    deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
+    with checked_rows(job) as refusal:
+        data = prepare_rows(dataset_from(job.dataset), paths.inputs, refusal=refusal)
+    chosen = [
+        name for name in _LEFT_OPEN if getattr(run.asked, name, "") is None and getattr(job, name)
+    ]
+    resolved: Mapping[str, object] = {
+        "job": {**job.to_dict(), "env": {}},
+        "train": data.train.name if data.train else None,
+        "eval": data.eval.name if data.eval else None,
+        "hub": data.hub,
+        "not_read": list(data.not_read),
+        "empty_answers": data.empty_answers,
+        "unasked": data.unasked,
+        "family": model_family(job.model),
+        "chosen": chosen,
+        "deepspeed": deepspeed,
+        "json_keys": [] if job.deepspeed is None else list(own_keys(load(job)[0])),
+        "ranks": run.ranks,
+        "order": ROW_ORDER if job.resume is None else row_order(Path(job.resume)),
+        "metric_inputs": metric_inputs(job, data),
+    }
+    if job.resume is not None:
+        checkpoint = resume_checkpoint(
+            job, paths, world_size=run.ranks, resolved=resolved, ask_pods=run.ask_pods
+        )
+        resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
+    paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
+    if deepspeed is not None:
+        paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
+    return job

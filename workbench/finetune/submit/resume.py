@@ -1,0 +1,287 @@
+"""Whether a run can go on from another one's checkpoint: the same training at the same global batch, the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json, write_json
+from workbench.base.json_values import Json, items, part, whole
+from workbench.base.package import file_digest
+from workbench.finetune.data.sources.hub import Hub
+from workbench.finetune.deepspeed.keys import AUTO_BATCHES
+from workbench.finetune.job.deepspeed_config import resolve
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Precision, Sampling, Schedule
+from workbench.finetune.options.models import has_chat_template
+from workbench.finetune.techniques.registry import technique_of
+from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
+from workbench.rundir.make.prepare import AskPods
+from workbench.rundir.paths import RunPaths
+
+CHANGES_NOTHING = frozenset(
+    {
+        # How ranks start, and how long they are waited for.
+        "launcher",
+        "env",
+        "stall_timeout_s",
+        "ddp_timeout",
+        "restarts",
+        # Where layers lie, and what is computed twice to save memory: the arithmetic stays the same.
+        "device_map",
+        "max_memory",
+        "gradient_checkpointing",
+        "checkpoint_layers",
+        # What is measured and reported beside the training.
+        "logging_steps",
+        "report_to",
+        "profile_step",
+        "trace_steps",
+        "predict_rows",
+        "per_device_eval_batch_size",
+        "eval_strategy",
+        "eval_steps",
+        "metrics",
+        "metric_rows",
+        # Which step's model is kept, and when training ends.
+        "load_best_model_at_end",
+        "metric_for_best_model",
+        "greater_is_better",
+        "early_stopping_patience",
+        "early_stopping_threshold",
+        # When checkpoints are written, and where they stay.
+        "save_steps",
+        "save_total_limit",
+        "checkpoints",
+        "resume",
+    }
+)
+"""Options that a resumed job may change: the steps that follow stay the same."""
+
+LENGTH = frozenset({"max_steps", "epochs"})
+"""Options that a resumed job may change with a note: training becomes longer or shorter, and the schedule follows."""
+
+COMPARED_APART = frozenset(
+    {
+        "dataset",
+        "deepspeed",
+        "communication",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+    }
+)
+"""Options that are compared by their effect: training rows, the resolved DeepSpeed configuration, the number format
+that is sent, the global batch."""
+
+COMPARED = tuple(
+    name for name in FineTune.model_fields if name not in CHANGES_NOTHING | LENGTH | COMPARED_APART
+)
+"""Every other option: a resumed job must have the same value."""
+
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def resume_checkpoint(
+    job: FineTune,
+    paths: RunPaths,
+    *,
+    world_size: int,
+    resolved: Mapping[str, Any],
+    ask_pods: AskPods | None,
+) -> Checkpoint:
+    """Choose the checkpoint that a job goes on from; every byte of it is read."""
+    assert job.resume is not None
+    root = Path(job.resume)
+    made = read_json(RunPaths(root).job, within=root)
+    if not part(made, "job"):
+        raise ConfigError(
+            f"resume is {str(root)!r}, which is not the directory of a FineTune run; give the one to go on from"
+        )
+    held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
+    checkpoint = held or newest_good(root, last_step=job.max_steps)
+    before = (
+        whole(made.get("ranks")) or checkpoint.world_size
+    )  # older runs were of the ranks that saved
+    left_open = "communication" in [*resolved["chosen"], *items(made.get("chosen"))]
+    _check_settings(job, made, root, (world_size, before), left_open=left_open)
+    _check_rows(paths, made, root, resolved)
+    # What is sent in bf16 is chosen where there are several pods.
+    free = {**AUTO_BATCHES, "communication_data_type": None} if world_size != before else {}
+    now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
+    if now != then:
+        raise ConfigError(
+            f"the DeepSpeed configuration differs from that of {root}; resume with the same"
+        )
+    _check_ranks(job, checkpoint, world_size, root, part(resolved, "deepspeed"))
+    return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
+
+
+def write_resumption(
+    root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
+) -> tuple[int, int | None]:
+    """Let the inputs of a run, of `before` ranks, be those of going on with its newest good checkpoint on `ranks`.
+
+    Return the step of that, 0 for the beginning, and the global batch where it cannot stay what it was. A ConfigError
+    says why it cannot go on so.
+    """
+    paths = RunPaths(root)
+    made = read_json(paths.job)
+    job = FineTune.from_dict(made["job"])
+    rows, config = job.global_batch(before), part(made, "deepspeed")
+    try:
+        own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
+    except ConfigError:
+        own = None
+    checkpoint = own or (CHECKPOINT.validate_python(made["resume"]) if "resume" in made else None)
+    if ranks != before:
+        job = (job.replace(deepspeed=config) if config else job).on_ranks(ranks, before)
+    if checkpoint is not None:
+        _check_ranks(job, checkpoint, ranks, paths.root, config)
+        remove_after(paths.checkpoints, checkpoint.step)
+        resume = CHECKPOINT.dump_python(checkpoint, mode="json")
+        made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
+        job = job.replace(resume=str(paths.root)) if own else job
+    deepspeed = resolve(job, gpus=gpus, world_size=ranks)
+    write_json(
+        paths.job,
+        {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed, "ranks": ranks},
+    )
+    if deepspeed is not None:
+        write_json(paths.deepspeed, deepspeed)
+    batch = job.global_batch(ranks)
+    return 0 if checkpoint is None else checkpoint.step, batch if batch != rows else None
+
+
+def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
+    """Choose a checkpoint of an earlier attempt in a run directory, and name it in the inputs as the one to resume."""
+    paths = RunPaths(root)
+    if job.save_steps is None:
+        return {}
+    try:
+        newest = newest_good(root, last_step=job.max_steps)
+    except ConfigError:
+        return {}  # from the beginning, then
+    made = read_json(paths.job)
+    if newest.world_size != ranks and bound_to_ranks(job, part(made, "deepspeed")):
+        return {}
+    # Parts of another number of ranks must not mix with new ones.
+    remove_after(paths.checkpoints, newest.step)
+    write_json(paths.job, {**made, "job": {**part(made, "job"), "resume": str(root)}})
+    return newest.parts
+
+
+def row_order(root: Path) -> int:
+    """Return the version of the order of rows of a run; those of earlier versions did not write it."""
+    return whole(read_json(RunPaths(root).job, within=root).get("order")) or 1
+
+
+def bound_to_ranks(job: FineTune, config: Json) -> str:
+    """Return why the checkpoints of a job are of use only to as many ranks; empty where any number can go on."""
+    if why := technique_of(job.technique).bound_to_ranks(job):
+        return why
+    if part(config, "zero_optimization").get("round_robin_gradients") is True:
+        return "round_robin_gradients puts weights in an order of their number"
+    return ""
+
+
+def _check_ranks(
+    job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json
+) -> None:
+    if checkpoint.world_size == ranks:
+        return
+    apart = (
+        f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}"
+        if checkpoint.pods
+        else ""
+    )
+    if reason := bound_to_ranks(job, config) or apart:
+        raise ConfigError(
+            f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} ranks, and this run has "
+            f"{ranks}; {reason}: resume with as many pods and slots"
+        )
+
+
+def _check_settings(
+    job: FineTune, made: Mapping[str, Any], root: Path, ranks: tuple[int, int], *, left_open: bool
+) -> None:
+    """Refuse a job that differs from the one before; `left_open`: the pods decided the format of communication."""
+    before = _job_before(made)
+    # Older runs wrote 'plain' where nothing was asked for.
+    chats = True if job.chat_template is not None else has_chat_template(job.model)
+    default = {True: "chat", False: "plain", None: None}[chats]
+    now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
+    same = (*COMPARED, *_BATCH) if ranks[0] == ranks[1] else COMPARED
+    different = [
+        f"{name} is {now[name]!r} and was {then[name]!r}"
+        for name in same
+        if now[name] != then[name]
+    ]
+    sent = _sent(job), _sent(before)
+    if sent[0] != sent[1] and not (left_open and ranks[0] != ranks[1]):
+        different.append(f"communication is {sent[0]!r} and was {sent[1]!r}")
+    rows = job.global_batch(ranks[0]), before.global_batch(ranks[1])
+    if ranks[0] != ranks[1] and rows[0] != rows[1]:
+        fits = before.on_ranks(*ranks)
+        options = ", ".join(f"{name}={getattr(fits, name)}" for name in _BATCH)
+        how = (
+            f" ({options})"
+            if fits.global_batch(ranks[0]) == rows[1]
+            else ", which this number cannot share evenly"
+        )
+        different.append(
+            f"the global batch is {rows[0]} rows on {ranks[0]} ranks and was {rows[1]} on {ranks[1]}{how}"
+        )
+    if different:
+        raise ConfigError(
+            f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings"
+        )
+
+
+def _sent(job: FineTune) -> str:
+    """Return the number format in which a job sends gradients; the technique's own follows the precision."""
+    if job.communication is not None:
+        return job.communication
+    return (
+        "fp32" if job.number_format in (Precision.FP32, Precision.TF32) else "the technique's own"
+    )
+
+
+def _job_before(made: Mapping[str, Any]) -> FineTune:
+    """Return the job that made a checkpoint; the oldest runs knew no order of rows but the random one."""
+    return FineTune.from_dict(
+        {"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None}
+    )
+
+
+def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
+    """Return a note where a resumed job trains longer or shorter than the job that made its checkpoint."""
+    before = _job_before(made)
+    changed = [
+        f"{name} is {getattr(job, name)!r} and was {getattr(before, name)!r}"
+        for name in sorted(LENGTH)
+        if getattr(job, name) != getattr(before, name)
+    ]
+    if not changed:
+        return []
+    # A constant rate, or one that is warmed up over a given number of steps, does not depend on the last step.
+    if job.lr_scheduler_type == Schedule.CONSTANT:
+        return [", ".join(changed)]
+    return [f"{', '.join(changed)}: the learning rate follows the schedule of the new length"]
+
+
+def _check_rows(
+    paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]
+) -> None:
+    train, before = resolved["train"], made.get("train")
+    hubs = [Hub.from_dict(hub) if hub else None for hub in (resolved["hub"], made.get("hub"))]
+    same = hubs[0] == hubs[1] and bool(train) == bool(before)
+    if same and train:
+        old, new = RunPaths(root).inputs / str(before), paths.inputs / str(train)
+        same = old.is_file() and file_digest(old) == file_digest(new)
+    if not same:
+        raise ConfigError(
+            f"the training rows differ from those of {root}; resume with the same dataset"
+        )

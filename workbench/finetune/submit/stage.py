@@ -1,0 +1,58 @@
+"""Send the rows and the model of a fine-tuning run to a pod."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from workbench.base.package import file_digest
+from workbench.finetune.job.finetune import FineTune
+from workbench.jobs.job import PodStore
+from workbench.jobs.script_folder import files_of
+from workbench.rundir.paths import RunPaths
+
+
+def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
+    """Send data and model to one pod; return its job file."""
+    paths = RunPaths(root)
+    resolved = json.loads(paths.job.read_text(encoding="utf-8"))
+    for name in ("train", "eval"):
+        local = resolved.get(name)
+        if local:
+            path = paths.inputs / local
+            resolved[name] = str(path) if link.sees(path) else link.put(path.read_bytes(), ".jsonl")
+    if (folder := Path(job.model)).is_dir():
+        resolved["base"] = job.model
+        resolved["job"]["model"] = job.model if link.sees(folder) else _send_model(link, folder)
+    if adapters := job.lora.get("resume_from"):
+        folder = Path(str(adapters))
+        resolved["job"]["lora"]["resume_from"] = (
+            adapters if link.sees(folder) else _send_model(link, folder)
+        )
+    resolved["gpus"] = gpus
+    return {paths.job.name: json.dumps(resolved)}
+
+
+def _send_model(link: PodStore, folder: Path) -> str:
+    digests = {path.relative_to(folder).as_posix(): _digest_of(path) for path in files_of(folder)}
+    listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+    target = link.store / f"model-{listing[:32]}.{link.name}"
+    for name, digest in digests.items():
+        stored = link.put_once(folder / name, digest)
+        link.run(["mkdir", "-p", "-m", "700", "--", str((target / name).parent)])
+        # A symbolic one: another pod that shares the store may just be putting the same content in its place.
+        link.run(["ln", "-sf", "--", stored, str(target / name)])
+    return str(target)
+
+
+def _digest_of(path: Path) -> str:
+    seen = path.stat()
+    return _digest(path, seen.st_size, seen.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
+    return file_digest(path)  # read once for all pods

@@ -1,0 +1,19 @@
+"""What the core asks of a fine-tuning job, one function for each verb of `Job`; imported when first used."""
+
+from workbench.finetune.submit.handover import handed_over
+from workbench.finetune.submit.origin import origin
+from workbench.finetune.submit.prediction import companion
+from workbench.finetune.submit.prepare import prepare
+from workbench.finetune.submit.resume import restarted_from
+from workbench.finetune.submit.resume import write_resumption as resumed
+from workbench.finetune.submit.stage import files_for
+
+__all__ = [
+    "companion",
+    "files_for",
+    "handed_over",
+    "origin",
+    "prepare",
+    "restarted_from",
+    "resumed",
+]

@@ -1,0 +1,201 @@
+"""Fail a run that does not run as it was asked to: libraries fall back to something else without a word."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from workbench.agent.rank import collectives as ranks
+from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.data.training.rows import Row
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.adapters import Fsdp
+from workbench.finetune.options.choices import Peft, Precision
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
+from workbench.finetune.techniques.technique import UPDATE
+from workbench.finetune.train.evaluation import note
+from workbench.finetune.train.json_audit import in_effect, without_effect
+from workbench.finetune.train.sharding_audit import RankState, Share, gradients_of, state_of
+from workbench.rundir.events import emit
+
+_ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
+
+def differences(job: FineTune, held: RankState, *, world_size: int, shards: int) -> Iterator[str]:
+    """Compare what was asked for with what a rank holds."""
+    technique = technique_of(job.technique)
+    asked = _shape(technique.engine, technique.offloads, world_size)
+    # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
+    offloads = held.engine == "deepspeed-zero3" and "optimizer" in held.offload
+    ran = _shape(held.engine, offloads, held.world_size)
+    if asked != ran:
+        yield f"technique {technique.name} was asked for ({asked}), but this ran: {ran}"
+        return
+    for name in ("trained", *UPDATE):
+        yield from _share_differs(
+            name, getattr(held, name), shards if name in technique.spreads else 1
+        )
+    arithmetic = _ARITHMETIC.get(job.number_format, "float32")
+    if held.arithmetic != arithmetic:
+        yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
+    if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
+        yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
+    asked_format = _ARITHMETIC.get(job.frozen_format, "float32")
+    if job.deepspeed is None and held.frozen.dtypes and asked_format not in held.frozen.dtypes:
+        yield f"frozen weights were to be {asked_format}, but they are {', '.join(held.frozen.dtypes)}"
+    if job.peft == Peft.QLORA and not held.packed:
+        yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
+    if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
+        yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
+    if (offloads or Fsdp.from_dict(job.fsdp).offload) and held.updated.devices not in (
+        ("cpu",),
+        (),
+    ):
+        yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
+
+
+class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Look on during the first step, tell what was seen, and stop the run where it is something else."""
+
+    def __init__(
+        self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()
+    ) -> None:
+        self.job, self.trainer, self.world_size, self.json_keys = (
+            job,
+            trainer,
+            world_size,
+            json_keys,
+        )
+        self._seen: Counter[str] = Counter()
+        self._hooks: list[Any] = []
+        self._gradients = Share(local=0, whole=0)
+        self._done = False
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        if self._done:
+            return
+        for module in self.trainer.model.modules():
+            # A layer of 4-bit weights computes in the format that it was told to, and answers in that of its input.
+            if isinstance(module, nn.Linear) and not hasattr(module, "quant_state"):
+                self._hooks.append(module.register_forward_hook(self._note))
+        if (engine := self._engine) is None:
+            return
+        original = engine.step
+
+        def step(*args: Any, **options: Any) -> Any:
+            if engine.is_gradient_accumulation_boundary():
+                self._gradients = gradients_of(self.trainer)
+            return original(*args, **options)
+
+        engine.step = step
+
+    def on_pre_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Count the gradients while they are there; a DeepSpeed engine has used them already."""
+        if not self._done and self._engine is None:
+            self._gradients = gradients_of(self.trainer)
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        if self._done:
+            return
+        self._done = True
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._engine is not None:
+            self._engine.__dict__.pop("step", None)
+        most = self._seen.most_common(1)
+        held = state_of(
+            self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none"
+        )
+        self._tell(held)
+        technique = technique_of(self.job.technique)
+        on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        shards = technique.shards(self.job, ranks=self.world_size, on_pod=on_pod)
+        problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
+        if technique.alone and ranks.connected():
+            problems.append(
+                f"technique {technique.name} was asked for, but a process group is open"
+            )
+        if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
+            problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
+        fp16_without_engine = self.job.precision == Precision.FP16 and self._engine is None
+        if fp16_without_engine and self.trainer.accelerator.scaler is None:
+            problems.append("precision fp16 was asked for, but the loss is not scaled")
+        if problems:
+            raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
+
+    def _tell(self, held: RankState) -> None:
+        """Report what this rank holds, and what became of the user's own DeepSpeed JSON."""
+        engine = self._engine
+        if engine is None or not self.json_keys:
+            emit("engine", **asdict(held))
+            return
+        emit("engine", **asdict(held), deepspeed_json=in_effect(engine, self.json_keys))
+        unused = without_effect(engine, self.json_keys)
+        if unused:
+            stage = engine.zero_optimization_stage()
+            note(
+                f"without effect under ZeRO stage {stage}, of the DeepSpeed JSON: {', '.join(unused)}"
+            )
+
+    @property
+    def _engine(self) -> Any:
+        return getattr(self.trainer, "deepspeed", None)
+
+    def _note(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and torch.is_grad_enabled():
+            self._seen[str(output.dtype).removeprefix("torch.")] += 1
+
+
+class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Look before the first step whether another first text changes what the model makes of the later ones."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *_args: Any, **_options: Any) -> None:
+        """Refuse a model that mixes texts; every rank looks, for a forward pass may take them all."""
+        row = next(
+            (row for row in self.trainer.train_dataset if row["position_ids"].count(0) > 1), None
+        )
+        if row is None:
+            return
+        ids, end = list(row["input_ids"]), list(row["position_ids"]).index(0, 1)
+        other = {**row, "input_ids": [*((i + 1) % (max(ids) + 1) for i in ids[:end]), *ids[end:]]}
+        before, after = (self._logits(each)[:, end : len(ids)] for each in (row, other))
+        if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * float(before.abs().max())):
+            raise ConfigError(
+                "packing is on, and in this model a packed text sees those before it; leave packing out"
+            )
+
+    def _logits(self, row: Row) -> torch.Tensor:
+        model = self.trainer.model_wrapped
+        batch = self.trainer._prepare_inputs(self.trainer.data_collator([row, row]))
+        model.eval()
+        with torch.no_grad():
+            logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+        model.train()
+        return torch.as_tensor(logits).float()
+
+
+def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
+    # Padding makes a share a little more than 1/N, and nothing near the half way to the whole.
+    most = share.whole * (1 + 1 / shards) / 2
+    if shards > 1 and share.local > most:
+        yield f"{name} was to be spread over {shards} ranks, but {share.local} of {share.whole} elements are here"
+    # What took no part in the loss has neither gradient nor state.
+    if shards == 1 and share.local < share.whole and name in ("trained", "updated"):
+        yield f"{name} was to be whole on each rank, but {share.local} of {share.whole} elements are here"
+
+
+def _shape(engine: str, offload: bool, world_size: int) -> str:
+    words = {technique.engine: technique.words for technique in TECHNIQUES}
+    how = words.get(engine) or f"ZeRO stage {engine[-1]}"
+    return f"{how}{' with offload' if offload else ''} on {world_size} rank{'s' if world_size > 1 else ''}"

@@ -1,0 +1,49 @@
+"""The load-balancing loss of a mixture of experts: without it some experts get ever more tokens, and others none.
+
+transformers adds it where a model is given labels. Here the Trainer takes the labels out of the batch, so that it is
+added here: of each micro-batch in proportion to the tokens that it learns from, whatever the ranks and accumulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from workbench.base.errors import RunError
+from workbench.finetune.data.training.order import IGNORED
+
+
+class LoadBalance:
+    """Ask a model for its load-balancing loss, weigh it, and keep its sum over the micro-batches of a step."""
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
+        self._sums: torch.Tensor | None = (
+            None  # the loss times the tokens, and the tokens, on the model's device
+        )
+
+    def asking(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch that has the model return the loss, or leave it out where its weight is 0."""
+        return {**inputs, "output_router_logits": self.coefficient > 0}
+
+    def part(self, outputs: Any, targets: torch.Tensor, num_items_in_batch: Any) -> Any:
+        """Return what a micro-batch adds to the loss of a global batch that learns from so many tokens."""
+        if not self.coefficient:
+            return 0.0
+        if (loss := outputs.get("aux_loss")) is None:
+            raise RunError(
+                "the model returns no load-balancing loss; give router_aux_loss_coef=0 to train without it"
+            )
+        tokens = (targets != IGNORED).sum()
+        weighed = loss * tokens
+        sums = torch.stack([weighed.detach().float(), tokens.float()])
+        self._sums = sums if self._sums is None else self._sums + sums
+        part = self.coefficient * weighed
+        return part if num_items_in_batch is None else part / num_items_in_batch
+
+    def take(self) -> torch.Tensor | None:
+        """Return this rank's loss times the tokens, without its weight, and the tokens since the last call."""
+        sums, self._sums = self._sums, None
+        return sums

@@ -1,0 +1,69 @@
+"""Which evaluation was the best, and whether training is worth going on with: by figures that every rank has alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from workbench.base.words import number
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.evaluation import best_metric, greater_is_better
+
+
+class BestModel:
+    """The best evaluation of a run so far; that of the untrained model does not count."""
+
+    def __init__(self, job: FineTune) -> None:
+        self.wanted = job.load_best_model_at_end
+        """Whether the model of that evaluation is the one to save."""
+        self.metric = best_metric(job)
+        self.step: int | None = None
+        """Its step; None before the first."""
+        self.value = math.nan
+        self.kept: int | None = None
+        """The step of the best checkpoint that is on disk; None where there is none."""
+        self._sign = 1.0 if greater_is_better(job) else -1.0
+        self._patience = job.early_stopping_patience
+        self._threshold = job.early_stopping_threshold
+        self._stale = 0
+
+    def see(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Take in an evaluation; return whether it is the best. One that lacks the figure counts as no better."""
+        value = figures.get(self.metric, math.nan)
+        if step == 0:
+            return False
+        gain = math.inf if self.step is None else self._sign * (value - self.value)
+        better = gain > 0 and math.isfinite(value)
+        self._stale = 0 if better and gain > self._threshold else self._stale + 1
+        if better:
+            self.step, self.value = step, value
+        return better
+
+    @property
+    def exhausted(self) -> str:
+        """Why training should end now, in words; empty where it should not."""
+        if self._patience is None or self._stale < self._patience:
+            return ""
+        if self.step is None:
+            return f"no evaluation had the figure {self.metric}, {self._stale} in a row"
+        by = f" by more than {number(self._threshold)}" if self._threshold else ""
+        times = "evaluation" if self._stale == 1 else f"{self._stale} evaluations in a row"
+        return f"{self} was not bettered{by} in {times}"
+
+    def __str__(self) -> str:
+        return f"{self.metric} {number(self.value)} of step {self.step}"
+
+    def state(self) -> dict[str, object]:
+        return {"metric": self.metric, "step": self.step, "value": self.value, "stale": self._stale}
+
+    def restore(self, state: Mapping[str, object], *, at_step: int) -> bool:
+        """Go on from a checkpoint; return whether the model of that step is the best. Without its own, begin anew."""
+        step, value, stale = state.get("step"), state.get("value"), state.get("stale")
+        if (
+            state.get("metric") != self.metric
+            or not isinstance(step, int)
+            or (self.wanted and step != at_step)
+        ):
+            return False
+        self.step, self.value, self._stale = step, float(str(value)), int(str(stale))
+        return step == at_step

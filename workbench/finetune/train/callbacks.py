@@ -1,0 +1,170 @@
+"""What the Trainer tells while it runs: events for the notebook, and a stop where a run is not what it should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.records import memory
+from workbench.base.clock import now_s
+from workbench.base.errors import RunError
+from workbench.finetune.train.measure.meter import StepMeter
+from workbench.rundir.events import Event, EventKind, emit, emit_event
+
+
+def emit_memory(step: int) -> None:
+    """Emit how much memory this rank uses, and used at its peak."""
+    emit("memory", step=step, **memory())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Noted:
+    """What is known of a step when it ends; its loss comes later."""
+
+    at_s: float
+    learning_rate: float | None
+    runtime_s: float
+    """Seconds of all training steps so far."""
+    samples: float
+    """Samples of all training steps so far."""
+    samples_per_s: float
+    """Throughput of all training steps so far."""
+
+
+class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Turn the Trainer's progress into events."""
+
+    def __init__(
+        self,
+        clock: StepMeter,
+        *,
+        samples: float,
+        scales_loss: bool = False,
+        profiled: Collection[int] = (),
+    ) -> None:
+        """Take the rows of a step (of packed ones the texts in them, on average), and the steps under a profiler."""
+        self.profiled = profiled
+        self.scales_loss = scales_loss
+        self.clock = clock
+        self.samples = samples
+        self._learning_rate: float | None = None
+        self._epoch = 0, 0.0
+        # By step, until the step is logged.
+        self._noted: dict[int, _Noted] = {}
+        self._logged = 0.0, 0.0  # seconds and samples of the steps that were logged
+
+    def on_step_begin(
+        self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any
+    ) -> None:
+        """Note the learning rate of the step: afterwards a DeepSpeed optimizer's is already the next one's."""
+        self._learning_rate = float(lr_scheduler.get_last_lr()[0])
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self.clock.step(self.samples, profiled=state.global_step in self.profiled)
+        self._noted[state.global_step] = _Noted(
+            at_s=now_s(),
+            learning_rate=self._learning_rate,
+            runtime_s=self.clock.runtime_s,
+            samples=self.clock.samples,
+            samples_per_s=self.clock.samples_per_s,
+        )
+        if state.global_step == 1:
+            emit("first_step")
+            emit_memory(1)
+
+    def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._epoch = state.global_step, self.clock.runtime_s
+
+    def on_epoch_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Tell what the epoch took, and have the last evaluation happen before training ends: trackers close then."""
+        steps, total_s = state.global_step - self._epoch[0], self.clock.runtime_s
+        if steps:
+            seconds = round(total_s - self._epoch[1], 3)
+            emit(
+                "epoch",
+                epoch=round(state.epoch or 0.0, 4),
+                steps=steps,
+                seconds=seconds,
+                total_s=round(total_s, 3),
+            )
+        if control.should_training_stop:
+            control.should_evaluate = True
+
+    def on_log(
+        self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        """Emit the metrics of the steps since the last log; trackers get the same figures, being called later.
+
+        The loss of a step is read one step later or more, so `state` is as it was when that step ended.
+        """
+        if logs and "train_runtime" in logs:
+            # The Trainer's own sums count evaluations as training.
+            logs["train_runtime"] = round(self.clock.runtime_s, 3)
+            logs["train_samples_per_second"] = round(self.clock.samples_per_s, 3)
+            logs.pop("train_steps_per_second", None)
+        if not logs or "loss" not in logs:
+            return
+        step = state.global_step
+        _finite("loss", logs["loss"], step)
+        if self.scales_loss and not math.isfinite(logs.get("grad_norm") or 0.0):
+            logs.pop("grad_norm")  # the step was left out, and the next one has half the scale
+        _finite("gradient norm", logs.get("grad_norm"), step)
+        noted = self._noted[step]
+        self._noted = {later: each for later, each in self._noted.items() if later > step}
+        logs["samples_per_s"] = rate = round(self._rate_until(noted), 3)
+        if noted.learning_rate is not None:
+            logs["learning_rate"] = noted.learning_rate
+        if ranks.rank() != 0:
+            return
+        figures = {
+            "step": step,
+            "max_steps": state.max_steps,
+            "epoch": round(state.epoch or 0.0, 4),
+            "loss": logs["loss"],
+            "grad_norm": logs.get("grad_norm"),
+            "learning_rate": noted.learning_rate,
+            "samples_per_s": rate,
+            "train_samples_per_s": round(noted.samples_per_s, 3),
+        }
+        if "aux_loss" in logs:
+            figures["aux_loss"] = logs["aux_loss"]
+        if step in self.profiled:
+            figures["profiled"] = True
+        emit_event(Event(time_s=noted.at_s, rank=0, kind=EventKind.STEP, data=figures))
+
+    def _rate_until(self, noted: _Noted) -> float:
+        """Return the samples a second between the step that was logged last and this one."""
+        seconds, samples = noted.runtime_s - self._logged[0], noted.samples - self._logged[1]
+        self._logged = noted.runtime_s, noted.samples
+        return samples / seconds if seconds > 0 else 0.0
+
+
+class StopFile:
+    """A file whose presence asks the run to end after a step; all ranks end after the same one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stopped = False
+        """Whether the run ends because it was asked to."""
+
+    def is_there(self) -> bool:
+        return self.path.exists()
+
+    def obey(self, control: Any, *, step: int) -> None:
+        """End training after this step, with a checkpoint; every rank must call it after the same step."""
+        self.stopped = control.should_training_stop = control.should_save = True
+        if ranks.rank() == 0:
+            emit("stopped", step=step)
+
+
+def _finite(what: str, value: float | None, step: int) -> None:
+    if value is not None and not math.isfinite(value):
+        raise RunError(
+            f"{what} is {value} at step {step}; try a lower learning rate, or precision fp32"
+        )

@@ -1,0 +1,197 @@
+"""Checkpoints to resume from: every rank writes its part, and the parts get their names only when all have done so."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from workbench.agent.rank import collectives as ranks
+from workbench.base.errors import DiskFull, RunError
+from workbench.base.process import pod_name
+from workbench.finetune.checkpoint import snapshot
+from workbench.finetune.checkpoint.reshard import resharded
+from workbench.finetune.checkpoint.tensor_tree import read_tree, write_tree
+from workbench.finetune.train.callbacks import emit_memory
+from workbench.rundir.checkpoints import number_in, problem_of, read_manifest, write_manifest
+from workbench.rundir.events import emit
+
+_KEPT = 2
+
+
+class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
+
+    def __init__(
+        self, folder: Path, *, every: int | None, resumes: bool, most: int | None = None
+    ) -> None:
+        self.folder = folder / "checkpoints"
+        self.every = every
+        self.most = most or _KEPT
+        self.sent = _sent(folder / "resume") if resumes else []
+        """Where the part of this rank was sent to, or those of all ranks of another number; of no use once read."""
+        self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
+        """What the run goes on from; None for a run from the beginning."""
+        self._good: deque[int] = deque()
+        self._told = False
+        self._trainer: Any = None
+        # Until the first step of a run that continues.
+        self._begins = self._begins_amid = False
+
+    def follow(self, trainer: Any) -> None:
+        """Take the trainer that continues from the checkpoint when its training begins."""
+        self._trainer = trainer
+
+    @property
+    def first_step(self) -> int:
+        """The optimizer step after which the run goes on; 0 from the beginning."""
+        return int(self.tree["step"]) if self.tree is not None else 0
+
+    def on_train_begin(
+        self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Restore what was sent. Let the order of rows be that of the epoch in which the run continues."""
+        if self.tree is None:
+            return
+        self.restore(self._trainer)
+        steps_of_epoch = max(1, len(train_dataloader) // int(args.gradient_accumulation_steps))
+        train_dataloader.batch_sampler.epoch = state.global_step // steps_of_epoch
+        self._begins, self._begins_amid = True, state.global_step % steps_of_epoch > 0
+        if ranks.rank() == 0:
+            emit("resumed", step=state.global_step)
+
+    def on_epoch_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Restore the random numbers of the border between two epochs, before rows are read."""
+        if self._begins and self.tree is not None:
+            snapshot.restore_random(self.tree, seed=args.seed)
+        self._begins = False
+
+    def on_step_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Restore the random numbers within an epoch: reading the rows that are skipped has taken some."""
+        if self._begins_amid and self.tree is not None:
+            snapshot.restore_random(self.tree, seed=args.seed)
+        self._begins_amid = False
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Ask the Trainer to save after this step, when one is due; a run that is stopped saves by `StopFile.obey`."""
+        control.should_save = self.every is not None and state.global_step % self.every == 0
+        if self.tree is not None and state.global_step == self.first_step + 1:
+            emit("first_step")
+            emit_memory(state.global_step)
+
+    def save(self, trainer: Any) -> None:
+        """Write a checkpoint of this moment; every rank must call it. A full disk is said once and stops nothing."""
+        began, step, best = time.monotonic(), trainer.state.global_step, trainer.best
+        if step in self._good:  # it was due, and turns out to be the best
+            best.kept = step if best.step == step else best.kept
+            return
+        final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+        part = final.with_name(f"{final.name}.part")
+        size, error = _write(part, snapshot.capture(trainer), step)
+        failed, total = ranks.sums([float(error is not None), float(size)])
+        if failed:
+            shutil.rmtree(part, ignore_errors=True)
+            self._tell(step, error)
+            return
+        part.rename(final)
+        ranks.barrier()
+        self._good.append(step)
+        best.kept = step if best.wanted and best.step == step else best.kept
+        self._remove_old(best.kept)
+        if ranks.rank() == 0:
+            emit(
+                "checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3)
+            )
+
+    def restore(self, trainer: Any) -> None:
+        """Put the trainer back to where the checkpoint was made, where there is one; every rank must call it."""
+        if self.tree is None:
+            return
+        if engines := self.tree.pop("engines", None):
+            self.tree["engine"] = resharded(trainer, engines)
+        snapshot.restore(trainer, self.tree)
+        if (
+            trainer.best.restore(self.tree.get("best") or {}, at_step=self.first_step)
+            and trainer.best.wanted
+        ):
+            self._keep_sent(trainer)
+        self.tree["engine"] = None  # its tensors would stay in memory for the whole run
+        ranks.barrier()  # ranks of one pod read the same parts
+        for part in self.sent:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def load_best(self, trainer: Any) -> bool:
+        """Put the trainer back to its best evaluation; every rank must call it. False where no checkpoint has that."""
+        step = trainer.best.kept
+        if step is None or step != trainer.best.step:
+            return False
+        part = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+        if ranks.sums([float(bool(problem_of(part)))])[0]:
+            return False
+        snapshot.restore(trainer, read_tree(part))
+        return True
+
+    def _remove_old(self, best: int | None) -> None:
+        others = [step for step in self._good if step != best]
+        for step in others[: -max(1, self.most - (best is not None))]:
+            self._good.remove(step)
+            shutil.rmtree(self.folder / f"step-{step}" / f"rank-{ranks.rank()}", ignore_errors=True)
+
+    def _keep_sent(self, trainer: Any) -> None:
+        assert self.tree is not None
+        final = self.folder / f"step-{self.first_step}" / f"rank-{ranks.rank()}"
+        _, error = _write(final, self.tree, self.first_step)
+        if not ranks.sums([float(error is not None)])[0]:
+            self._good.append(self.first_step)
+            trainer.best.kept = self.first_step
+
+    def _tell(self, step: int, error: OSError | None) -> None:
+        if error is not None and not self._told:
+            message = f"on {pod_name()} {error.strerror or error}"
+            match error:
+                case DiskFull():
+                    message = str(error)
+            emit("checkpoint_failed", step=step, message=message)
+            self._told = True
+
+
+def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError | None]:
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write_tree(part, tree)
+        size = write_manifest(part, step=step, rank=ranks.rank(), world_size=ranks.world_size())
+    except OSError as error:
+        return 0, error
+    return size, None
+
+
+def _sent(folder: Path) -> list[Path]:
+    own = folder / f"rank-{ranks.rank()}"
+    size = read_manifest(own if own.is_dir() else folder / "rank-0").get(
+        "world_size", ranks.world_size()
+    )
+    return (
+        [own] if size == ranks.world_size() else [folder / f"rank-{rank}" for rank in range(size)]
+    )
+
+
+def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
+    for part in parts:
+        if problem := problem_of(part):
+            raise RunError(
+                f"the checkpoint to resume from arrived damaged: {problem}; submit the run again"
+            )
+        if (rank := read_manifest(part).get("rank")) != number_in(part.name, "rank"):
+            raise RunError(
+                f"the checkpoint to resume from arrived wrong: {part.name} is of rank {rank}; submit it again"
+            )
+    first, *others = [read_tree(part) for part in parts]
+    if read_manifest(parts[0]).get("world_size") == ranks.world_size():
+        return dict(first)
+    return {**first, "random": None, "engines": [each["engine"] for each in (first, *others)]}

@@ -1,0 +1,257 @@
+"""What an evaluation measures beside the loss: figures of the model's answers, and functions of the user's own."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import math
+import re
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice, pairwise
+from numbers import Real
+from types import ModuleType
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.phases import counted
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.json_values import parts, text
+from workbench.finetune.data.judged import Answer, judge, share
+from workbench.finetune.data.rows import Example, table_from
+from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.data.training.order import eval_batches
+from workbench.finetune.data.training.rows import aligned
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import generate
+from workbench.finetune.model.encode import Encoder
+from workbench.finetune.options.evaluation import LOSS, answered_rows, perplexity
+from workbench.finetune.train.standalone import evaluation_sums
+from workbench.rundir.events import emit
+
+_MOST_NAMES = 50
+Function = Callable[[list[str], list[str]], object]
+
+
+def note(message: str) -> None:
+    """Emit what a person should read of the run whatever becomes of it; one rank does."""
+    if ranks.rank() == 0:
+        emit("note", message=message)
+
+
+def emit_evaluation(step: int, figures: Mapping[str, float]) -> None:
+    """Emit the figures of an evaluation; one rank does."""
+    if ranks.rank() == 0:
+        emit(
+            "eval",
+            step=step,
+            eval_loss=figures[LOSS],
+            perplexity=figures.get("perplexity"),
+            metrics=other_figures(figures),
+        )
+
+
+def other_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures beside the loss and the perplexity."""
+    return {name: value for name, value in figures.items() if name not in (LOSS, "perplexity")}
+
+
+def questions(rows: Sequence[Example], most: int) -> list[Example]:
+    """Return the first evaluation rows that can be answered: plain text asks nothing."""
+    return list(islice((row for row in rows if row.source or row.input), most))
+
+
+class Evaluator:
+    """Make the figures of one evaluation out of its loss and the model's answers."""
+
+    def __init__(
+        self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]
+    ) -> None:
+        """Take what was sent for it; rank 0 imports the user's functions now, where nothing is lost by it."""
+        self.counts_right = "accuracy" in job.metrics
+        self._job, self._encoder = job, encoder
+        self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
+        self._tables: dict[str, SqlTable] = {}
+        for number, raw in enumerate(parts(sent.get("tables")), 1):
+            table = table_from(raw, f"table {number}")
+            self._tables[table.id] = table
+        own = parts(sent.get("metrics")) if ranks.rank() == 0 else []
+        self._own = [
+            (text(each.get("function")), _function(each, number)) for number, each in enumerate(own)
+        ]
+        self._complained: set[str] = set()
+
+    def measure(self, trainer: Any) -> dict[str, float]:
+        """Evaluate the model as it is now; every rank must call it, and all get the same figures."""
+        return self.figures(trainer, *self._loss(trainer))
+
+    def _loss(self, trainer: Any) -> tuple[float, float]:
+        """Return the mean loss of a token, and the share of tokens that the model gets right where that is counted."""
+        # DDP's own forward pass sends the model's buffers around.
+        wrapped, rows = trainer.model_wrapped, trainer.eval_dataset
+        model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        size, world_size = trainer.args.per_device_eval_batch_size, ranks.world_size()
+        batches = eval_batches(rows, size=size, rank=ranks.rank(), world_size=world_size)
+        model.eval()
+        with ranks.alike(collective=trainer.forward_is_collective):
+            sums = evaluation_sums(
+                trainer,
+                model,
+                counted(batches, -(-len(rows) // (size * world_size)), "evaluating"),
+                align=partial(aligned, causal=self._encoder.causal),
+                counts_right=self.counts_right,
+            )
+        model.train()
+        total, count, right = ranks.sums(sums)
+        return total / count, right / count
+
+    def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
+        """Return all figures by name, the same on every rank, which all must call it."""
+        figures = {LOSS: loss}
+        if self._encoder.causal or "perplexity" in self._job.metrics:
+            figures |= perplexity(loss)
+        if self.counts_right:
+            figures["accuracy"] = accuracy
+        answers = (
+            generate.predict(trainer, self._encoder, self._questions) if self._questions else []
+        )
+        figures |= self._of_answers(answers, trainer.state.global_step) if answers else {}
+        sent = ranks.broadcast_bytes(json.dumps(figures).encode() if ranks.rank() == 0 else None)
+        return {name: float(value) for name, value in json.loads(sent).items()}
+
+    def _of_answers(self, answers: Sequence[Answer], step: int) -> dict[str, float]:
+        texts, expected = [a.predicted for a in answers], [a.expected or "" for a in answers]
+        shares: dict[str, float | None] = {}
+        if "exact_match" in self._job.metrics:
+            shares["exact_match"] = share(answer.exact_match for answer in answers)
+        if "execution_match" in self._job.metrics:
+            shares["execution_match"] = share(self._same_result(answer) for answer in answers)
+        figures = {name: value for name, value in shares.items() if value is not None}
+        if "rouge" in self._job.metrics:
+            figures |= rouge(texts, expected)
+        for name, function in self._own:
+            figures |= self._measured(name, function, (texts, expected), step)
+        return figures
+
+    def _same_result(self, answer: Answer) -> bool | None:
+        table = self._tables.get(answer.table_id or "")
+        return judge(answer.source, answer.expected, answer.predicted, table=table).execution_match
+
+    def _measured(
+        self, name: str, function: Function, rows: tuple[list[str], list[str]], step: int
+    ) -> dict[str, float]:
+        predictions, references = rows
+        try:
+            return _numbers(function(list(predictions), list(references)), name)
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # the user's code: whatever it does, the training is not lost
+            traceback.print_exc(file=sys.stderr)
+            if name not in self._complained:
+                note(f"the metric {name} is missing at step {step}: {_raised(error)}")
+            self._complained.add(name)
+            return {}
+
+
+def _function(sent: Mapping[str, object], number: int = 0) -> Function:
+    source, path, name = (text(sent.get(key)) for key in ("source", "path", "function"))
+    module = ModuleType(f"workbench_metric_{number}")
+    module.__file__ = path
+    # Its lines stand in tracebacks, though the file is not on this pod.
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+        function = getattr(module, name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"metric {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"metric {path}:{name} is not a function")
+    metric: Function = function
+    return metric
+
+
+def _numbers(returned: object, name: str = "") -> dict[str, float]:
+    match returned:
+        case Real():
+            return _numbers({name: returned})
+        case Mapping() if len(returned) <= _MOST_NAMES:
+            numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
+            return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    raise RunError(
+        f"it returned {type(returned).__name__}; it must return a number, or at most {_MOST_NAMES} numbers by name"
+    )
+
+
+def _raised(error: BaseException) -> str:
+    lines = [
+        line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__
+    ]
+    # What came from the notebook, a cell or a metric's file: of cached lines theirs alone have no time.
+    sent = {
+        file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None
+    }
+    mine = [line for line in lines if line.filename in sent] or lines
+    where = f" ({mine[-1].filename} line {mine[-1].lineno}: {mine[-1].line})" if mine else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return the mean ROUGE-1, ROUGE-2 and ROUGE-L over all pairs; nothing where there are none.
+
+    Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004; as `rouge_score` counts it without its stemmer,
+    except that letters of every script are letters.
+    """
+    scores = [rouge_of(*pair) for pair in zip(predictions, references, strict=True)]
+    return (
+        {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
+        if scores
+        else {}
+    )
+
+
+def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
+    """Return the F1 of single words, of pairs of words, and of the longest common subsequence.
+
+    Example:
+        >>> score = rouge_of("The cat sat on a mat.", "the cat is on the mat")  # 4, 1 and 4 are common
+        >>> {name: round(value, 3) for name, value in score.items()}
+        {'rouge1': 0.667, 'rouge2': 0.2, 'rougeL': 0.667}
+    """
+    one, other = _words(prediction), _words(reference)
+    pairs = [list(pairwise(words)) for words in (one, other)]
+    return {
+        "rouge1": _f1((Counter(one) & Counter(other)).total(), len(one), len(other)),
+        "rouge2": _f1(
+            (Counter(pairs[0]) & Counter(pairs[1])).total(), len(pairs[0]), len(pairs[1])
+        ),
+        "rougeL": _f1(_longest_common(one, other), len(one), len(other)),
+    }
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def _f1(common: int, predicted: int, expected: int) -> float:
+    return 2 * common / (predicted + expected) if common else 0.0
+
+
+def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
+    lengths = [0] * (len(other) + 1)
+    for word in one:
+        before = 0  # what `lengths` held one place to the left, before this word
+        for place, another in enumerate(other, 1):
+            before, lengths[place] = (
+                lengths[place],
+                before + 1 if word == another else max(lengths[place], lengths[place - 1]),
+            )
+    return lengths[-1]

@@ -1,0 +1,215 @@
+"""Read the loss of a step one step later, so that no rank waits for its device or for other ranks to learn it.
+
+A loss stays on the device when its step ends. The next step begins with one sum over the ranks, of the tokens in it;
+the loss of the step before and the wish to stop travel in the same tensor. The host reads that tensor once the next
+step has been launched. Ranks that train apart read their own losses alike, and add them up only where they meet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.records import EndedWithAnother
+from workbench.base.errors import RunError
+
+_TOKENS, _STOP, _BALANCE, _BALANCED, _FIRST_LOSS = range(5)
+"""Places in the tensor that ranks add up; each rank's loss has a place of its own after these."""
+
+_CAUSE_FIRST_S = 1.0
+"""Time that the rank of a bad loss has to write its error before other ranks end."""
+
+
+class HostCopy:
+    """The values of a tensor as they are now; reading them waits for no later work of a GPU."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._ready: torch.cuda.Event | None = None
+        if not values.is_cuda:
+            self._values = values.detach().clone()
+            return
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._values.copy_(values.detach(), non_blocking=True)
+        self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._ready.record()
+
+    def read(self) -> list[float]:
+        if self._ready is not None:
+            self._ready.synchronize()
+        return [float(value) for value in self._values.reshape(-1).tolist()]
+
+
+@dataclass(kw_only=True, slots=True)
+class EndedStep:
+    """An optimizer step whose loss has not been read yet."""
+
+    step: int
+    epoch: float | None
+    loss: torch.Tensor
+    """Sum over the micro-batches of this rank, on the device."""
+    grad_norm: HostCopy | None
+    due: bool
+    """Whether its figures are to be logged."""
+    balance: torch.Tensor | None = None
+    """Of a mixture of experts on this rank: the load-balancing loss times the tokens, and the tokens; on the device."""
+
+
+class ReadStep(NamedTuple):
+    ended: EndedStep
+    loss: float
+    """Mean over the ranks."""
+    balance: float = 0.0
+    """Load-balancing loss times the tokens, of all ranks."""
+    balanced: float = 0.0
+    """The tokens of that; 0 for a model that is no mixture of experts."""
+
+
+class StepSums:
+    """The figures of the steps that were read, and not logged."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._loss = 0.0
+        # The load-balancing loss times the tokens, and these tokens.
+        self._balance = self._balanced = 0.0
+
+    def add(self, read: ReadStep) -> None:
+        self._steps += 1
+        self._loss += read.loss
+        self._balance += read.balance
+        self._balanced += read.balanced
+
+    def take(self, ended: EndedStep) -> dict[str, float]:
+        """Return what is logged with a step, means over the steps since the last log, and begin anew."""
+        logs = {"loss": self._loss / self._steps}
+        if self._balanced:
+            logs["aux_loss"] = self._balance / self._balanced
+        if ended.grad_norm is not None:
+            (logs["grad_norm"],) = ended.grad_norm.read()
+        self._steps, self._loss = 0, 0.0
+        self._balance = self._balanced = 0.0
+        return logs
+
+
+class StepLosses:
+    """The losses of the last steps, on their way from the device and from the other ranks."""
+
+    def __init__(
+        self, *, device: torch.device, apart: bool, asked_to_stop: Callable[[], bool]
+    ) -> None:
+        """Take where the losses lie, whether ranks train apart, and what says that this rank is asked to stop."""
+        self.stop = False
+        """Whether a rank was asked to stop; all ranks learn it after the same step."""
+        self._device, self._apart, self._asked_to_stop = device, apart, asked_to_stop
+        self._ended: EndedStep | None = None
+        # Sent to the other ranks, or copied to the host where ranks train apart.
+        self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
+        # Read on this rank, while ranks train apart.
+        self._own: list[ReadStep] = []
+
+    def count(self, tokens: int) -> torch.Tensor:
+        """Return the tokens of the step that begins, of all ranks unless they train apart; every rank must call it."""
+        if self._apart:
+            return torch.tensor(tokens, device=self._device)
+        return self._add_up(tokens)[_TOKENS].to(torch.int64)
+
+    def keep(self, ended: EndedStep) -> None:
+        """Take in the step that has just ended."""
+        if self._apart:
+            self._sent.append(
+                (ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)])))
+            )
+        else:
+            self._ended = ended
+
+    def read(self) -> list[ReadStep]:
+        """Return the steps whose losses have come from all ranks, oldest first: up to the step before the last."""
+        if self._apart:
+            # The copy of the last step is left alone: it would make the host wait for that step.
+            self._read_own(but=1)
+            return []
+        return self._read_sums()
+
+    def meet(self) -> list[ReadStep]:
+        """Return all steps that have not been returned yet; every rank must call it."""
+        if self._apart:
+            self._read_own(but=0)
+            return self._sum_of_own()
+        if self._ended is not None:
+            self._add_up(0)
+        return self._read_sums()
+
+    def _add_up(self, tokens: int) -> torch.Tensor:
+        values = torch.zeros(_FIRST_LOSS + ranks.world_size(), dtype=torch.float64)
+        values[_TOKENS], values[_STOP] = tokens, self._asked_to_stop()
+        values = values.to(self._device)
+        if self._ended is not None:
+            values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
+            values[_BALANCE], values[_BALANCED] = self._balance(self._ended)
+        ranks.add_up(values)
+        self._sent.append((self._ended, HostCopy(values)))
+        self._ended = None
+        return values
+
+    def _balance(self, ended: EndedStep) -> torch.Tensor:
+        """Return two numbers of a step; zeros for a model that is no mixture of experts."""
+        none = torch.zeros(2, dtype=torch.float64, device=self._device)
+        return none if ended.balance is None else ended.balance.double()
+
+    def _read_sums(self) -> list[ReadStep]:
+        done: list[ReadStep] = []
+        while self._sent:
+            ended, copy = self._sent.popleft()
+            values = copy.read()
+            self.stop = self.stop or values[_STOP] > 0
+            if ended is not None:
+                losses = values[_FIRST_LOSS:]
+                _check(losses, ended.step)
+                done.append(
+                    ReadStep(ended, sum(losses) / len(losses), values[_BALANCE], values[_BALANCED])
+                )
+        return done
+
+    def _read_own(self, *, but: int) -> None:
+        while len(self._sent) > but:
+            ended, copy = self._sent.popleft()
+            assert ended is not None
+            own = ReadStep(ended, *copy.read())
+            if not math.isfinite(own.loss):
+                raise _not_finite(own.loss, ranks.rank(), ended.step)
+            self._own.append(own)
+
+    def _sum_of_own(self) -> list[ReadStep]:
+        figures = [figure for own in self._own for figure in (own.loss, own.balance, own.balanced)]
+        stop, *sums = ranks.sums([float(self._asked_to_stop()), *figures])
+        self.stop = self.stop or stop > 0
+        steps, self._own = [own.ended for own in self._own], []
+        read = zip(steps, sums[::3], sums[1::3], sums[2::3], strict=True)
+        return [
+            ReadStep(ended, total / ranks.world_size(), *balance) for ended, total, *balance in read
+        ]
+
+
+def _check(losses: Sequence[float], step: int) -> None:
+    """End the run at a loss that is not finite; the error of that rank is the cause, those of others an echo."""
+    bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
+    if ranks.rank() in bad:
+        raise _not_finite(losses[ranks.rank()], ranks.rank(), step)
+    if bad:
+        time.sleep(_CAUSE_FIRST_S)
+        raise EndedWithAnother(
+            f"loss is {losses[bad[0]]} on rank {bad[0]} at step {step}; this rank ends with it"
+        )
+
+
+def _not_finite(loss: float, rank: int, step: int) -> RunError:
+    return RunError(
+        f"loss is {loss} on rank {rank} at step {step}; try a lower learning rate, or precision fp32"
+    )

@@ -1,0 +1,346 @@
+"""The trainer: what every rank of a `FineTune` job runs, from the job file to the done-record."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, TrainerCallback
+
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank import records as report
+from workbench.agent.rank.phases import phase
+from workbench.base.errors import ConfigError
+from workbench.base.process import pod_name
+from workbench.base.versions import installed_versions
+from workbench.finetune.data.judged import Answer, share, write_answers
+from workbench.finetune.data.training import rows as data
+from workbench.finetune.data.training.rows import Rows
+from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model import adapters, generate, pipeline
+from workbench.finetune.model import load as model
+from workbench.finetune.model.encode import Encoder
+from workbench.finetune.model.layers import balance_coefficient, recompute
+from workbench.finetune.model.saving import save_model
+from workbench.finetune.model.sharding import parts_to_shard
+from workbench.finetune.options.choices import Communication, Peft, Precision
+from workbench.finetune.options.evaluation import evaluates
+from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.finetune.options.prompts import wording
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
+from workbench.finetune.train.balance import LoadBalance
+from workbench.finetune.train.best import BestModel
+from workbench.finetune.train.callbacks import EventCallback, StopFile, emit_memory
+from workbench.finetune.train.checkpoints import Checkpoints
+from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
+from workbench.finetune.train.measure.meter import StepMeter
+from workbench.finetune.train.measure.profile import (
+    StepProfiler,
+    StepTrace,
+    step_to_profile,
+    steps_to_trace,
+)
+from workbench.finetune.train.settings import Assignment, prepare_process, training_arguments
+from workbench.finetune.train.swapping import remove_folders
+from workbench.finetune.train.trainer import FineTuner, TrainerParts
+from workbench.rundir.events import emit
+
+
+def main() -> None:
+    work = Assignment.read()
+    try:
+        _run(work)
+    except Exception as error:
+        report.write_error(work.rank_folder, work.rank, error)
+        raise
+    finally:
+        remove_folders(work.deepspeed)
+    report.write_done(work.rank_folder, work.rank)
+
+
+def _run(work: Assignment) -> None:
+    sys.path.extend(
+        filter(None, [os.environ.get("WORKBENCH_PACKAGES")])
+    )  # last: they shadow nothing of the pod's
+    phase("joining the other ranks")
+    prepare_process(work)
+    arguments = training_arguments(work)
+    work.out.mkdir(parents=True, exist_ok=True)
+    phase("loading data")
+    rows = load_rows(work)
+    phase("loading model")
+    loaded = adapters.attached(
+        model.placed(_base(work.job, rows, work.gpus), work.job, gpus=work.gpus), work.job
+    )
+    if work.job.device_map:
+        note(f"device_map: {pipeline.described(loaded.model)}")
+    recompute(loaded.model, work.job.checkpoint_layers)
+    encoder = Encoder(loaded, work.job)
+    stop = StopFile(work.stop)
+    trainer = _trainer(work, arguments, loaded, encoder, rows, stop)
+    trainer.write_model = lambda: _save(work, loaded)
+    used = {
+        "pod": pod_name(),
+        "threads": torch.get_num_threads(),
+        "cores": report.cores(),
+        "backend": ranks.backend(),
+    }
+    emit("device", name=report.device(), **used)
+    _start(work, trainer, rows)
+    phase("training")
+    step = _train(trainer)
+    rates = trainer.clock.totals()
+    if stop.stopped and work.job.predict_rows:
+        note(
+            "predict_rows were not answered, as the run was stopped (run.predict(rows) asks the model)"
+        )
+    predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
+    emit_memory(trainer.state.global_step)
+    if work.rank == 0:
+        _end(work, trainer, step, predictions, rates)
+    ranks.barrier()
+    ranks.close()
+
+
+def load_rows(work: Assignment) -> Rows:
+    """Load the rows; a refusal says why it comes so late, where the hub was not asked when the run was submitted."""
+    try:
+        return data.load(work.train, work.evaluation, work.hub)
+    except ConfigError as error:
+        if not work.unasked:
+            raise
+        late = f"These rows were not checked at submit, because the look at the hub was given up: {work.unasked}"
+        raise ConfigError(f"{error}. {late}") from error
+
+
+def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
+    attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
+    packing = adapters.load_options(
+        job.peft, job.number_format, sharded=technique_of(job.technique).gathers_packed
+    )
+    options = {**model.load_options(job, gpus=gpus), **packing, **attention}
+    trained = job.lora.get("resume_from") if model_kind(job.model) is ModelKind.BUILTIN else None
+    return model.load(
+        job.model,
+        rows.train,
+        seed=job.seed,
+        options=options,
+        wording=wording(job.prompt, system=job.system),
+        chat_template=job.chat_template,
+        # Adapters belong to the tokens that they were trained with, and rows of now would give others.
+        tokenizer=AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
+        if trained
+        else None,
+    )
+
+
+def _trainer(
+    work: Assignment,
+    arguments: Any,
+    loaded: model.Loaded,
+    encoder: Encoder,
+    rows: Rows,
+    stop: StopFile,
+) -> FineTuner:
+    job, technique = work.job, work.technique
+    technique.wrap(loaded.model, job, gpus=work.gpus, parts=parts_to_shard)
+    clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
+    # The rows, as tokens. Of packed ones each holds several texts.
+    texts = shared_rows(rows.train, encoder.rows)
+    texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
+    train = TokenRows(texts, work.rank_folder)
+    count = sum(row["position_ids"].count(0) for row in train) if job.packing else len(train)
+    coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
+    parts = TrainerParts(
+        clock=clock,
+        stop=stop,
+        best=BestModel(job),
+        checkpoints=Checkpoints(
+            work.folder,
+            every=job.save_steps,
+            resumes=job.resume is not None,
+            most=job.save_total_limit,
+        ),
+        evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
+        technique=technique,
+        points=technique.points(job),
+        sends_bf16=job.communication == Communication.BF16,
+        causal=encoder.causal,
+        order=work.order,
+        balance=LoadBalance(coefficient) if coefficient is not None else None,
+    )
+    trainer = FineTuner(
+        parts=parts,
+        train_dataset=train,
+        eval_dataset=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
+        if evaluates(job)
+        else [],
+        model=loaded.model,
+        args=arguments,
+        processing_class=loaded.tokenizer,
+        data_collator=encoder.collator,
+    )
+    _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
+    return trainer
+
+
+def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> None:
+    """Give the trainer its callbacks, in the order in which they are called; a step has so many samples."""
+    job, last = work.job, _steps(work, len(trainer.train_dataset))
+    # The profiler counts calls of torch's functions, which compiled code does not make.
+    asked = 0 if job.torch_compile else job.profile_step
+    profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
+    traced = steps_to_trace(
+        job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step
+    )
+    events = EventCallback(
+        trainer.clock,
+        samples=samples,
+        scales_loss=job.precision == Precision.FP16,
+        profiled={profile_step, *traced},
+    )
+    check = TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys)
+    trainer.checkpoints.follow(trainer)
+    if work.rank == 0 and profile_step:
+        trainer.profiler = StepProfiler(
+            trainer.model,
+            profile_step,
+            micro_batch=job.per_device_train_batch_size,
+            report=work.out / "profile.txt",
+            options=(work.deepspeed or {}).get("flops_profiler", {}),
+        )
+    first = [
+        # The technique's: local SGD averages the weights before anything looks at the step.
+        *trainer.points.first_callbacks(trainer),
+        # Times the step and emits its figures. Trackers come later, and get the figures that it adds.
+        events,
+    ]
+    # Here stand transformers' own, which decide when to log and to evaluate, and the trackers.
+    after: list[TrainerCallback] = [
+        # Fails the first step of a run that is something else than asked for.
+        check,
+        # Restores a checkpoint, and asks for one when it is due.
+        trainer.checkpoints,
+    ]
+    if job.packing:
+        # Refuses a model in which packed texts see each other.
+        after.append(PackingCheck(trainer))
+    if work.rank == 0 and traced:
+        # Traces some steps with torch's profiler.
+        after.append(StepTrace(traced, work.out))
+    if trainer.profiler is not None:
+        # Writes the report of the step under the FLOPS profiler.
+        after.append(trainer.profiler)
+    trainer.use_callbacks(first=first, last=after)
+
+
+def _steps(work: Assignment, rows: int) -> int:
+    per_epoch = -(-rows // work.global_batch)
+    return work.job.max_steps or max(1, -int(-work.job.epochs * per_epoch // 1))
+
+
+def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
+    if work.rank != 0:
+        return
+    job = work.job
+    trainable, parameters = adapters.counts(trainer.model)
+    emit(
+        "start",
+        model=work.base,
+        family=str(Family.CAUSAL if trainer.causal else Family.ENCODER_DECODER),
+        parameters=parameters,
+        trainable_parameters=trainable,
+        world_size=work.world_size,
+        global_batch_size=work.global_batch,
+        max_steps=_steps(work, len(trainer.train_dataset)),
+        epochs=job.epochs,
+        train_rows=len(rows.train),
+        eval_rows=len(rows.eval),
+        not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
+        empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
+        technique=str(job.technique),
+        precision=str(job.precision),
+        communication=job.communication,
+        learning_rate=job.learning_rate,
+        chosen=list(work.chosen),
+        device=str(trainer.args.device),
+        versions=installed_versions(),
+    )
+
+
+def _train(trainer: FineTuner) -> int:
+    """Train, and return the step of the model that is saved; what can fail after the training comes after that."""
+    trainer.args.eval_on_start = bool(trainer.eval_dataset)
+    trainer.clock.resume()
+    trainer.train_loss = trainer.train().training_loss
+    trainer.clock.pause()
+    trainer.save_trained()
+    trainer.evaluate()
+    return trainer.use_best()
+
+
+def _save(work: Assignment, loaded: model.Loaded) -> None:
+    folder = work.out / "model"
+    if work.job.peft != Peft.NONE:
+        adapters.save(loaded.model, folder, base=work.base, seed=work.job.seed)
+    else:
+        # Only a model that was read may have names of an older format to go back to; transformers would compile 900
+        # patterns to find that a built-in one has none.
+        save_model(loaded.model, folder, read=model_kind(work.job.model) is not ModelKind.BUILTIN)
+    if work.rank == 0:
+        loaded.tokenizer.save_pretrained(folder)
+
+
+def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Answer]:
+    examples = questions(rows.eval, work.job.predict_rows)
+    if not examples:
+        return []
+    phase("predicting")
+    try:
+        predictions = generate.predict(trainer, encoder, examples)
+        if work.rank == 0:
+            write_answers(work.out / "predictions.jsonl", predictions)
+    except (ranks.FailedAlike, OSError) as error:
+        note(f"the predictions failed, and the model is saved: {error}")
+        return []
+    if work.rank == 0:
+        emit(
+            "predictions",
+            rows=len(predictions),
+            exact_match=share(answer.exact_match for answer in predictions),
+        )
+    return predictions
+
+
+def _end(
+    work: Assignment,
+    trainer: FineTuner,
+    step: int,
+    predictions: Sequence[Answer],
+    rates: Mapping[str, object],
+) -> None:
+    losses = trainer.eval_losses
+    emit(
+        "end",
+        steps=trainer.state.global_step,
+        epochs=round(trainer.state.epoch or 0.0, 4),
+        train_runtime_s=round(trainer.clock.runtime_s, 3),
+        train_samples_per_s=round(trainer.clock.samples_per_s, 3),
+        train_loss=trainer.train_loss,
+        eval_loss=losses.get(step),
+        eval_step=step if step in losses else None,
+        metrics=other_figures(trainer.figures.get(step, {})),
+        first_eval_loss=losses.get(0),
+        exact_match=share(answer.exact_match for answer in predictions),
+        global_batch_size=work.global_batch,
+        **rates,
+    )
+
+
+if __name__ == "__main__":
+    main()

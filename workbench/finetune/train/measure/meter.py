@@ -1,0 +1,207 @@
+"""Measure the training steps of a rank: their time, the tokens in them, and the bytes sent for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple, Self, SupportsFloat
+
+import torch
+import torch.distributed as dist
+
+from workbench.agent.rank import collectives as ranks
+from workbench.finetune.data.training.order import IGNORED
+from workbench.finetune.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
+
+
+def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
+    """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text."""
+    mask = batch["attention_mask"]
+    if causal:
+        return mask.sum(), mask.numel()
+    labels = batch["labels"]
+    return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
+
+
+class Stopwatch:
+    """Seconds of the work between `begin` and `end`; those of a GPU by its own clock, so that the host never waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: Sequence[torch.cuda.Event] = ()
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._events = begin, end
+        self._began = self._took = 0.0
+
+    def begin(self) -> Self:
+        if self._events:
+            self._events[0].record()
+        self._began = time.perf_counter()
+        return self
+
+    def end(self) -> Self:
+        if self._events:
+            self._events[1].record()
+        self._took = time.perf_counter() - self._began
+        return self
+
+    def __float__(self) -> float:
+        """Return the seconds, once a GPU has done the work."""
+        if not self._events:
+            return self._took
+        begin, end = self._events
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+
+
+class _Step(NamedTuple):
+    took_s: float
+    tokens: int
+    micro_batches: int
+    computing_s: float
+    """For a token in forward and backward passes."""
+
+
+class _Ended(NamedTuple):
+    """A step whose times are read one step later: a GPU may still be at it."""
+
+    took_s: float
+    tokens: Sequence[int]
+    computing: Sequence[SupportsFloat]
+    """Of each micro-batch, its forward and backward pass."""
+
+
+class StepMeter:
+    """Time the training steps and count what goes through them; evaluations and checkpoints are left out of it all."""
+
+    def __init__(self, *, causal: bool, period: int = 1) -> None:
+        """Start with nothing measured, on every rank; in each `period`-th step ranks meet that train apart."""
+        self.runtime_s = self.samples = 0.0
+        """Seconds of all steps so far, and samples in them."""
+        self.profiled_tokens: int | None = None
+        """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
+        self._causal, self._period = causal, period
+        self._since: float | None = None
+        self._steps = 0
+        # Of the step in progress.
+        self._useful: Any = 0
+        self._tokens: list[int] = []
+        self._computing: list[SupportsFloat] = []
+        # Of all steps but profiled ones.
+        self._fair_s = self._fair_samples = 0.0
+        self._fair_useful: Any = 0
+        self._fair_padded = 0
+        self._warm: list[_Step] = []
+        self._ended: _Ended | None = None
+        self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
+        # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
+        self._peers = _everyone() if ranks.connected() else frozenset()
+        if ranks.world_size() > 1 and not self._unseen and not self._peers:
+            self._unseen = "no connection to another rank was found"
+        self._traffic = Traffic(self._sent)
+
+    def see(self, batch: Mapping[str, torch.Tensor], *, profiled: bool) -> None:
+        """Count a micro-batch that is about to be trained on."""
+        useful, padded = tokens_of(batch, self._causal)
+        self._useful = self._useful + useful
+        self._tokens.append(padded)
+        if profiled:
+            self.profiled_tokens = padded
+
+    def computed(self, seconds: SupportsFloat) -> None:
+        """Count the time of a micro-batch's forward and backward pass; it is read when the next step has ended."""
+        self._computing.append(seconds)
+
+    def step(self, samples: float, *, profiled: bool) -> None:
+        step_s = self._lap_s()
+        self.samples += samples
+        if not profiled:
+            self._fair_s += step_s
+            self._fair_samples += samples
+            self._fair_useful = self._fair_useful + self._useful
+            self._fair_padded += sum(self._tokens)
+            self._read_ended()
+            if self._steps and self._computing:  # the first one warms up
+                self._ended = _Ended(step_s, self._tokens, self._computing)
+        self._steps, self._useful, self._tokens, self._computing = self._steps + 1, 0, [], []
+        self._traffic.step()
+
+    def resume(self) -> None:
+        self._traffic.resume()
+        self._since = time.monotonic()
+
+    def pause(self) -> None:
+        """Leave out what follows, until `resume`."""
+        self._lap_s()
+        self._since = None
+        self._traffic.pause()
+
+    @property
+    def samples_per_s(self) -> float:
+        """The throughput of the steps so far, profiled ones left out where there are others."""
+        if self._fair_s > 0:
+            return self._fair_samples / self._fair_s
+        return self.samples / self.runtime_s if self.runtime_s > 0 else 0.0
+
+    def totals(self) -> dict[str, float | int | None]:
+        """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
+        self._traffic.tell(self._unseen)
+        self._read_ended()
+        own = [float(self._fair_useful), float(self._fair_padded), self._micro_batch_s()]
+        useful, padded, computing_s = ranks.sums(own)
+        return {
+            "step_s": self._step_s(),
+            "micro_batch_s": computing_s / ranks.world_size() if self._warm else None,
+            "useful_tokens_per_s": round(useful / self._fair_s, 3) if self._fair_s > 0 else None,
+            "padded_tokens_per_s": round(padded / self._fair_s, 3) if self._fair_s > 0 else None,
+            "profiled_tokens": self.profiled_tokens,
+        }
+
+    def _read_ended(self) -> None:
+        if self._ended is None:
+            return
+        step, self._ended = self._ended, None
+        # The last micro-batch of several may have the optimizer step in it, and what is sent for it.
+        took_s = [float(seconds) for seconds in step.computing]
+        took_s = took_s[:-1] or took_s
+        computing_s = sum(took_s) / sum(step.tokens[: len(took_s)])
+        self._warm.append(_Step(step.took_s, sum(step.tokens), len(step.tokens), computing_s))
+
+    def _lap_s(self) -> float:
+        """Return the seconds since the clock was last looked at, which count; none while it pauses."""
+        now = time.monotonic()
+        took_s = 0.0 if self._since is None else now - self._since
+        self.runtime_s, self._since = self.runtime_s + took_s, now
+        return took_s
+
+    # Steps may be of rows of any length, so a few must not stand for all: medians are of the seconds of a token.
+    def _step_s(self) -> float | None:
+        """Return the seconds of a step of mean length; what disturbs a few whole periods does not count."""
+        whole = len(self._warm) // self._period * self._period or len(self._warm)
+        periods = [self._warm[at : at + self._period] for at in range(0, whole, self._period)]
+        token_s = [
+            sum(step.took_s for step in steps) / sum(step.tokens for step in steps)
+            for steps in periods
+        ]
+        return median(token_s) * fmean(step.tokens for step in self._warm) if token_s else None
+
+    def _micro_batch_s(self) -> float:
+        if not self._warm:
+            return 0.0
+        tokens, micro_batches = (
+            sum(step.tokens for step in self._warm),
+            sum(step.micro_batches for step in self._warm),
+        )
+        return median(step.computing_s for step in self._warm) * tokens / micro_batches
+
+    def _sent(self) -> Sent | None:
+        return read_sent(self._peers, alone=os.environ.get("LOCAL_WORLD_SIZE", "1") == "1")
+
+
+def _everyone() -> frozenset[str]:
+    ranks.barrier()  # NCCL opens its connections with the first collective
+    answers = ranks.gather_bytes(json.dumps(sorted(addresses())).encode())
+    return frozenset(address for mine in answers for address in json.loads(mine))

@@ -1,0 +1,199 @@
+"""What a rank is told to do, and the Trainer's options made from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Seq2SeqTrainingArguments
+from transformers.utils.logging import disable_progress_bar
+
+from workbench.agent.probe.examine import clear_stale_locks
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank import flight, store
+from workbench.agent.ranks import stacks
+from workbench.base.errors import ConfigError, RunError
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.choices import Precision
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.technique import Technique
+from workbench.finetune.train.standalone import prepare, training_options
+from workbench.finetune.train.swapping import own_folders, prepare_folders
+from workbench.jobs.registry import job_from_dict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    job: FineTune
+    """What is asked; a model folder is named as it lies on this pod."""
+    base: str
+    """The model as the user named it."""
+    train: str | None
+    """The training file; None for a hub dataset."""
+    evaluation: str | None
+    """The evaluation file; None for no evaluation."""
+    hub: Mapping[str, object] | None
+    deepspeed: Mapping[str, Any] | None
+    """The resolved DeepSpeed configuration; None without DeepSpeed."""
+    gpus: int
+    """GPUs of a pod; 0 trains on the CPU."""
+    folder: Path
+    rank_folder: Path
+    rank: int
+    world_size: int
+    chosen: tuple[str, ...] = ()
+    """Options that the user left open, and that were decided by the model and the pods."""
+    json_keys: tuple[str, ...] = ()
+    """Keys of the user's own DeepSpeed JSON, as `section.key`; empty where the job's configuration is a shipped one."""
+    metric_inputs: Mapping[str, object] = field(default_factory=dict)
+    """What was sent for the job's metrics: the user's function, tables."""
+    order: int = 1
+    """Version of the order of rows; that of the run whose checkpoint it goes on from."""
+    resumed_step: int = 0
+    """The step of the checkpoint that it goes on from; 0 from the beginning."""
+    not_read: tuple[str, ...] = ()
+    """Columns of the rows that no row's form reads, where the rows are files."""
+    empty_answers: int = 0
+    """Rows of the files whose answer is empty."""
+    unasked: str = ""
+    """Why the columns of a hub dataset were not checked when the run was submitted; empty where they were."""
+
+    @classmethod
+    def read(cls) -> Assignment:
+        """Read `job.json` of the run's folder, and the rank's environment."""
+        try:
+            folder = Path(os.environ["WORKBENCH_RUN_DIR"])
+            raw = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+            job = job_from_dict(raw["job"])
+            gpus = int(raw.get("gpus", 0))
+        except (KeyError, OSError, ValueError) as error:
+            raise RunError(
+                f"this rank has no job it can read ({error!r}); it is started by an agent"
+            ) from error
+        if not isinstance(job, FineTune):
+            raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
+        chosen = tuple(raw.get("chosen", ()))
+        job = choose(job, gpus=gpus)
+        left_open = "precision" in chosen and job.precision == Precision.BF16 and gpus > 0
+        # torch computes in it on any GPU, slowly: by Ampere's it is in the hardware.
+        if left_open and not (
+            torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        ):
+            job = job.replace(precision=Precision.FP32)
+        rank = int(os.environ.get("RANK", "0"))
+        return cls(
+            job=job,
+            base=str(raw.get("base") or job.model),
+            train=raw.get("train"),
+            evaluation=raw.get("eval"),
+            hub=raw.get("hub"),
+            deepspeed=own_folders(raw.get("deepspeed"), folder.name),
+            json_keys=tuple(raw.get("json_keys", ())),
+            gpus=gpus,
+            chosen=chosen,
+            folder=folder,
+            rank_folder=Path(os.environ.get("WORKBENCH_RANK_DIR", str(folder / f"rank-{rank}"))),
+            rank=rank,
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            metric_inputs=raw.get("metric_inputs") or {},
+            order=int(raw.get("order", 1)),
+            resumed_step=int((raw.get("resume") or {}).get("step", 0)),
+            not_read=tuple(raw.get("not_read") or ()),
+            empty_answers=int(raw.get("empty_answers") or 0),
+            unasked=str(raw.get("unasked") or ""),
+        )
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def stop(self) -> Path:
+        """An empty file whose presence asks to stop when ranks next look for it."""
+        return self.folder / "stop"
+
+    @property
+    def technique(self) -> Technique:
+        return technique_of(self.job.technique)
+
+    @property
+    def global_batch(self) -> int:
+        return self.job.global_batch(self.world_size)
+
+
+def prepare_process(work: Assignment) -> None:
+    """Set this process up before torch and DeepSpeed look around."""
+    _check_trackers(work)
+    disable_progress_bar()
+    # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
+    warnings.filterwarnings(
+        "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
+    )
+    # T5's blocks give their position bias on as a view, and change it nowhere in place.
+    warnings.filterwarnings(
+        "ignore",
+        message=r"FSDP2-wrapped module \(FSDPT5Block\) returned a view",
+        category=UserWarning,
+    )
+    if work.gpus and not torch.cuda.is_available():
+        raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
+    if work.job.precision == Precision.TF32 and not work.gpus:
+        raise ConfigError(
+            "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
+        )
+    work.technique.refuse_ranks(work.world_size)
+    deepspeed = work.technique.uses_deepspeed
+    if deepspeed:
+        clear_stale_locks()
+    store.install()
+    stacks.write_on_signal(work.rank_folder)
+    flight.record(work.rank_folder)
+    prepare(
+        single=work.technique.alone,
+        gpus=bool(work.gpus),
+        with_deepspeed=deepspeed,
+        limit_s=work.job.ddp_timeout,
+    )
+    prepare_folders(work.deepspeed)
+
+
+def training_arguments(work: Assignment) -> Any:
+    """Translate the job into the Trainer's options; opens the process group of the ranks."""
+    options = training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus))
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(work.folder / "trainer"),
+        run_name=work.folder.name,
+        # One rank speaks for all, as with the project's own metrics. Where KUBEFLOW_TRAINER_SERVER_URL is set,
+        # transformers adds its KubeflowCallback to these by itself; rank 0's alone sends something.
+        report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
+        # Ranks that train apart take the mean over their own tokens.
+        average_tokens_across_devices=not work.technique.apart,
+        **work.technique.training_options(options),
+    )
+    arguments._n_gpu = min(
+        1, arguments.n_gpu
+    )  # else the Trainer cuts batches over all GPUs that one process sees
+    half = work.job.precision == Precision.BF16
+    if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
+        raise ConfigError(
+            "some GPUs of these pods have bf16 and others have not: give the job a precision"
+        )
+    return arguments
+
+
+def _check_trackers(work: Assignment) -> None:
+    # Only rank 0 hands metrics on, so only its pod needs the package.
+    for name in work.job.report_to if work.rank == 0 else ():
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"report_to names '{name}', and the pod of rank 0 has no package of that name; ask for it by "
+                f"PodSpec(pip=[{name!r}]), or drop it: TensorBoard has the metrics anyway"
+            )

@@ -1,0 +1,165 @@
+"""What a rank really holds after a step: counted on the tensors themselves, not read from any configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from workbench.agent.rank import collectives as ranks
+from workbench.finetune.techniques.on_pods.zero_state import on_disk
+from workbench.finetune.techniques.registry import TECHNIQUES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The part of something that lies on this rank."""
+
+    local: int
+    """Elements here."""
+    whole: int
+    """Elements of all of it."""
+    dtypes: tuple[str, ...] = ()
+    """Number formats of what is here, by torch's names."""
+    devices: tuple[str, ...] = ()
+    """Where it is: `cpu`, `cuda`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankState:
+    engine: str
+    world_size: int
+    parameters: Share
+    """The model's weights between steps, frozen ones too."""
+    trained: Share
+    gradients: Share
+    """Gradients at the update, averaged over the ranks."""
+    updated: Share
+    """The weights that this rank's optimizer updates: where there is a master copy, that one."""
+    states: Share
+    """States of the optimizer for each element it updates; none at all for SGD without momentum."""
+    arithmetic: str
+    """The number format that most linear layers gave their results in."""
+    offload: tuple[str, ...] = ()
+    """What the engine keeps on the host: `optimizer`, `parameters`."""
+    packed: bool = False
+    """Whether weights are held in 4 bits."""
+    frozen: Share = field(default_factory=lambda: Share(local=0, whole=0))
+    """The weights that are not trained, those in 4 bits left out."""
+
+
+def engine_of(trainer: Any) -> str:
+    """Name what runs the model: the engine of a technique, `none`, or `deepspeed-zero0`."""
+    runs = next((each.engine for each in TECHNIQUES if each.runs(trainer)), None)
+    if runs is not None:
+        return runs
+    return "none" if getattr(trainer, "deepspeed", None) is None else "deepspeed-zero0"
+
+
+def gradients_of(trainer: Any) -> Share:
+    """Count the gradients, right before the optimizer uses them."""
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    engine = getattr(trainer, "deepspeed", None)
+    if engine is None:
+        return _share([p.grad for p in trained if p.grad is not None], whole=_whole(trained))
+    # At the update DeepSpeed 0.19.8 has freed the gradients of the parameters themselves, under stage 1 too, and keeps
+    # a rank's own part of the averages; with offload it lies beside the master copy.
+    held = [p.grad for p in _masters(engine.optimizer) if p.grad is not None]
+    for group in getattr(engine.optimizer, "averaged_gradients", {}).values():
+        held += [group] if isinstance(group, torch.Tensor) else list(group or ())
+    return _share(held, whole=_whole(trained))
+
+
+def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
+    every = list(trainer.model.parameters())
+    trained = [p for p in every if p.requires_grad]
+    engine = getattr(trainer, "deepspeed", None)
+    optimizer = trainer.optimizer if engine is None else engine.optimizer
+    # accelerate's and DeepSpeed's wrappers both keep what they wrap under this name.
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    masters = _masters(engine.optimizer) if engine is not None else []
+    files = on_disk(engine.optimizer) if engine is not None else {}
+    in_groups = (p for group in optimizer.param_groups for p in group["params"])
+    updated = _share(
+        [files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained)
+    )
+    states = _share(_states(optimizer, files), whole=0)
+    per_element = round(states.local / max(1, updated.local))
+    packed = {
+        id(m.weight) for m in trainer.model.modules() if getattr(m, "quant_state", None) is not None
+    }
+    frozen = [p for p in every if not p.requires_grad and id(p) not in packed]
+    return RankState(
+        engine=engine_of(trainer),
+        world_size=ranks.world_size(),
+        parameters=_share(every, whole=_whole(every)),
+        trained=_share(trained, whole=_whole(trained)),
+        gradients=gradients,
+        updated=updated,
+        states=replace(states, whole=per_element * updated.whole),
+        arithmetic=arithmetic,
+        offload=_offload(engine),
+        packed=bool(packed),
+        frozen=_share(frozen, whole=_whole(frozen)),
+    )
+
+
+def _masters(optimizer: Any) -> list[torch.Tensor]:
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):
+        if hasattr(optimizer, name):
+            return list(getattr(optimizer, name))
+    return []
+
+
+def _states(optimizer: Any, files: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter, state in optimizer.state.items():
+        parameter = files.get(id(parameter), parameter)
+        for value in (files.get(id(value), value) for value in state.values()):
+            # A step counter is a tensor too, and the scales of 8-bit states are smaller than what they scale.
+            if (
+                isinstance(value, torch.Tensor)
+                and _local(value).numel() == _local(parameter).numel() > 1
+            ):
+                yield value
+
+
+def _offload(engine: Any) -> tuple[str, ...]:
+    if engine is None:
+        return ()
+    parts = {
+        "optimizer": engine.zero_offload_optimizer(),
+        "parameters": engine.zero_offload_param(),
+    }
+    return tuple(
+        name
+        for name, part in parts.items()
+        if part is not None and str(part.device) not in ("none", "")
+    )
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    shard = getattr(
+        tensor, "ds_tensor", None
+    )  # ZeRO-3 leaves an empty tensor in place of the parameter
+    local: torch.Tensor = tensor if shard is None else shard
+    return local
+
+
+def _whole(tensors: Iterable[Any]) -> int:
+    return sum(int(getattr(t, "ds_numel", t.numel())) for t in tensors)
+
+
+def _share(tensors: Iterable[Any], *, whole: int) -> Share:
+    here = [_local(t) for t in tensors]
+    return Share(
+        local=sum(t.numel() for t in here),
+        whole=whole,
+        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in here if t.numel()})),
+        devices=tuple(sorted({t.device.type for t in here if t.numel()})),
+    )

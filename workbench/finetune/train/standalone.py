@@ -1,0 +1,409 @@
+"""Repeat a fine-tuning run with torch, transformers and DeepSpeed alone: the script that a run card carries.
+
+Beside it lie `order.py`, `tiny_t5.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model
+`tokenizer/`; `deepspeed` or `torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss,
+optimizer and schedule are those of the run, because the project's own trainer calls the same functions of this file;
+the trained model is left in `model/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DummyOptim, send_to_device
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Seq2SeqTrainingArguments,
+    Trainer,
+)
+
+from workbench.finetune.data.training.order import IGNORED, GlobalBatchSampler, eval_batches, pad
+from workbench.finetune.model.tiny_t5 import tiny_t5
+
+# Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
+# that starts from random weights are all sign and no size.
+_WARMUP = 0.1
+
+# transformers 5.2x calls it by another name, and warns of the old one.
+_RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
+_CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
+
+# Options of a job that are the Trainer's, by the same name; jobs of earlier versions lack some, and had its defaults.
+_SAME = (
+    *(
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "learning_rate",
+    ),
+    *(
+        "lr_scheduler_type",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "max_grad_norm",
+    ),
+    *("label_smoothing_factor", "torch_compile", "logging_steps", "ddp_timeout", "seed"),
+    "train_sampling_strategy",
+)
+
+# The Trainer's names of the update rules.
+_OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+}
+
+
+def token_loss(
+    outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0
+) -> Any:
+    """Sum the cross entropy and divide it by the tokens of the whole global batch; T5's own ignores their number."""
+    # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them.
+    logits = outputs["logits"].float()
+    flat = logits.flatten(0, 1), labels.flatten()
+    total = torch.nn.functional.cross_entropy(*flat, reduction="sum", label_smoothing=smoothing)
+    return total if num_items_in_batch is None else total / num_items_in_batch
+
+
+def use_no_cache(model: Any) -> None:
+    """Turn the cache of every part of a model off; the Trainer does so for the outermost part alone."""
+    # T5's decoder has a configuration of its own.
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config.use_cache = False
+
+
+def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
+    """Let weight decay spare biases and norms also where DeepSpeed makes the optimizer."""
+    decay = trainer.args.weight_decay
+    if not isinstance(optimizer, DummyOptim) or not decay:
+        return optimizer
+    decays = set(trainer.get_decay_parameter_names(trainer.model))
+    groups: dict[float, list[Any]] = {decay: [], 0.0: []}
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            groups[decay if name in decays else 0.0].append(parameter)
+    optimizer.params = [
+        {"params": parameters, "weight_decay": share}
+        for share, parameters in groups.items()
+        if parameters
+    ]
+    return optimizer
+
+
+def train_batches(
+    trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int
+) -> DataLoader[Any]:
+    """Return this rank's micro-batches; together with the other ranks' they make the global batches."""
+    args, rows = trainer.args, trainer.train_dataset
+    batches = GlobalBatchSampler(
+        rows=len(rows),
+        micro_batch=args.per_device_train_batch_size,
+        seed=args.seed,
+        accumulation=args.gradient_accumulation_steps,
+        rank=args.process_index,
+        world_size=args.world_size,
+        lengths=lengths() if args.train_sampling_strategy == "group_by_length" else None,
+        order=order,
+    )
+    pinned = args.device.type == "cuda"
+    return DataLoader(
+        rows, batch_sampler=batches, collate_fn=trainer.data_collator, pin_memory=pinned
+    )
+
+
+def row_lengths(rows: Any) -> torch.Tensor:
+    """Return the tokens that are read and those that are learned of each row, rows x 2."""
+    return torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
+
+
+def evaluation_sums(
+    trainer: Any,
+    model: Any,
+    batches: Iterable[tuple[Sequence[Mapping[str, Sequence[int]]], bool]],
+    *,
+    align: Callable[[Any, Any], tuple[Any, Any]] = lambda logits, labels: (logits, labels),
+    counts_right: bool = False,
+) -> list[float]:
+    """Sum the loss of this rank's rows; return it, the tokens, and those that the model gets right.
+
+    `batches` are those of `eval_batches`. `align` pairs logits with the labels that they predict.
+    """
+    total, tokens, right = 0.0, 0, 0
+    with torch.no_grad():
+        for rows, counts in batches:
+            batch = send_to_device(trainer.data_collator(rows), trainer.args.device)
+            labels = batch.pop("labels")
+            logits, targets = align(model(**batch)["logits"], labels)
+            loss = token_loss({"logits": logits}, targets)
+            if not counts:  # a row of no use, so that every rank makes as many forward passes
+                continue
+            total += float(loss.item())
+            tokens += int((targets != IGNORED).sum().item())
+            if counts_right:
+                right += int((logits.argmax(-1) == targets).sum().item())
+    return [total, float(tokens), float(right)]
+
+
+def send_in_bf16(model: Any) -> Any:
+    """Have DDP round gradients to bf16 on their way."""
+    if hasattr(model, "register_comm_hook"):  # not where there is one rank
+        model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
+    return model
+
+
+def _sum_in_bf16(whole: torch.Tensor) -> Any:
+    """Average gradients of the ranks, rounded to bf16 on their way; torch's own hook for DDP refuses gloo."""
+    sent = dist.all_reduce(whole.to(torch.bfloat16), async_op=True).get_future()
+    return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size()))
+
+
+class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """The Hugging Face Trainer with the run's own order of rows, loss, decay and evaluation loss."""
+
+    order = 2
+    """Version of the order of rows."""
+
+    def __init__(self, *, args: Any, **options: Any) -> None:
+        smoothed = partial(token_loss, smoothing=args.label_smoothing_factor)
+        super().__init__(args=args, compute_loss_func=smoothed, **options)
+        use_no_cache(self.model)
+        self.eval_losses: dict[int, float] = {}
+
+    def create_optimizer(self, *args: Any) -> Any:
+        return leave_norms_out_of_decay(self, super().create_optimizer(*args))
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        lengths = partial(row_lengths, self.train_dataset)
+        return train_batches(self, lengths, order=self.order)
+
+    def send_in_bf16(self) -> None:
+        """Have DDP round gradients to bf16 on their way; to be called before training."""
+        prepare = self.accelerator.prepare_model
+        self.accelerator.prepare_model = lambda model, **options: send_in_bf16(
+            prepare(model, **options)
+        )
+
+    def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
+        """Compute the mean loss of a token over all evaluation rows, once a step."""
+        step = self.state.global_step
+        if self.eval_dataset and step not in self.eval_losses:
+            self.eval_losses[step] = self._eval_loss()
+            if self.args.process_index == 0:
+                print({"step": step, "eval_loss": self.eval_losses[step]}, flush=True)
+        return {"eval_loss": self.eval_losses[step]} if self.eval_dataset else {}
+
+    def _eval_loss(self) -> float:
+        model, args = self.model_wrapped, self.args
+        batches = eval_batches(
+            self.eval_dataset,
+            size=args.per_device_eval_batch_size,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
+        model.eval()
+        own = evaluation_sums(self, model, batches)
+        model.train()
+        sums = torch.tensor(own, dtype=torch.float64, device=args.device)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(sums)
+        return float(sums[0] / sums[1])
+
+
+def training_options(
+    job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool
+) -> dict[str, Any]:
+    """Translate the job into the Trainer's options, but for where it writes and to whom it reports."""
+    return {
+        **{name: job[name] for name in _SAME if name in job},
+        "num_train_epochs": job["epochs"],
+        "max_steps": job["max_steps"] or -1,
+        # The Trainer takes a number below 1 for a share of the steps.
+        "warmup_steps": next(
+            n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None
+        ),
+        "optim": _OPTIM[job["optimizer"]],
+        **_from_deepspeed(deepspeed or {}),
+        "bf16": job["precision"] == "bf16",
+        "fp16": job["precision"] == "fp16",
+        "tf32": job["precision"] == "tf32" if gpus else None,
+        **(
+            {_CHECKPOINTING: True}
+            if job["gradient_checkpointing"] and not job.get("checkpoint_layers")
+            else {}
+        ),
+        "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
+        "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
+        "eval_steps": job["eval_steps"],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": not gpus,
+        "remove_unused_columns": False,
+        "deepspeed": dict(deepspeed) if deepspeed is not None else None,
+        "accelerator_config": {"use_configured_state": not gpus and job["technique"] != "single"},
+        "ddp_find_unused_parameters": False,  # T5 and Llama have none, and DDP would look for them in every step
+        **job.get("training", {}),
+    }
+
+
+def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
+    # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
+    # from the configuration.
+    optimizer, scheduler = (
+        config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler")
+    )
+    beta1, beta2 = (
+        optimizer["betas"] if optimizer.get("betas", "auto") != "auto" else ("auto", "auto")
+    )
+    configured = {
+        "max_grad_norm": config.get("gradient_clipping", "auto"),
+        "weight_decay": optimizer.get("weight_decay", "auto"),
+        "adam_epsilon": optimizer.get("eps", "auto"),
+        **{"adam_beta1": beta1, "adam_beta2": beta2},
+        "warmup_steps": scheduler.get("warmup_num_steps", "auto"),
+    }
+    return {name: value for name, value in configured.items() if value != "auto"}
+
+
+def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
+    """Load model and tokenizer; the built-in `tiny-t5` gets its weights from the seed."""
+    job = recipe["job"]
+    name, attention = job["model"], job.get("attn_implementation")
+    if name != "tiny-t5":
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForSeq2SeqLM.from_pretrained(
+            name, dtype=torch.float32, attn_implementation=attention
+        )
+        return model, tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    model = tiny_t5(recipe["shape"], tokens=len(tokenizer), seed=job["seed"])
+    model.set_attn_implementation(attention or model.config._attn_implementation)
+    return model, tokenizer
+
+
+def main() -> None:
+    """Train as `job.json` says, and hold the losses against those of the run."""
+    folder = Path(__file__).resolve().parent
+    recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+    os.environ.update(
+        {**alone, **os.environ}
+    )  # the one rank of a run has no launcher that would set them
+    limit_s, single = job.get("ddp_timeout", 1800), job["technique"] == "single"
+    prepare(single=single, gpus=gpus, with_deepspeed=deepspeed is not None, limit_s=limit_s)
+    options = training_options(
+        job, deepspeed, gpus=gpus
+    )  # before the model: ZeRO-3 loads it in parts
+    arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
+    model, tokenizer = load_model(recipe, folder)
+    trainer = Repetition(
+        model=model,
+        args=arguments,
+        processing_class=tokenizer,
+        train_dataset=_rows(folder / "train.jsonl", tokenizer, job),
+        eval_dataset=_rows(folder / "eval.jsonl", tokenizer, job),
+        data_collator=lambda rows: pad(
+            rows, tokenizer.pad_token_id, model.config.decoder_start_token_id
+        ),
+    )
+    trainer.order = recipe.get("order", 1)
+    arguments.eval_on_start = bool(trainer.eval_dataset)
+    if job.get("communication") == "bf16":
+        trainer.send_in_bf16()
+    trainer.train()
+    trainer.evaluate()
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    state = {
+        name.removeprefix("_orig_mod."): weight for name, weight in state.items()
+    }  # of a compiled model
+    names = [
+        {name for name, _ in model.named_parameters(remove_duplicate=once)}
+        for once in (False, True)
+    ]
+    state = {
+        name: weight for name, weight in state.items() if name not in names[0] - names[1]
+    }  # a tied weight once
+    if arguments.process_index == 0:
+        model.save_pretrained(folder / "model", state_dict=state)
+        tokenizer.save_pretrained(folder / "model")
+        losses = list(trainer.eval_losses.values())
+        print(
+            {
+                "eval_loss here": [losses[0], losses[-1]] if losses else [],
+                "in the run": recipe["eval_losses"],
+            }
+        )
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def prepare(*, single: bool, gpus: bool, with_deepspeed: bool, limit_s: float) -> None:
+    """Set this process up before the Trainer's options open the process group of the ranks."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if single:
+        for name in (
+            "LOCAL_RANK",
+            "RANK",
+            "WORLD_SIZE",
+        ):  # accelerate would open a process group of one
+            os.environ.pop(name, None)
+    elif not gpus:
+        _open_on_cpu(with_deepspeed, timedelta(seconds=limit_s))
+
+
+def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
+    if not with_deepspeed:
+        PartialState(cpu=True, backend="gloo", timeout=limit)
+        return
+    # DeepSpeed would compile an op for a minute, whose shared memory has one name for all runs of a machine.
+    # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
+    comm = import_module("deepspeed.comm.torch")  # as an attribute it is torch itself
+    vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
+    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
+    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
+    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
+    try:
+        PartialState(backend="gloo", timeout=limit)
+    finally:
+        del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
+
+
+def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, list[int]]]:
+    if not file.exists() or not file.stat().st_size:
+        return []
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        row["source"] = "\n".join(part for part in (row["source"], row.get("input")) if part)
+    sources, targets = (
+        tokenizer([row[key] for row in rows], truncation=True, max_length=job[f"max_{key}_length"])[
+            "input_ids"
+        ]
+        for key in ("source", "target")
+    )
+    return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
+
+
+if __name__ == "__main__":
+    main()

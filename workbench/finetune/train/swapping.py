@@ -1,0 +1,121 @@
+"""Folders of the pod that DeepSpeed offloads to ("nvme"): one for each run, tried before anything is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.agent.probe.examine import compile_locks, extensions_folder
+from workbench.agent.rank.phases import phase
+from workbench.base.errors import ConfigError
+
+_PAGE = 4096
+_TELL_EVERY_S = 5.0
+
+
+def own_folders(deepspeed: dict[str, Any] | None, run: str) -> dict[str, Any] | None:
+    """Name a folder of the run's own in each folder to offload to, in place: DeepSpeed's files have fixed names."""
+    for part in _parts(deepspeed):
+        part["nvme_path"] = str(Path(part["nvme_path"]) / f"workbench-{run}")
+    return deepspeed
+
+
+def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
+    """Make the folders, refuse what would train wrongly or not at all, and compile what writes them."""
+    if not (folders := _folders(deepspeed)):
+        return
+    for folder in folders:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _claim(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"nvme_path: {folder} cannot be made on this pod ({error.strerror})"
+            ) from error
+        _check_reads(folder)
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    try:
+        with _builds_told():
+            AsyncIOBuilder().load(verbose=False)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            "offload to 'nvme' needs DeepSpeed's async_io, which is compiled on each pod and could not be: install a "
+            f"C++ compiler and libaio's headers there (Debian: g++, libaio-dev), or use device 'cpu' ({error})"
+        ) from error
+
+
+def remove_folders(deepspeed: Mapping[str, Any] | None) -> None:
+    for folder in _folders(deepspeed):
+        shutil.rmtree(folder, ignore_errors=True)  # another rank of the pod may be at it too
+
+
+def _claim(folder: Path) -> None:
+    """Make the run's folder, and remove those of runs whose ranks were killed: nobody locks a file in them any more."""
+    # A lock counts on the machine that holds it, and ends with its process, however that ends.
+    name = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)  # nobody else makes or removes one meanwhile
+        folder.mkdir(exist_ok=True)
+        fcntl.flock(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
+        for path in folder.parent.glob(f"workbench-*/{name}"):
+            with contextlib.suppress(OSError), path.open("rb") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+    finally:
+        os.close(parent)
+
+
+@contextlib.contextmanager
+def _builds_told() -> Iterator[None]:
+    """Tell again and again that an op is being compiled, here or by another rank: minutes in which a rank idles."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(_TELL_EVERY_S):
+            if any(lock["busy"] for lock in compile_locks(extensions_folder())):
+                phase("compiling DeepSpeed's async_io, once on a pod, for some minutes")
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _check_reads(folder: Path) -> None:
+    # DeepSpeed 0.19.8 reads each gradient past the page cache to wherever it lies in a flat buffer, and does not hear
+    # that a disk refuses an address that is not a multiple of 512: the update then takes what was there before.
+    path, memory = folder / f"try-{os.getpid()}", memoryview(mmap.mmap(-1, 2 * _PAGE))
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+        try:
+            os.pwrite(file, memory[:_PAGE], 0)
+            os.preadv(file, [memory[4 : 4 + _PAGE]], 0)
+        finally:
+            os.close(file)
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"nvme_path: the disk of {folder.parent} cannot be read to every address in memory with O_DIRECT "
+            f"({error.strerror}), and DeepSpeed would train with wrong gradients without a word; name a folder of a "
+            "local NVMe disk (Linux 6.0 or later), or use device 'cpu'"
+        ) from error
+
+
+def _folders(deepspeed: Mapping[str, Any] | None) -> set[Path]:
+    return {Path(part["nvme_path"]) for part in _parts(deepspeed)}
+
+
+def _parts(deepspeed: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    zero = (deepspeed or {}).get("zero_optimization", {})
+    parts = [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
+    return [part for part in parts if part.get("device") == "nvme"]

@@ -1,0 +1,465 @@
+"""One trainer for transformers' `Trainer` and for TRL's: a mixin that holds every hook that the workbench takes.
+
+The methods stand in the order in which an optimizer step calls them; "One optimizer step" in docs/structure.md
+names the functions around them. What depends on the technique is asked of `points.TechniquePoints`.
+
+Private hooks of transformers. Public ones come first; each of these stays because no public hook does its work, and
+tests/finetune/train/test_trainer_hooks.py fails when the library renames it or no longer calls it:
+
+| method | reason |
+|---|---|
+| `_move_model_to_device` | shards cannot be moved; the public switch is a property of the arguments' class |
+| `_init_training_state` | sets the step and the epoch that a resumed run continues from |
+| `_run_epoch` | makes the library skip the rows of a resumed epoch that are trained already |
+| `_clip_grad_norm` | shards are clipped by their technique, and DeepSpeed's engine clips by itself |
+| `_get_grad_norm` | the library reads the norm of DeepSpeed's engine at once, and waits for the device |
+| `_maybe_log_save_evaluate` | the library reads each loss at once, and waits for the device and the other ranks |
+| `_save_checkpoint` | the library's checkpoints differ by technique, and are pickled |
+
+Attributes that are set here and belong to a library: `accelerator.prepare_model` and `accelerator.scaler`, which are
+public, and `_total_loss_scalar`, from which transformers computes the mean loss of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from os import devnull
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from workbench.agent.rank import collectives as ranks
+from workbench.agent.rank.phases import phase
+from workbench.base.errors import RunError
+from workbench.base.words import number
+from workbench.finetune.data.training.order import IGNORED
+from workbench.finetune.data.training.rows import aligned
+from workbench.finetune.options.choices import ROW_ORDER
+from workbench.finetune.options.evaluation import LOSS
+from workbench.finetune.techniques.ddp import DDP
+from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
+from workbench.finetune.techniques.points import TechniquePoints
+from workbench.finetune.techniques.technique import Technique
+from workbench.finetune.train.balance import LoadBalance
+from workbench.finetune.train.best import BestModel
+from workbench.finetune.train.callbacks import StopFile, emit_memory
+from workbench.finetune.train.checkpoints import Checkpoints
+from workbench.finetune.train.evaluation import Evaluator, emit_evaluation, note
+from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
+from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
+from workbench.finetune.train.measure.profile import StepProfiler
+from workbench.finetune.train.standalone import (
+    leave_norms_out_of_decay,
+    row_lengths,
+    send_in_bf16,
+    token_loss,
+    train_batches,
+    use_no_cache,
+)
+from workbench.rundir.events import emit
+
+_SAID_EVERY_S = 1.0
+_NO_FIGURES = ("runtime", "samples_per_second", "steps_per_second", "epoch")
+"""Entries of the library's evaluations that say nothing of the model."""
+
+# Some trainer of a library comes after the mixin among the bases.
+_Trainer: Any = Trainer if TYPE_CHECKING else object
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerParts:
+    """What the workbench adds to a trainer's own options."""
+
+    clock: StepMeter
+    stop: StopFile
+    best: BestModel
+    checkpoints: Checkpoints
+    evaluator: Evaluator | None = None
+    """Evaluation of the workbench's own; None for that of the library's trainer."""
+    technique: Technique = field(default_factory=DDP)
+    points: TechniquePoints = field(default_factory=TechniquePoints)
+    """Answers of the technique for this job."""
+    sends_bf16: bool = False
+    """Whether DDP rounds gradients to bf16 on their way."""
+    causal: bool = False
+    """Whether labels are learned from the logits of the token before them."""
+    order: int = ROW_ORDER
+    """Version of the order of rows."""
+    balance: LoadBalance | None = None
+    """Load-balancing loss of a mixture of experts; None for other models."""
+
+
+class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """Train, evaluate and profile alike under every technique, with any trainer that is a transformers one."""
+
+    def __init__(self, *, parts: TrainerParts, args: Any, **options: Any) -> None:
+        self.clock, self.stop, self.best = parts.clock, parts.stop, parts.best
+        self.checkpoints, self.evaluator, self.points = (
+            parts.checkpoints,
+            parts.evaluator,
+            parts.points,
+        )
+        self.causal, self.order, self.balance = parts.causal, parts.order, parts.balance
+        self.technique, self._sends_bf16 = parts.technique, parts.sends_bf16
+        self.profiler: StepProfiler | None = None
+        self.eval_losses: dict[int, float] = {}
+        self.figures: dict[int, dict[str, float]] = {}
+        """Figures of every evaluation of this process, by step."""
+        self.write_model: Callable[[], None] = lambda: None
+        """Save the model as it is now; every rank calls it."""
+        self._sums = StepSums()
+        self._kept_step = 0  # the last step whose loss was kept
+        self._told_s = time.monotonic()  # when this rank last told how far it is
+        self._counts = False  # whether it has done so between two synchronisations
+        self._written: int | None = None  # the step whose model is saved
+        self._unmeasured: int | None = None  # the step whose evaluation failed
+        super().__init__(args=args, **options)
+        use_no_cache(self.model)
+        self._losses = StepLosses(
+            device=self.args.device,
+            apart=self.points.ranks_train_apart,
+            asked_to_stop=self.stop.is_there,
+        )
+
+    @property
+    def averaging(self) -> ParameterAveraging | None:
+        """What brings the ranks together where they train apart."""
+        averaging: ParameterAveraging | None = self.points.averaging
+        return averaging
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether a forward pass needs every rank, because each holds but a part of the weights."""
+        return ranks.world_size() > 1 and "trained" in self.technique.spreads
+
+    # Before the first step.
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Let the technique wrap the model, and scale the loss where it does so itself."""
+        super().create_accelerator_and_postprocess()
+        accelerator = self.accelerator
+        wrap = partial(self.points.wrap, accelerator.prepare_model)
+        accelerator.prepare_model = partial(_in_bf16, wrap) if self._sends_bf16 else wrap
+        if (scaler := self.points.scaler(self.args.device)) is not None:
+            accelerator.scaler = scaler
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        if self.points.moves_model:
+            super()._move_model_to_device(model, device)
+
+    def use_callbacks(
+        self, *, first: Sequence[TrainerCallback], last: Sequence[TrainerCallback]
+    ) -> None:
+        """Put callbacks around those that the library and its trackers have added."""
+        self.remove_callback(PrinterCallback)
+        own = list(self.callback_handler.callbacks)
+        for callback in own:
+            self.remove_callback(callback)
+        for callback in (*first, *own, *last):
+            self.add_callback(callback)
+
+    def create_optimizer(self, *args: Any) -> Any:
+        return leave_norms_out_of_decay(self, super().create_optimizer(*args))
+
+    def row_lengths(self) -> torch.Tensor:
+        """Return the tokens that are read and those that are learned of each row, rows x 2."""
+        return row_lengths(self.train_dataset)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return train_batches(self, self.row_lengths, order=self.order)
+
+    def _init_training_state(
+        self, max_steps: int, steps_of_epoch: int, *rest: Any
+    ) -> tuple[int, int]:
+        begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
+        if (tree := self.checkpoints.tree) is None:
+            return begin
+        self.state.global_step, self.state.epoch = tree["step"], tree["epoch"]
+        epochs, steps = divmod(self.state.global_step, steps_of_epoch)
+        return epochs, steps * self.args.gradient_accumulation_steps
+
+    def _run_epoch(self, **options: Any) -> None:
+        if self.checkpoints.tree is not None:
+            # With any path the library skips the rows that are trained. It finds no state of random
+            # numbers below this one: `Checkpoints` restores that.
+            options["resume_from_checkpoint"] = devnull
+        super()._run_epoch(**options)
+
+    # One optimizer step.
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Return the micro-batches of the step, and the tokens that all ranks learn from in it.
+
+        The sum over the ranks that counts these tokens carries the loss of the last step.
+        """
+        batches = list(islice(epoch_iterator, num_batches))
+        if not batches:
+            return batches, None
+        labels = [batch["labels"] for batch in batches if "labels" in batch]
+        if self.causal:
+            # Labels that have logits before them, as `aligned` pairs them.
+            labels = [each[..., 1:] for each in labels]
+        tokens = self._losses.count(sum(int(each.ne(IGNORED).sum()) for each in labels))
+        return batches, tokens.to(device) if labels else None
+
+    def training_step(
+        self, model: Any, inputs: Mapping[str, Any], *args: Any, **options: Any
+    ) -> Any:
+        """Do a forward and a backward pass. The loss stays on the device until a later step."""
+        profiler = self._profiler_now()
+        self.clock.see(inputs, profiled=profiler is not None)
+        stopwatch = Stopwatch(self.args.device).begin()
+        with (
+            profiler.micro_batch_of(getattr(self, "deepspeed", None)) if profiler else nullcontext()
+        ):
+            loss = super().training_step(model, inputs, *args, **options)
+        self.clock.computed(stopwatch.end())
+        return loss
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        if "position_ids" in inputs:
+            # transformers takes the borders of packed texts from the positions, where no mask is given.
+            inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        if self.balance is not None:
+            inputs = self.balance.asking(inputs)
+        profiler = self._profiler_now() if model.training else None
+        with profiler.forward() if profiler else nullcontext():
+            return super().compute_loss(model, inputs, *args, **options)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return self.points.clip(self, partial(super()._clip_grad_norm, model))
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        return self.points.norm(self, partial(super()._get_grad_norm, model, grad_norm))
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any
+    ) -> None:
+        """Log the steps whose losses have come; let ranks meet only where they have to."""
+        control, averaging = self.control, self.averaging
+        # The loss of this step stays on the device; earlier ones have come meanwhile.
+        self._keep(tr_loss, grad_norm, due=control.should_log)
+        read = self._losses.read()
+        # All ranks have read the same wish to stop, so all stop after this step.
+        stops = self._losses.stop and not control.should_training_stop
+        # An evaluation, a checkpoint and the end need all losses, and so does a synchronisation.
+        apart = averaging is not None and averaging.apart
+        synchronised = averaging is not None and not apart
+        ends = control.should_training_stop or control.should_evaluate or control.should_save
+        if stops or synchronised or ends:
+            read += self._losses.meet()
+            # Ranks that train apart learn only here that one of them was asked.
+            stops = self._losses.stop and not control.should_training_stop
+        if stops and read:
+            read[-1].ended.due = True
+        for step in read:
+            self._log_step(step)
+        if stops:
+            self.stop.obey(control, step=self.state.global_step)
+        self._tell_how_far(apart=apart and not read)
+        # The library evaluates and saves; it has nothing left to log.
+        control.should_log = False
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **options)
+
+    def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
+        """Keep what the device knows of the step that has ended, without reading it."""
+        step = self.state.global_step
+        if step == self._kept_step:  # the Trainer asks once more after each epoch
+            return
+        norm = HostCopy(torch.as_tensor(grad_norm)) if grad_norm is not None else None
+        balance = self.balance.take() if self.balance is not None else None
+        self._losses.keep(
+            EndedStep(
+                step=step,
+                epoch=self.state.epoch,
+                loss=loss.clone(),
+                grad_norm=norm,
+                due=due,
+                balance=balance,
+            )
+        )
+        self._kept_step = step
+        loss.zero_()  # the Trainer adds the next step's to it
+
+    def _log_step(self, read: ReadStep) -> None:
+        """Log a step that ended before now, with the state that was then."""
+        self._sums.add(read)
+        self._total_loss_scalar += read.loss
+        if not read.ended.due:
+            return
+        now = self.state.global_step, self.state.epoch
+        self.state.global_step, self.state.epoch = read.ended.step, read.ended.epoch
+        try:
+            self.log(self._sums.take(read.ended))
+        finally:
+            self.state.global_step, self.state.epoch = now
+
+    def _tell_how_far(self, *, apart: bool) -> None:
+        """Tell once a second how far a rank is that trains apart: its losses are logged when ranks meet."""
+        if not apart:
+            if self._counts:
+                phase("training")
+            self._told_s, self._counts = time.monotonic(), False
+        elif ranks.rank() == 0 and time.monotonic() - self._told_s >= _SAID_EVERY_S:
+            phase("training", done=self.state.global_step, total=self.state.max_steps)
+            self._told_s, self._counts = time.monotonic(), True
+
+    def _profiler_now(self) -> StepProfiler | None:
+        """Return the profiler in the last micro-batch of its step; else None."""
+        due = self.profiler is not None and self.state.global_step == self.profiler.step - 1
+        return self.profiler if due and self.accelerator.sync_gradients else None
+
+    # Between two steps: checkpoints and evaluations.
+
+    def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
+        self.clock.pause()
+        phase("checkpoint")
+        try:
+            self.checkpoints.save(self)
+        except RunError as error:
+            # Without `save_steps` only a stop asks for a checkpoint: a job that cannot have one just ends.
+            if self.checkpoints.every is not None:
+                raise
+            note(f"no checkpoint of step {self.state.global_step}: {error}")
+        phase("training")
+        self.clock.resume()
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Compute the mean loss of a token over all evaluation rows and the job's metrics, and emit them."""
+        if not self.eval_dataset:
+            return {}
+        step = self.state.global_step
+        # The Trainer evaluates after its last step, and once more after the epoch.
+        if step in self.eval_losses:
+            return {LOSS: self.eval_losses[step]}
+        if step == self._unmeasured:
+            return {}
+        training = self.is_in_train and not self.control.should_training_stop
+        self.clock.pause()
+        # After the last step the model is saved first: a failure from here on costs figures only.
+        if not training:
+            self.save_trained()
+        phase("evaluating")
+        try:
+            with self.points.common_weights():
+                figures = self._measure(*args, **options)
+        except ranks.FailedAlike as error:
+            if training:
+                raise
+            note(f"the last evaluation failed, and the model is saved: {error}")
+            self._unmeasured = step
+            return {}
+        self.eval_losses[step], self.figures[step] = figures[LOSS], figures
+        emit_evaluation(step, figures)
+        # A TRL trainer has logged its figures already.
+        if self.args.report_to and self.evaluator is not None:
+            self._log_evaluation(
+                {name if name == LOSS else f"eval_{name}": value for name, value in figures.items()}
+            )
+        emit_memory(step)
+        self._judge(step, figures, training=training)
+        if training:
+            phase("training")
+            self.clock.resume()
+        return figures
+
+    def _measure(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Return the figures of an evaluation: the workbench's, or those of the library's trainer."""
+        if self.evaluator is not None:
+            return self.evaluator.measure(self)
+        figures = super().evaluate(*args, **options)
+        return {
+            name if name == LOSS else name.removeprefix("eval_"): float(value)
+            for name, value in figures.items()
+            if name.removeprefix("eval_") not in _NO_FIGURES
+        }
+
+    def _log_evaluation(self, figures: dict[str, float]) -> None:
+        try:
+            self.log(figures)
+        except Exception as error:  # a tracker's code, on rank 0 alone
+            if not self.control.should_training_stop:
+                raise
+            note(f"the tracker did not take the last evaluation: {type(error).__name__}: {error}")
+
+    def _judge(self, step: int, figures: Mapping[str, float], *, training: bool) -> None:
+        """Keep the best model, and stop where evaluations no longer get better."""
+        better = self.best.see(step, figures)
+        if not training:
+            return
+        if better and self.best.wanted and step < self.state.max_steps:
+            phase("checkpoint")
+            self.checkpoints.save(self)
+        if why := self.best.exhausted:
+            self.control.should_training_stop = True
+            note(f"stopped early after step {step} of {self.state.max_steps}: {why}")
+
+    # After the last step: the model.
+
+    def save_trained(self) -> None:
+        if self._written is None:
+            self._write_model(self.state.global_step)
+
+    def use_best(self) -> int:
+        """Go back to the model of the best evaluation where that is wanted; return the step of the model there is."""
+        last, best = int(self.state.global_step), self.best
+        if not best.wanted or best.step in (None, last):
+            if best.wanted and best.step is None:
+                note(
+                    f"no evaluation had the figure {best.metric}: the model is that of the last step, {last}"
+                )
+            return last
+        if not self.checkpoints.load_best(self):
+            note(
+                f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there"
+            )
+            return last
+        if self.averaging is not None:
+            self.averaging.settle()
+        note(
+            f"the model is that of step {best.step}, the best by {best.metric} ({number(best.value)})"
+        )
+        assert best.step is not None
+        self._write_model(best.step)
+        return best.step
+
+    def _write_model(self, step: int) -> None:
+        phase("saving")
+        with self.points.common_weights():
+            self.write_model()
+        self._written = step
+        if ranks.rank() == 0:
+            emit("saved", step=step)
+
+
+def _in_bf16(prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
+    return send_in_bf16(prepare(model, **options))
+
+
+class FineTuner(WorkbenchTrainerMixin, Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """Fine-tune on texts: the loss of a token, as the recipe of a run card computes it too."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(compute_loss_func=self.token_loss, **options)
+
+    def row_lengths(self) -> torch.Tensor:
+        lengths: torch.Tensor = self.train_dataset.lengths
+        return lengths
+
+    def token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+        """Return what a micro-batch adds to the loss of the global batch."""
+        logits, targets = aligned(outputs["logits"], labels, self.causal)
+        smoothing = self.args.label_smoothing_factor
+        loss = token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
+        if self.balance is not None:
+            loss = loss + self.balance.part(outputs, targets, num_items_in_batch)
+        return loss

@@ -1,0 +1,1 @@
+"""A run without this keeper: Kubeflow manifests, and ranks that run unattended."""

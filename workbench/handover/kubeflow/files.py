@@ -1,0 +1,104 @@
+"""What of a run travels in a ConfigMap; no value of a variable is among it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from workbench.base.child import HOME
+from workbench.base.errors import ConfigError
+from workbench.base.package import zip_contents, zip_files
+from workbench.handover.kubeflow.objects import RESULTS
+from workbench.handover.kubeflow.options import HandoverOptions
+from workbench.jobs.job import Handover, HandoverRequest, Job
+from workbench.jobs.script import references
+from workbench.pods.pod_spec import PodSpec
+from workbench.rundir.spec import stored
+
+_MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
+_LEFT_OUT = (
+    "benchmark",
+    "client",
+    "display",
+    "finetune/advice",
+    "finetune/answers",
+    "finetune/export",
+    "finetune/notebook",
+    "finetune/profile",
+    "handover/kubeflow",
+    "keeper",
+    "lab",
+    "cli.py",
+    "__main__.py",
+)
+"""Rooms and files of the package that no rank and no unattended run imports."""
+_OF_LEFT_OUT = re.compile(
+    rf"^from workbench\.({'|'.join(name.replace('/', '[.]') for name in _LEFT_OUT)})\b", re.M
+)
+
+
+def handover_of(job: Job, root: Path, options: HandoverOptions) -> Handover:
+    """Ask the job of a run what travels, for the folder on the claim that the options name."""
+    request = HandoverRequest(
+        root=root,
+        folder=f"{RESULTS}/{options.inputs}/" if options.inputs else "",
+        script=options.script,
+        elastic=options.elastic is not None,
+    )
+    return job.handed_over(request)
+
+
+def config_files(
+    handover: Handover, env: Mapping[str, str], options: HandoverOptions, pod: PodSpec, nodes: int
+) -> Mapping[str, bytes]:
+    """Return the files of the ConfigMap: the package, the specification and, packed, what it names."""
+    _check_secrets({**pod.env, **env}, options)
+    pods = {**pod.to_dict(), "image": None}
+    job = {**handover.job, "launcher": "ssh"}
+    spec = stored({"cluster": {"pods": pods, "count": nodes}, "job": job})
+    files = {"spec.json": json.dumps(spec, indent=1).encode(), "workbench.zip": _package()}
+    if handover.archive is not None:
+        files["inputs.zip"] = handover.archive
+    elif handover.inputs:
+        files["inputs.zip"] = zip_contents(handover.inputs)
+    size = sum(map(len, files.values()))
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"{handover.large} would make a ConfigMap of {size / 2**20:.1f} MiB, and Kubernetes takes 1 MiB: put "
+            f"{handover.put} into a folder of the claim and name claim and folder: "
+            "run.manifest(…, pvc='claim', inputs='folder')"
+        )
+    return files
+
+
+@cache
+def _package() -> bytes:
+    """Zip the files of this package that ranks need: a ConfigMap is small."""
+    root = Path(HOME, "workbench")
+    needed = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not path.relative_to(root).as_posix().startswith(_LEFT_OUT)
+        # A file that imports a room that is left out could not be imported there.
+        and not _OF_LEFT_OUT.search(path.read_text(encoding="utf-8"))
+    ]
+    return zip_files(root.parent, needed)
+
+
+def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
+    given = {*options.sources, *options.env}
+    missing = [variable for variable in references(env.values()) if variable not in given]
+    if missing:
+        others = ", ".join(
+            f'"{variable}": "secret/key"' for variable in missing if variable != "HF_TOKEN"
+        )
+        hints = ["token_secret='hub'"] * ("HF_TOKEN" in missing) + [f"secrets={{{others}}}"] * bool(
+            others
+        )
+        raise ConfigError(
+            f"the run takes {', '.join(missing)} from the environment, and no value is in a manifest: name the Secrets "
+            f"that hold them, run.manifest(…, {', '.join(hints)}), or give what is no secret with env="
+        )

@@ -1,0 +1,205 @@
+"""Hand a run over to Kubeflow as manifests; files that the run directory names are not read: it may be another's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.base.files import read_json
+from workbench.base.json_values import part
+from workbench.base.shown import Shown
+from workbench.handover.kubeflow.files import config_files, handover_of
+from workbench.handover.kubeflow.objects import KINDS, KubeflowPlan, objects_of
+from workbench.handover.kubeflow.options import HandoverOptions
+from workbench.jobs.registry import job_from_dict
+from workbench.jobs.script_folder import travelling
+from workbench.pods.kubernetes.manifests.objects import base_name
+from workbench.pods.kubernetes.manifests.volumes import made_claims
+from workbench.pods.pod_spec import PodSpec
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import stored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest(Shown):
+    """The objects by which a cluster carries out a run. `str()` is the YAML, with what to do with it at its head."""
+
+    kind: str
+    """trainjob, pytorchjob or mpijob."""
+    name: str
+    nodes: int
+    """Number of nodes, the most where it is elastic."""
+    slots: int
+    image: str
+    results: str
+    """Where the results will be: the claim and the folder on it, `claim:/folder`."""
+    objects: Sequence[Mapping[str, object]] = field(repr=False)
+    """The objects in the order in which they must be made, the job last."""
+    notes: Sequence[str] = field(default=(), repr=False)
+    """What to have before, to do and to know, one line each."""
+
+    def to_yaml(self, path: str | Path) -> Path:
+        """Write the YAML to a file; one that is there is replaced."""
+        target = Path(path).expanduser().absolute()
+        try:
+            target.write_text(self.to_text(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the manifest {target}: {error.strerror or error}"
+            ) from error
+        return target
+
+    def to_text(self, *, folded: bool = False) -> str:
+        objects = [_folded(each) for each in self.objects] if folded else self.objects
+        texts = [yaml_of(each) for each in objects]
+        head = "".join(f"# {note}\n" for note in self.notes)
+        return head + "---\n".join(texts)
+
+    def __repr__(self) -> str:
+        ranks = f"{self.nodes} x {self.slots} ranks"
+        return (
+            f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
+        )
+
+
+def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
+    """Make the manifests of a run; see `Run.manifest`."""
+    if kind not in KINDS:
+        raise one_of("manifest kind", kind, KINDS)
+    paths = RunPaths(path)
+    raw, run_id = stored(read_json(paths.spec)), str(read_json(paths.info).get("id", path.name))
+    cluster = part(raw, "cluster")
+    job = job_from_dict(part(raw, "job"))
+    run_pod = PodSpec.from_dict(part(cluster, "pods"))
+    backend = part(cluster, "backend")
+    options = HandoverOptions.from_dict(
+        {**(backend if backend.get("kind") == HandoverOptions.kind else {}), **given}
+    )
+    pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
+    options = options.replace(image=options.image or pod.image or "")
+    _check(kind, options)
+    handover = handover_of(job, path, options)
+    count = int(str(raw.get("pods") or cluster.get("count") or 1))
+    nodes = job.pods_wanted(options.elastic[1] if options.elastic else count)
+    is_one_rank = job.ranks(nodes * pod.slots) == 1
+    name = options.name or base_name(run_id, "")[:40].rstrip("-")
+    plan = KubeflowPlan(
+        kind=kind,
+        name=name,
+        options=options,
+        pod=pod.replace(gpus=min(pod.gpus, 1)) if is_one_rank else pod,
+        nodes=nodes,
+        files=config_files(handover, job.env, options, pod, nodes),
+        resumes=handover.resumes,
+        carries_script=handover.archive is not None,
+    )
+    return Manifest(
+        kind=kind,
+        name=name,
+        nodes=nodes,
+        slots=plan.pod.slots,
+        image=options.image,
+        results=f"{plan.claim}:/{name}",
+        objects=objects_of(plan),
+        notes=_notes(plan, run_id),
+    )
+
+
+def _check(kind: str, options: HandoverOptions) -> None:
+    if not options.image:
+        raise ConfigError(
+            "a manifest needs the image of its containers, with this project's requirements: "
+            "run.manifest(…, image='REGISTRY/deepspeed-workbench/worker:latest')"
+        )
+    if options.elastic is not None and kind != "pytorchjob":
+        raise ConfigError(
+            f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out"
+        )
+
+
+def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
+    options = plan.options
+    at = f" -n {options.namespace}" if options.namespace else ""
+    operator = {
+        "trainjob": f"Kubeflow Trainer 2.2 or later and its runtime {options.runtime}",
+        "pytorchjob": "the Kubeflow Training Operator 1.7 or later",
+        "mpijob": "the Kubeflow MPI Operator 0.5 or later; the image needs OpenMPI and sshd",
+    }[plan.kind]
+    notes = [f"The run {run_id} as a {plan.kind} for unattended use. It takes {operator}."]
+    if plan.pod.pip:
+        notes.append(
+            f"The image must have the packages that the run's pods were given: {', '.join(plan.pod.pip)}."
+        )
+    if options.pvc:
+        several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
+        notes.append(f"The claim {options.pvc} must be there{several}.")
+    if made := [volume.claim for volume in made_claims(options.volumes)]:
+        notes.append(
+            f"It makes the claim {', '.join(made)}, which stays; where there is one, that one is taken."
+        )
+    if plan.carries_script:
+        notes.append(f"It carries {travelling(plan.files['inputs.zip'])}.")
+    for secret, key in sorted(set(options.sources.values())):
+        notes.append(
+            f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…"
+        )
+    notes.append(
+        f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)"
+    )
+    notes.append(
+        f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads."
+    )
+    if plan.kind == "trainjob" and options.service_account:
+        notes.append(
+            f"The pods get a token of the account {options.service_account}, unless the account itself says"
+            " automountServiceAccountToken: false; a TrainJob cannot."
+        )
+    if plan.kind == "trainjob" and options.priority_class:
+        notes.append(
+            f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none."
+        )
+    if plan.resumes and plan.kind != "trainjob":
+        notes.append("A rank that fails is started again and goes on from the last checkpoint.")
+    if options.elastic is not None:
+        begin = "go on from the last checkpoint" if plan.resumes else "begin again"
+        notes.append(f"When nodes come or go, all ranks {begin}, as many as there are then.")
+    return notes
+
+
+def yaml_of(data: Mapping[str, object]) -> str:
+    r"""Return plain JSON as YAML that a person can read: in its order, texts of several lines as such, no anchors.
+
+    Example:
+        >>> print(yaml_of({"b": 1, "a": "x\ny\n"}), end="")
+        b: 1
+        a: |
+          x
+          y
+    """
+    import yaml  # it comes with transformers
+
+    # Packed files are long, and the emitter in C is ten times as fast.
+    base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    class Dumper(base):  # type: ignore[misc]
+        def ignore_aliases(self, _data: Any) -> bool:
+            return True  # what appears twice is written twice
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+        )
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, width=110))
+
+
+def _folded(each: Mapping[str, object]) -> Mapping[str, object]:
+    packed = each.get("binaryData")
+    if not isinstance(packed, dict):
+        return each
+    sizes = {name: f"({len(text) * 3 // 4 / 1024:.0f} KiB)" for name, text in packed.items()}
+    return {**each, "binaryData": sizes}

@@ -1,0 +1,146 @@
+"""`python -m workbench.handover.unattended SPEC.json OUT`: one rank of an unattended job. Exit code 2: job refused."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.agent.clients.client import place_from
+from workbench.agent.machine import free_port
+from workbench.agent.ranks.request import torchrun_variables
+from workbench.base.child import HOME, QUIET
+from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.process import RankPlace
+from workbench.handover.unattended.coordinator import Coordinator
+from workbench.handover.unattended.rank import Task, address_of, run_task
+from workbench.handover.unattended.rendezvous import FileRendezvous
+from workbench.jobs.job import PodView
+from workbench.rundir.spec import RunSpec
+
+_PATIENCE_S = (
+    60.0  # for the records of the other ranks; they have passed the last barrier when this one has
+)
+_HURRY_S = 10.0  # the same where this rank failed or was stopped: others may have been killed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    rank: int
+    local_rank: int
+    world_size: int
+    per_node: int
+    started_by: str
+    """torchrun, mpirun or python."""
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Place:
+        if "RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env:
+            return cls(rank=0, local_rank=0, world_size=1, per_node=1, started_by="python")
+        place = place_from({}, env)
+        by_torch = "RANK" in env
+        per_node = env.get("LOCAL_WORLD_SIZE" if by_torch else "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
+        return cls(
+            rank=int(str(place["rank"])),
+            local_rank=int(str(place["local_rank"] or 0)),
+            world_size=int(str(place["world_size"] or 1)),
+            per_node=int(per_node),
+            started_by="torchrun" if by_torch else "mpirun",
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Be one rank; blocks until it has ended, the first rank until all have."""
+    parser = argparse.ArgumentParser(prog="python -m workbench.handover.unattended")
+    parser.add_argument("spec", type=Path, metavar="SPEC.json")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the run directory, in a folder that all ranks see"
+    )
+    options = parser.parse_args(argv)
+    place = Place.read(os.environ)
+    try:
+        return _run(options.spec.absolute(), options.out.absolute(), place)
+    except ConfigError as error:
+        sys.stderr.write(f"rank {place.rank}: refused: {error}\n")
+        return 2
+    except WorkbenchError as error:
+        sys.stderr.write(f"rank {place.rank}: {error}\n")
+        return 1
+
+
+def _run(spec_file: Path, out: Path, place: Place) -> int:
+    scratch = out.with_name(f".{out.name}.ranks")
+    rendezvous = FileRendezvous(folder=scratch, rank=place.rank, world_size=place.world_size)
+    if place.rank:
+        facts = rendezvous.follow()
+        return 0 if facts.get("finished") else run_task(_task(facts, out, place))
+    coordinator = Coordinator(
+        spec_file, out, world_size=place.world_size, started_by=place.started_by
+    )
+    facts = rendezvous.lead(
+        lambda: {
+            **coordinator.prepare(scratch),
+            "address": address_of(),
+            "port": free_port("0.0.0.0"),
+        }
+    )
+    if facts.get("finished"):
+        sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")
+        return 0
+    code = run_task(_task(facts, out, place), meanwhile=coordinator.begin)
+    state = coordinator.finish(_PATIENCE_S if code == 0 else _HURRY_S)
+    shutil.rmtree(scratch, ignore_errors=True)
+    sys.stdout.write(f"the run {state}; run directory: {out}\n")
+    return code
+
+
+def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
+    spec = RunSpec.load(Path(facts["spec"])).resolved()
+    work, pods = out / "work", spec.cluster.pods
+    folder = work / f"rank-{place.rank}"
+    view = PodView(package=HOME, folder=None, environment={**pods.env, **spec.job.env})
+    program = spec.job.program_on(view)
+    # torchrun has set its own; a rank that mpirun or plain Python started gets the same ones.
+    elastic = torchrun_variables(
+        run=out.name,
+        rank=place.rank,
+        world_size=place.world_size,
+        node=place.rank // place.per_node,
+        nodes=-(-place.world_size // place.per_node),
+    )
+    env = {
+        **{name: os.environ.get(name, value) for name, value in elastic.items()},
+        "OMP_NUM_THREADS": str(max(1, int(pods.cpus // pods.slots))),
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
+        **QUIET,
+        **program.env,
+        **pods.env,
+        **spec.job.env,
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.per_node),
+        "WORKBENCH_RUN_DIR": str(work),
+        "WORKBENCH_RANK_DIR": str(folder),
+        **program.forced,
+    }
+    return Task(
+        folder=folder,
+        place=RankPlace(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
+        env=env,
+        argv=[sys.executable, "-u", *program.argv],
+        entry=program.entry,
+        success=spec.job.success,
+        cwd=program.cwd,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

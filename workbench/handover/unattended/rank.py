@@ -1,0 +1,166 @@
+"""One rank without an agent. The trainer runs in a fork, so that a crash of it leaves somebody to write down why."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.agent.ranks.rank import Rank
+from workbench.base.files import write_json
+from workbench.base.process import RankPlace, die_with_parent
+from workbench.rundir.events import MARK
+from workbench.rundir.output.collect import LineSplitter
+
+STATUS = "status.json"
+"""In a rank's folder: what an agent would tell of it, and where it runs."""
+_GRACE_S = 8.0  # Kubernetes waits 30 s between SIGTERM and SIGKILL, torchrun too; the record must be written in them
+_LOOK_S = 0.1
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    folder: Path
+    """The rank's own folder; new."""
+    place: RankPlace
+    env: Mapping[str, str]
+    """Variables beside those of this process. May hold secrets: never printed."""
+    argv: Sequence[str]
+    """What it executes, where there is no entry."""
+    entry: str | None = None
+    """`module:function` that is called in place of `argv`."""
+    success: str
+    """How it proves that it is done: by its `record` or by its `exit code` 0."""
+    cwd: str | None = None
+
+
+def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
+    """Run it to its end and leave its status; blocks."""
+    task.folder.mkdir(parents=True, exist_ok=True)
+    stopped: list[float] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.append(time.monotonic()))
+    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+    # Before the threads: a process that forks must have none.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
+    rank = Rank(place=task.place, folder=task.folder, success=task.success)
+    rank.begin(pid, "cold")
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that cannot be written now costs a line of the status, not the rank
+        _write_status(rank)
+    if meanwhile is not None:
+        meanwhile()
+    copies = []
+    for name, (reader, writer) in pipes.items():
+        os.close(writer)
+        own = 1 if name == "stdout" else 2
+        copies.append(
+            threading.Thread(
+                target=_copy, args=(reader, task.folder / f"{name}.log", own), daemon=True
+            )
+        )
+        copies[-1].start()
+    code, rss_bytes = _await(pid, stopped)
+    # A program that ends well when it is asked to stop has done its work, unless it would have left a record.
+    rank.stopped = bool(stopped) and not (task.success == "exit code" and code == 0)
+    for copy in copies:
+        copy.join(timeout=5)  # a process that the rank left behind may hold the other end for ever
+    rank.end(code)
+    rank.rss_bytes = rss_bytes
+    _write_status(rank)
+    if rank.done:
+        return 0
+    return code if code >= 0 else 128 - code
+
+
+def address_of() -> str:
+    """Return the address by which other pods reach this one, as far as its own name says."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _write_status(rank: Rank) -> None:
+    write_json(
+        rank.folder / STATUS,
+        {**rank.to_dict(), "host": socket.gethostname(), "address": address_of()},
+    )
+
+
+def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        die_with_parent(parent)
+        os.setpgid(0, 0)
+        os.dup2(ends["stdout"], 1)
+        os.dup2(ends["stderr"], 2)
+        os.environ.update(task.env)
+        if task.entry is None:
+            os.chdir(task.cwd or "/")
+            os.execvpe(task.argv[0], list(task.argv), os.environ)
+        module, _, function = task.entry.partition(":")
+        getattr(importlib.import_module(module), function)()
+        code = 0
+    except SystemExit as ended:
+        match ended.code:
+            case int(given):
+                code = given
+    except BaseException:  # process boundary
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _copy(reader: int, path: Path, own: int) -> None:
+    splitter = LineSplitter()
+    with path.open("wb", buffering=0) as log, open(reader, "rb", buffering=0) as source:
+        while data := source.read(_BLOCK_BYTES):
+            log.write(data)
+            for line in splitter.feed(data):
+                if line and not line.startswith(MARK):
+                    os.write(own, f"{line}\n".encode())
+
+
+def _await(pid: int, stopped: list[float]) -> tuple[int, int]:
+    """Wait for the process; return its exit code (negative for a signal) and its peak of resident memory, bytes."""
+    asked = killed = False
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+        if stopped and not asked:
+            asked = _send(pid, signal.SIGTERM)
+        if stopped and not killed and time.monotonic() - stopped[0] > _GRACE_S:
+            killed = _send(pid, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+
+
+def _send(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False  # it has not made its group yet, or has just ended
+    return True

@@ -1,1 +1,0 @@
-"""After the run: profile, predictions, reports. Records in, records out."""
