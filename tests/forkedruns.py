@@ -125,7 +125,7 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
 @functools.cache
 def _parent() -> subprocess.Popen[str]:
     """What every run of this session is forked from: to import takes it 5 s of CPU."""
-    forkrun = Path(__file__).parent / "worker" / "forkrun.py"
+    forkrun = Path(__file__).parent / "finetune" / "train" / "forkrun.py"
     return subprocess.Popen(
         [sys.executable, str(forkrun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -165,7 +165,7 @@ def test_the_structure_page_has_the_floors_of_the_contract() -> None:
         assert row is not None, container
         shown = [re.sub(r"`| \(.*?\)", "", layer).strip() for layer in row[1].split(";")]
         assert shown == layers[container]
-    floors = re.findall(r"^\| \d \| ((?:`[\w/.]+`(?: \||,)? ?)+)", page, flags=re.MULTILINE)
+    floors = re.findall(r"^\| \d+ \| ((?:`[\w/.]+`(?: \||,)? ?)+)", page, flags=re.MULTILINE)
     rooms = [set(re.findall(r"`(\w+)[/.]", floor)) for floor in reversed(floors)]
     assert rooms == [set(re.findall(r"\w+", layer)) for layer in layers["workbench"]]
 

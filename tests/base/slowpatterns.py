@@ -98,7 +98,7 @@ LOCAL: dict[str, Callable[[], list[str]]] = {
     "finetune/profile/speed.py: name": lambda: [
         name for name, _ in module("finetune.profile.speed")._PEAKS
     ],
-    "keeper/run/verdict.py: copy": lambda: [r'(?<=File ")([^"]*/r1/script/|(?=train\.py"))'],
+    "jobs/script.py: copy": lambda: [r'(?<=File ")([^"]*/r1/script/|(?=train\.py"))'],
 }
 # Of a name or a label of ours in a short text of ours.
 OURS = (

@@ -22,7 +22,7 @@ def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     from workbench.finetune.job.finetune import FineTune
     from workbench.finetune.model.encode import Encoder
     from workbench.finetune.model.load import load as load_model
-    from workbench.finetune.train.standalone import GlobalBatchSampler
+    from workbench.finetune.recipe.standalone import GlobalBatchSampler
 
     model = str(folder / "model")
     outline = load_model(model, (), seed=0, weights=False)

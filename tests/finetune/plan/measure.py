@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "worker")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "finetune" / "train")]
 
 import torch  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.sources.mini import mini_rows
-from workbench.finetune.data.training.order import IGNORED
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.layers import balance_coefficient
+from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.train.balance import LoadBalance
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
-from workbench.finetune.data.training.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
 from workbench.finetune.data.training.rows import Rows, load  # noqa: E402
 from workbench.finetune.options.choices import ROW_ORDER  # noqa: E402
+from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
 
 
 def samplers_of(
@@ -167,7 +167,7 @@ def test_the_order_of_earlier_runs_and_of_large_global_batches_is_what_it_was() 
 
 def test_the_order_is_of_one_version_for_jobs_and_for_the_script_of_a_run_card() -> None:
     standalone = pytest.importorskip(
-        "workbench.finetune.train.standalone", reason="transformers or accelerate is missing"
+        "workbench.finetune.recipe.standalone", reason="transformers or accelerate is missing"
     )
     assert standalone.Repetition.order == ROW_ORDER
     default = inspect.signature(GlobalBatchSampler).parameters["order"].default

@@ -15,7 +15,6 @@ import torch  # transformers first: without it there is nothing to test
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.serving.serve import placement
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.training.order import IGNORED
 from workbench.finetune.data.training.rows import Row, aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
@@ -23,6 +22,7 @@ from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.generate import answers
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import wording
+from workbench.finetune.recipe.order import IGNORED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -37,7 +37,7 @@ def test_both_halves_of_the_launcher_do_without_torch(tmp_path: Path) -> None:
 
 
 def test_another_version_gets_all_of_deepspeed(tmp_path: Path) -> None:
-    second = str(tmp_path / "worker" / "launcher_site")
+    second = str(tmp_path / "agent" / "launcher_site")
     shutil.copytree(SITE, second)
     package = tmp_path / "deepspeed"
     package.mkdir()

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from workbench.finetune.data.training.order import (
+from workbench.finetune.recipe.order import (
     pad,
 )  # torch and transformers first: without them there is nothing to test
 from workbench.finetune.train.measure.meter import StepMeter, tokens_of

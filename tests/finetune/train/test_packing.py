@@ -16,10 +16,10 @@ import torch
 from forkedruns import LENGTH, Plan
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.training.order import IGNORED, pad
 from workbench.finetune.data.training.rows import Row, aligned
 from workbench.finetune.data.training.tokens import packed
 from workbench.finetune.model import tiny
+from workbench.finetune.recipe.order import IGNORED, pad
 from workbench.finetune.train.audit import PackingCheck
 
 COLLATOR = partial(pad, pad_id=0)

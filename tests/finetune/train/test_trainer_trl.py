@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench.finetune.data.sources.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import tiny
+from workbench.finetune.recipe.standalone import train_batches
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import EventCallback, StopFile
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.measure.meter import StepMeter
-from workbench.finetune.train.standalone import train_batches
 from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
 from workbench.rundir.events import MARK
 

@@ -17,7 +17,7 @@ from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.instead import OTHERWISE
 from workbench.finetune.options.training import ALLOWED
-from workbench.finetune.train.standalone import token_loss, training_options
+from workbench.finetune.recipe.standalone import token_loss, training_options
 
 OPTIONS = {
     "lr_scheduler_type": "cosine",
@@ -187,7 +187,7 @@ def test_the_smoothed_loss_is_that_of_transformers() -> None:
 
 
 def test_a_rank_gives_its_time_limit_to_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.finetune.train import standalone
+    from workbench.finetune.recipe import standalone
 
     given: list[object] = []
     monkeypatch.setattr(

@@ -254,7 +254,7 @@ def _program() -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name in _IMPORTED:
         script = script.replace(
-            f"from workbench.worker.{name} import".encode(), f"from {name} import".encode()
+            f"from workbench.finetune.recipe.{name} import".encode(), f"from {name} import".encode()
         )
         files[f"{name}.py"] = program.with_name(f"{name}.py").read_bytes()
     return {"train.py": script, **files}

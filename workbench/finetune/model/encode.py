@@ -9,7 +9,6 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.messages import Message, answer_of, asked
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.training.order import IGNORED, pad
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
@@ -18,6 +17,7 @@ from workbench.finetune.model.load import Loaded
 from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import fill, source_text
+from workbench.finetune.recipe.order import IGNORED, pad
 
 
 class Encoder:

@@ -13,9 +13,9 @@ from workbench.agent.rank.collectives import broadcast_bytes, rank
 from workbench.finetune.data.rows import Example
 from workbench.finetune.model.chat import special_words
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.model.tiny_t5 import tiny_t5
 from workbench.finetune.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.finetune.options.models import TINY_LLAMA, Family, model_family
+from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
 _TOKENIZER_ROWS = (
     4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from workbench.base.errors import RunError
-from workbench.finetune.data.training.order import IGNORED
+from workbench.finetune.recipe.order import IGNORED
 
 
 class LoadBalance:

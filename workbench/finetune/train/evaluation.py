@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.agent import call
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
 from workbench.base.errors import ConfigError, RunError
@@ -25,13 +26,13 @@ from workbench.base.json_values import parts, text
 from workbench.finetune.data.judged import Answer, judge, share
 from workbench.finetune.data.rows import Example, table_from
 from workbench.finetune.data.tables import SqlTable
-from workbench.finetune.data.training.order import eval_batches
 from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model.encode import Encoder
 from workbench.finetune.options.evaluation import LOSS, answered_rows, perplexity
-from workbench.finetune.train.standalone import evaluation_sums
+from workbench.finetune.recipe.order import eval_batches
+from workbench.finetune.recipe.standalone import evaluation_sums
 from workbench.rundir.events import emit
 
 _MOST_NAMES = 50
@@ -166,6 +167,8 @@ def _function(sent: Mapping[str, object], number: int = 0) -> Function:
     # Its lines stand in tracebacks, though the file is not on this pod.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
+    # Files of functions that an earlier version wrote import their reader by its name of then.
+    sys.modules.setdefault("workbench.worker.call", call)
     try:
         exec(compile(source, path, "exec"), vars(module))
         function = getattr(module, name)

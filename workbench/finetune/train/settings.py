@@ -23,9 +23,9 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Precision
+from workbench.finetune.recipe.standalone import prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.technique import Technique
-from workbench.finetune.train.standalone import prepare, training_options
 from workbench.finetune.train.swapping import own_folders, prepare_folders
 from workbench.jobs.registry import job_from_dict
 

@@ -39,10 +39,18 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import RunError
 from workbench.base.words import number
-from workbench.finetune.data.training.order import IGNORED
 from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.evaluation import LOSS
+from workbench.finetune.recipe.order import IGNORED
+from workbench.finetune.recipe.standalone import (
+    leave_norms_out_of_decay,
+    row_lengths,
+    send_in_bf16,
+    token_loss,
+    train_batches,
+    use_no_cache,
+)
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 from workbench.finetune.techniques.points import TechniquePoints
@@ -55,14 +63,6 @@ from workbench.finetune.train.evaluation import Evaluator, emit_evaluation, note
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
 from workbench.finetune.train.measure.profile import StepProfiler
-from workbench.finetune.train.standalone import (
-    leave_norms_out_of_decay,
-    row_lengths,
-    send_in_bf16,
-    token_loss,
-    train_batches,
-    use_no_cache,
-)
 from workbench.rundir.events import emit
 
 _SAID_EVERY_S = 1.0

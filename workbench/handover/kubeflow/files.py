@@ -31,6 +31,9 @@ _LEFT_OUT = (
     "handover/kubeflow",
     "keeper",
     "lab",
+    "pods/cml",
+    "pods/hosts",
+    "pods/kubernetes",
     "cli.py",
     "__main__.py",
 )

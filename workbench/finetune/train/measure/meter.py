@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.agent.rank import collectives as ranks
-from workbench.finetune.data.training.order import IGNORED
+from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 
 

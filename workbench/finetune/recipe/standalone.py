@@ -30,8 +30,8 @@ from transformers import (
     Trainer,
 )
 
-from workbench.finetune.data.training.order import IGNORED, GlobalBatchSampler, eval_batches, pad
-from workbench.finetune.model.tiny_t5 import tiny_t5
+from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler, eval_batches, pad
+from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
 # Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
 # that starts from random weights are all sign and no size.
