@@ -177,7 +177,7 @@ def test_a_helper_that_fails_is_told_and_a_run_beside_it_is_not_disturbed(warm):
         return answers[-1]["state"] != "busy"
 
     until(answered, every_s=0.05)
-    assert answers[-1] == {"id": answers[-1]["id"], "state": "none"}
+    assert answers[-1] == {"id": answers[-1]["id"], "ok": True, "state": "none"}
     words = (warm.root / "helpers" / "r" / "stderr.log").read_text()
     assert "KeyError: 'request'" in words  # it ran, in its own folder
 

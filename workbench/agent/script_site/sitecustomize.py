@@ -22,13 +22,13 @@ def _spare_compiling(comm: ModuleType) -> None:
 
 
 _here = __file__.rpartition("/")[0]
-_worker = _here.rpartition("/")[0]
-if _store := PathFinder.find_spec("store", [f"{_worker}/rank"]):
+_agent = _here.rpartition("/")[0]
+if _store := PathFinder.find_spec("store", [f"{_agent}/rank"]):
     (_imports := _executed(_store)).install()
     _imports.when_imported("deepspeed.comm.torch", _spare_compiling)
-    if _events := PathFinder.find_spec("trainer_events", [f"{_worker}/rank"]):
+    if _events := PathFinder.find_spec("trainer_events", [f"{_agent}/rank"]):
         _executed(_events).install(_imports.when_imported)
-if _stacks := PathFinder.find_spec("stacks", [f"{_worker}/agent/ranks"]):
+if _stacks := PathFinder.find_spec("stacks", [f"{_agent}/ranks"]):
     with suppress(OSError, KeyError):
         _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))
 sys.path = [path for path in sys.path if path != _here]
