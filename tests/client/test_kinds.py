@@ -82,6 +82,12 @@ def test_a_finetune_has_its_own_handle_and_result(tmp_path: Path) -> None:
     assert type(history(tmp_path)[0]) is FineTuneRun
 
 
+def test_a_run_that_was_not_loaded_names_the_way_to_its_own_class(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    with pytest.raises(RunError, match=r"Run\(…\) has no predict; load the run instead: Run\.load"):
+        Run(run.paths.root).predict  # noqa: B018
+
+
 def test_a_job_without_a_kind_is_a_finetune(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     spec = json.loads(run.paths.spec.read_text())

@@ -68,6 +68,10 @@ def loaded(place: str) -> object:
 def missing_attribute(root: Path, owner: str, member: str, name: str) -> AttributeError:
     """Return the error for an attribute that a run or its result lacks; it names the kinds that have it."""
     kind = kind_of(root)
+    if kind and _has(kind, member, name):  # the object was made by its class, not loaded
+        return NotOfThisKind(
+            f"{owner}(…) has no {name}; load the run instead: Run.load({str(root)!r})"
+        )
     others = [each for each in kinds() if each != kind and _has(each, member, name)]
     if not others:
         return AttributeError(f"{owner!r} object has no attribute {name!r}")

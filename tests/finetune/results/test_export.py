@@ -206,7 +206,7 @@ def test_a_link_or_a_pipe_in_a_model_is_refused_by_name(
     """Else a library would open it, and a push would publish a file of whoever received the run."""
     close_all()
     shutil.copytree(runs[way in ("merge", "adapters")].path, tmp_path / "run")
-    run = Run(tmp_path / "run")
+    run = Run.load(tmp_path / "run")
     where, secret = run.paths.model / place, tmp_path / "secret"
     if place.endswith("templates") or not place:
         where.rename(secret) if where.exists() else secret.mkdir()
@@ -232,7 +232,7 @@ def test_an_index_of_weights_names_no_file_elsewhere(
 ) -> None:
     close_all()
     shutil.copytree(runs[way in ("merge", "adapters")].path, tmp_path / "run")
-    run = Run(tmp_path / "run")
+    run = Run.load(tmp_path / "run")
     write_json(
         run.paths.model / "model.safetensors.index.json",
         {"weight_map": {"a": "../../mine.safetensors"}},
