@@ -1,1 +1,4 @@
-"""The agent: the one small process per pod that starts, watches and ends ranks; it runs from a zip on a bare Python."""
+"""The agent: a small process per pod that starts, watches and ends ranks.
+
+The agent runs from a zip file on a bare Python.
+"""

@@ -1,4 +1,4 @@
-"""The agent's command line: `serve`, `connect`, `rank`, `packages`. Modules beside it do the work."""
+"""The agent's command line: `serve`, `connect`, `rank`, `packages`. Other modules do the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from workbench.base.process import LEASE_S
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. Each imports what it needs: every pod waits for this to start."""
+    """Run a command and return its exit code.
+
+    Every pod waits for this program to start, so a command imports only its own modules.
+    """
     asked = _parser().parse_args(argv)
     root = Path(asked.root)
     if asked.command == "serve":
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(root: Path, lease_s: float, warm: bool, *, quiet: bool) -> int:
-    """Bring the agent up and print its pid, unless quiet: a bridge carries answers only."""
+    """Start the agent and print its pid, unless quiet: a bridge carries answers only."""
     from workbench.agent.main import serve
 
     try:

@@ -1,7 +1,8 @@
-"""Call a function of the notebook on a rank and leave what it returns as plain data.
+"""Call a function of the notebook on a rank and write the returned value as plain data.
 
-This file travels as the script of the run, and needs nothing of this package: `function.json` beside it says by which
-Python the function was pickled, and holds the lines that tracebacks show. The trainer loads functions by it, too.
+This file travels as the script of the run and imports nothing of this package. `function.json`
+beside the file names the Python that pickled the function and holds the lines for tracebacks. The
+trainer loads functions with this file too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def main() -> None:
 
 
 def load(facts: dict[str, Any], pickled: bytes | str) -> Any:
-    """Return what the notebook pickled, with the modules that this takes where it brings them; text is base64."""
+    """Return the unpickled object.
+
+    The files in `facts` are importable during the unpickling. Text is base64.
+    """
     mine = "{}.{}".format(*sys.version_info)
     if mine != facts["python"]:
         sys.exit(
@@ -59,7 +63,7 @@ def load(facts: dict[str, Any], pickled: bytes | str) -> Any:
 
 
 def leave(returned: object, folder: Path, rank: int) -> None:
-    """Write a value as JSON, and its arrays beside it as safetensors."""
+    """Write a value as JSON, and its arrays as safetensors beside the JSON."""
     arrays: dict[str, Any] = {}
     tree = _tree(returned, "the value", arrays)
     folder.mkdir(exist_ok=True)
@@ -100,7 +104,7 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
 
 
 def _array(value: Any) -> Any:
-    """Return an array of numpy for what is one, on whatever device; None for anything else."""
+    """Return a tensor or array as a numpy array on the CPU, or None for any other value."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu()

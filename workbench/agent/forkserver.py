@@ -1,8 +1,8 @@
 """The fork server of a cluster's local pods: import once, then fork a warm server for each pod.
 
-A fork takes the agent's limits, groups, folder and environment, as a child of the agent would have
-them. Where a difference cannot be undone after the imports, the fork refuses, and the agent
-executes a warm server itself.
+A fork takes the agent's limits, groups, folder and environment, as a child of the agent would. If
+a difference cannot be undone after the imports, the fork refuses, and the agent executes a warm
+server itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MAY_DIFFER = {
     "USER",
     "_",
 }
-"""Variables that no import reads, or that a pod has for itself. All others must be equal."""
+"""Variables that no import reads, and variables that belong to a pod. All others must be equal."""
 
 
 class _Refused(Exception):
@@ -57,7 +57,7 @@ class _Refused(Exception):
 
 
 def main() -> None:
-    """Import, then fork a warm server for each agent that asks, until the keeper ends."""
+    """Import, then fork a warm server for each agent, until the keeper ends."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _import_package_of(line: socket.socket) -> str:
-    """Import the agent's copy of this package; return its path, or nothing for a bad request."""
+    """Import the agent's copy of this package. Return its path, or "" for a bad request."""
     line.settimeout(_REQUEST_S)
     try:
         # The request stays on the line: the fork reads it again and answers.
@@ -108,7 +108,7 @@ def _fork(
         listener.close()
         _serve_agent(line, born, package)
     except BaseException:
-        if os.getpid() != forked:  # a rank, which ends as any program does
+        if os.getpid() != forked:  # in a rank, which ends as any program does
             raise
         traceback.print_exc()
         code = 1
@@ -140,7 +140,7 @@ def _serve_agent(line: socket.socket, born: Mapping[str, str], package: str) -> 
 
 
 def _check_agent(request: Mapping[str, Any], born: Mapping[str, str], package: str) -> None:
-    """Raise `_Refused` where the agent differs in something that the imports have settled."""
+    """Raise `_Refused` if the agent has other values of settings that the imports may have read."""
     _check_same_world(int(request["agent"]), str(request["python"]))
     env = request["env"]
     if env.get("PYTHONPATH", "") != package:
@@ -160,7 +160,7 @@ def _check_same_world(agent: int, python: str) -> None:
 
 
 def _become_child_of(agent: int, env: Mapping[str, str]) -> None:
-    """Copy the agent's limits, groups and folder, and the environment that it asks for."""
+    """Copy the agent's limits, groups and folder, and the requested environment."""
     os.setsid()
     # sshd and the login have set these for the agent.
     for name in filter(lambda name: name.startswith("RLIMIT_"), dir(resource)):
@@ -175,7 +175,7 @@ def _become_child_of(agent: int, env: Mapping[str, str]) -> None:
     score = Path(f"/proc/{agent}/oom_score_adj").read_text()
     if score != Path("/proc/self/oom_score_adj").read_text():
         Path("/proc/self/oom_score_adj").write_text(score)
-    # The folder also tells other processes which pod this is: see `base.process.pod_of`.
+    # The folder also shows other processes the pod of this process: see `base.process.pod_of`.
     os.chdir(Path(f"/proc/{agent}/cwd").readlink())
     os.environ.clear()
     os.environ.update(env)

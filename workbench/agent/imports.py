@@ -1,4 +1,4 @@
-"""The imports of a process that forks ranks, and those of a rank that starts cold."""
+"""The imports of a process that forks ranks, and the imports of a rank that starts cold."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LATE_MODULES = (
     "torch.profiler._cupti_monitor",
     "encodings.idna",
 )
-"""Modules that a rank imports up to its first step, most for DeepSpeed; some versions lack some."""
+"""Modules that a rank imports until its first step, mostly for DeepSpeed, if they exist."""
 
 
 def chosen_modules() -> tuple[Sequence[str], Sequence[str]]:
@@ -53,7 +53,7 @@ def is_ours(module: str) -> bool:
 
 
 def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
-    """Import modules into a process that forks ranks, but none that calls CUDA on a pod with a GPU."""
+    """Import modules into a process that forks ranks; on a GPU pod, none that calls CUDA."""
     with _without_collections():
         for name in modules:
             # transformers' trainer imports peft, and peft imports bitsandbytes. On a GPU,
@@ -68,7 +68,7 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
 
 
 def train() -> None:
-    """Train in a process that has imported nothing yet."""
+    """Train in a process without earlier imports."""
     keep_from_children()
     with _without_collections():
         trainer = importlib.import_module(entries.TRAINER_MODULE)

@@ -1,4 +1,4 @@
-"""A run's files on this pod: a script's folder as it was sent, and what the run left in it and in `out/`."""
+"""A run's files on this pod: the script's folder as sent, and the files that the run wrote."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _CACHES = frozenset(("__pycache__", ".git", ".cache", ".ipynb_checkpoints"))
 _PIECE = 1 << 20
 
 Entry = tuple[str, int, str]
-"""Name below the folder, bytes, and the SHA-256; empty for a file that is hashed on its way."""
+"""Name below the folder, size in bytes, and SHA-256 ("" for a file that is hashed on its way)."""
 
 
 def files_left(
     out: Path, script: Path, archive: Path, below: int
 ) -> dict[str, list[Entry] | list[str]]:
-    """List both folders; of the script's, what its archive does not hold so. Links and pipes are named alone."""
+    """List both folders without the unchanged files of the script's archive.
+
+    Links and pipes are listed by name only.
+    """
     sent: dict[str, tuple[int, int]] = {}
     if archive.is_file():
         import zipfile
@@ -39,13 +42,13 @@ def files_left(
 
 
 def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, object]:
-    """Make a run's folder: small files by their names, and a script's folder of its archive."""
+    """Create a run's folder: small files by name, and the script's folder from its archive."""
     (folder / "out").mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     for name, text in files.items():
         write_text(folder / Path(name).name, text)
     if archive:
-        import zipfile  # each run has a fork of the agent import it
+        import zipfile  # each run stages in a new fork of the agent
 
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(folder / "script")

@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 _UNSENT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 _AFTER_MISTAKE_S = 0.2
-_MISTAKES = (KeyError, ValueError, TypeError, AttributeError, OSError)  # of whoever asked
+# Mistakes of the client, which are not logged as the agent's own.
+_MISTAKES = (KeyError, ValueError, TypeError, AttributeError, OSError)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +39,7 @@ class _ClientConnection:
 
     @property
     def events(self) -> int:
-        """What it is watched for: whoever does not read his answers is not read either."""
+        """Poll events to wait for. A client that does not read answers is not read either."""
         reads = select.POLLIN if len(self.unsent) < _UNSENT_BYTES and not self.closing else 0
         return reads | (select.POLLOUT if self.unsent else 0)
 
@@ -50,7 +51,7 @@ class Server:
         listener.setblocking(False)
 
     def run(self, at_end: Callable[[], None]) -> None:
-        """Answer requests until the agent has ended all it was told to end."""
+        """Answer requests until the agent is finished. Call `at_end` before the last answers."""
         wake = _wake_on_signals(self.agent)
         while True:
             ready = self._ready(wake)
@@ -63,7 +64,7 @@ class Server:
                 os.read(wake, 4096)
             self._tick()
             if self.agent.finished:
-                break  # the last answers come after the last deeds
+                break  # the last answers are sent after `at_end`
             for connection in list(self.connections):
                 self._advance(connection)
         at_end()
@@ -73,13 +74,12 @@ class Server:
             self._send(connection)
 
     def _ready(self, wake: int) -> set[int]:
-        """Wait until somebody speaks, a signal has come or there is something to do; return what can be read."""
+        """Wait for a client, a signal or the next due time. Return the readable descriptors."""
         poll = select.poll()
         poll.register(self.listener, select.POLLIN)
         poll.register(wake, select.POLLIN)
-        if (
-            self.agent.warm.socket is not None
-        ):  # only to be woken: the agent reads it on its next tick
+        # Only to be woken: the agent reads this socket on its next tick.
+        if self.agent.warm.socket is not None:
             poll.register(self.agent.warm.socket, select.POLLIN)
         for connection in self.connections:
             if connection.events:
@@ -115,7 +115,7 @@ class Server:
         self._answer_requests(connection)
 
     def _answer_requests(self, connection: _ClientConnection) -> None:
-        # A peer that asks without reading the answers waits for its own reading.
+        # A client that sends requests without reading the answers has to wait.
         while len(connection.unsent) < _UNSENT_BYTES:
             request = connection.requests.take()
             if request is None:
@@ -156,7 +156,7 @@ class Server:
     def _advance(self, connection: _ClientConnection) -> None:
         self._answer_pending(connection)
         if not self._send(connection):
-            # The peer has gone. What works for it is awaited, and its answer dropped.
+            # The peer has gone. Wait for its pending work, and drop the answer.
             connection.closing = True
             connection.unsent.clear()
         self._answer_requests(connection)

@@ -1,4 +1,4 @@
-"""What the agent sees of its machine: the memory of processes, their limits and the kernel's kills, GPUs, network."""
+"""The agent's machine: memory of processes, memory limits, out-of-memory kills, GPUs, network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Return a process's resident memory now and at its highest, in bytes; zeros once it has gone."""
+    """Return a process's current and peak resident memory in bytes; zeros for an ended process."""
     now = peak = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         now = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE_BYTES
@@ -41,7 +41,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def family_memory(sizes: Mapping[int, int]) -> int:
-    """Return the resident bytes of several processes, by pid; what a fork and its parent share counts once."""
+    """Return the resident bytes of several processes. Pages shared with a fork count once."""
     if len(sizes) < 2:
         return sum(sizes.values())
     shares = {pid: _share(pid) for pid in sizes}
@@ -52,7 +52,10 @@ def family_memory(sizes: Mapping[int, int]) -> int:
 
 
 def _share(pid: int) -> int | None:
-    """Return a process's pages, each divided by how many processes have it (PSS); None where that cannot be read."""
+    """Return a process's proportional set size (PSS) in bytes, or None if it cannot be read.
+
+    A page that several processes share is divided by the number of the processes.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
         return int(text[text.index(b"\nPss:") :].split(None, 2)[1]) * 1024
@@ -60,9 +63,9 @@ def _share(pid: int) -> int | None:
 
 
 def memory_group(pid: int, *, ended: bool = False) -> Path | None:
-    """Return the folder of the memory cgroup that a process is in, or None."""
+    """Return the folder of a process's memory cgroup, or None."""
     paths = {name: path.removesuffix(" (deleted)") for name, path in control_groups(pid).items()}
-    # Inside a container the path may be the host's, while the mount shows only the container's own group.
+    # In a container the path may be the host's, while the mount shows only the container's group.
     candidates = (
         [_ROOT / "memory" / paths["memory"], _ROOT / "memory"]
         if "memory" in paths and not ended
@@ -74,7 +77,7 @@ def memory_group(pid: int, *, ended: bool = False) -> Path | None:
 
 
 def memory_limit_bytes(pid: int) -> int | None:
-    """Return the least limit of the memory groups around a process, in bytes; None where there is none."""
+    """Return the smallest limit of the memory groups around a process, in bytes; None: no limit."""
     group = memory_group(pid)
     around = (
         []
@@ -88,7 +91,7 @@ def memory_limit_bytes(pid: int) -> int | None:
 
 @dataclass(slots=True)
 class OomWatch:
-    """The out-of-memory kills in the groups that our processes were seen in."""
+    """Count of out-of-memory kills in the memory groups of our processes."""
 
     _before: dict[Path, int] = field(default_factory=dict)
 
@@ -112,7 +115,7 @@ class OomWatch:
         return False
 
     def hint(self, group: Path | None) -> str:
-        """Return that a process of this group was killed for its memory, where the counter says so; else nothing."""
+        """Return a message if the counter shows an out-of-memory kill in this group, else ""."""
         counts = self.counts()
         full = (
             group
@@ -166,7 +169,7 @@ class _Memory(ctypes.Structure):
 
 
 class GpuWatch:
-    """Look at the pod's GPUs now and then; a look that fails is the last one."""
+    """Read the pod's GPUs every few seconds, until a reading fails."""
 
     def __init__(self, library: str = _LIBRARY):
         self._name = library
@@ -176,7 +179,7 @@ class GpuWatch:
         self._found: list[dict[str, float]] = []
 
     def latest(self) -> list[dict[str, float]]:
-        """Return what the last look found, after a new one if that was some seconds ago."""
+        """Return the latest reading, after a new reading if the last is more than 5 s old."""
         now = time.monotonic()
         if not self._given_up and now >= self._looked_at + _EVERY_S:
             self._looked_at = now
@@ -201,7 +204,7 @@ class GpuWatch:
         device, busy, memory = ctypes.c_void_p(), _Utilization(), _Memory()
         _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
         _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
-        # A slice of a GPU (MIG) tells its memory but not how busy it is.
+        # A slice of a GPU (MIG) reports its memory but no utilization.
         has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
         sizes = {
             "used_gib": round(memory.used / _GIB, 3),
@@ -217,7 +220,7 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 
 def _visible(count: int) -> Sequence[int]:
-    """Return the indices that this pod may use; all where its GPUs are named otherwise than by number."""
+    """Return the indices of the GPUs that this pod may use; all if any has no number."""
     named = [
         name.strip()
         for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -228,7 +231,7 @@ def _visible(count: int) -> Sequence[int]:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface whose network holds an address; "lo" for loopback, "" where none is found."""
+    """Return the interface whose network contains an address; "lo" for loopback, "" for unknown."""
     try:
         ip = _resolve(address)
     except (OSError, ValueError):
@@ -239,7 +242,7 @@ def interface_of(address: str) -> str:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port that nobody uses on this address just now."""
+    """Return a TCP port that is free on this address now."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))

@@ -1,4 +1,7 @@
-"""Bring up the agent of a pod: idempotent, one per root, and first of all the end of what a dead one left."""
+"""Start the agent of a pod. Idempotent: one agent per root.
+
+The processes of a dead agent are ended first.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,14 @@ _LEFTOVERS_S = 5.0
 
 
 def serve(root: Path, *, lease_s: float, warm: bool) -> int:
-    """Make sure that an agent serves `root`; return its pid once it answers."""
+    """Start an agent for `root` unless one answers. Return its pid."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
     (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+    # A stopped agent would not answer: do not wait for the timeout.
     if (agent := _agent_of(root)) is not None and activity(agent.pid)[1]:
-        agent.send(
-            signal.SIGKILL
-        )  # stopped, it would not answer, and there is no use in waiting for that
+        agent.send(signal.SIGKILL)
     if (pid := _ping(root)) is not None:
         return pid
     lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -61,7 +63,7 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
 
 
 def end_leftovers(root: Path) -> int:
-    """Kill every process that was started for this root, and wait until they have gone."""
+    """Kill every process that was started for this root, and wait for their end."""
     ended: set[Process] = set()
 
     def left() -> set[Process]:
@@ -87,7 +89,7 @@ def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
 
 
 def _take_lock(root: Path, lock: int) -> int | None:
-    # Whoever holds it is an agent coming up, or one that hangs.
+    # The lock's holder is an agent that is starting, or one that hangs.
     deadline = time.monotonic() + _START_S
     hung_at = time.monotonic() + _ANSWER_S
     while True:
@@ -144,7 +146,7 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # Whatever else was inherited (ssh's pipes among it) would keep somebody waiting for its end.
+    # Other inherited descriptors (such as ssh's pipes) would keep their readers waiting.
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
         if int(name) > 2 and int(name) not in kept:
             with contextlib.suppress(OSError):

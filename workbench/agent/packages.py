@@ -1,4 +1,4 @@
-"""Put packages that a cluster asks for into a folder: what the pod has of its own is neither copied nor changed."""
+"""Install a cluster's requested packages into a folder, without changing the pod's own packages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _TAIL_LINES = 12
 
 
 class PackageError(Exception):
-    """A package cannot be installed; carries pip's last lines."""
+    """A package cannot be installed. The message holds pip's last lines."""
 
 
 def install(folder: Path, requirements: Sequence[str], env: Mapping[str, str]) -> None:
-    """Do so once, whoever else begins at the same time; `env` may hold pip's own settings."""
+    """Install the requirements into `folder`, once for all processes that call at the same time.
+
+    `env` may hold pip's own settings.
+    """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -40,8 +43,8 @@ def install(folder: Path, requirements: Sequence[str], env: Mapping[str, str]) -
 
 
 def _missing(requirements: Sequence[str], env: Mapping[str, str], report: Path) -> Iterator[str]:
-    """Yield a pin of each package that the pod lacks; one that it has in another version is refused."""
-    # With --target alone pip would fetch all that they need once more, torch too.
+    """Yield a pin for each package that the pod lacks; raise if the pod has another version."""
+    # With --target alone pip would download all dependencies again, torch too.
     _pip(["--dry-run", "--report", str(report), *requirements], env)
     for item in json.loads(report.read_text(encoding="utf-8"))["install"]:
         name, version = item["metadata"]["name"], item["metadata"]["version"]

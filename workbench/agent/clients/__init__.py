@@ -1,1 +1,1 @@
-"""Programs on the pod that speak with the agent: one rank of a launcher, and the bridge that SSH runs."""
+"""Programs on the pod that connect to the agent: a launcher's rank and SSH's bridge."""

@@ -1,4 +1,4 @@
-"""Programs on the pod that speak with the agent: one rank of a launcher, and the bridge that SSH runs."""
+"""Programs on the pod that connect to the agent: a launcher's rank and SSH's bridge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
 
 
 class Client:
-    """A program's line to the agent. Raises Refused, or OSError for a lost line."""
+    """Connection of a program to the agent. Raises Refused, or OSError for a lost connection."""
 
     def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
         self._timeout_s = timeout_s
@@ -51,7 +51,7 @@ class Client:
 
 
 def bridge(root: Path) -> int:
-    """Connect, and become the relay; return an exit code where there is no agent."""
+    """Connect, then replace this process by the relay. Return an exit code if no agent answers."""
     try:
         agent = connect(root)
     except OSError as error:
@@ -67,7 +67,7 @@ def bridge(root: Path) -> int:
 
 
 def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) -> Place:
-    """Find out which rank this is: from flags, else torch's variables, else OpenMPI's.
+    """Return the rank's place: from flags, else torch's variables, else OpenMPI's.
 
     Example:
         >>> place_from({}, {"OMPI_COMM_WORLD_RANK": "2"})["rank"]
@@ -92,7 +92,10 @@ def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) ->
 
 
 def launch_rank(pods_root: Path, run: str, place: Place, *, quiet: bool = False) -> int:
-    """Start one rank through the agent whose pod it belongs to, show its output unless quiet, and wait for its end."""
+    """Start a rank through the agent of its pod and wait for the rank to end.
+
+    The rank's output is copied to this program's output, unless quiet.
+    """
     client = _agent_of(pods_root, run, place)
     if client is None:
         sys.stderr.write(f"no agent below {pods_root} has rank {place['rank']} of run {run}\n")
@@ -139,7 +142,7 @@ def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
 
 def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> int:
     readers = select.poll()
-    readers.register(1, 0)  # errors are always told
+    readers.register(1, 0)  # poll always reports errors
     while True:
         ranks = client.ask("poll", run=run, max_bytes=0)["ranks"]
         state = next(item for item in ranks if item["rank"] == rank)
@@ -154,11 +157,11 @@ def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> 
 
 
 class _NobodyReads(Exception):
-    """Whoever started this program has gone."""
+    """The reader of this program's output has closed the pipe."""
 
 
 class _Echo:
-    """A file that grows, copied to a descriptor."""
+    """A growing file, copied to a descriptor."""
 
     def __init__(self, path: Path, offset: int, fd: int) -> None:
         self.path, self.offset, self.fd = path, offset, fd

@@ -1,1 +1,1 @@
-"""What the processes of DeepSpeed's own launcher import in place of DeepSpeed."""
+"""Modules that the processes of DeepSpeed's own launcher import in place of DeepSpeed."""

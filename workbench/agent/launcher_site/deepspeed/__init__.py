@@ -1,7 +1,7 @@
-"""What DeepSpeed's own launcher needs of DeepSpeed: its files, without torch, which takes seconds on every pod.
+"""DeepSpeed's files for its own launcher, without torch, which takes seconds on every pod.
 
-Found before the real package by the launcher's processes alone. The rest of DeepSpeed is not there for them; where the
-launcher wants more than is here, it gets the real package after all.
+Only the launcher's processes find this package before the real package. If the stand-ins fail with
+another version of DeepSpeed, the real package is loaded.
 """
 
 import importlib
@@ -13,9 +13,8 @@ from types import ModuleType
 
 
 def _real() -> ModuleSpec:
-    others = [
-        path for path in sys.path if not path.endswith("/agent/launcher_site")
-    ]  # the keeper's too, and a pod's
+    # The keeper's folder and a pod's folder are both skipped.
+    others = [path for path in sys.path if not path.endswith("/agent/launcher_site")]
     spec = PathFinder.find_spec("deepspeed", others)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError("No module named 'deepspeed'", name="deepspeed")
@@ -42,7 +41,7 @@ def _seed(folders: list[str]) -> None:
     vars(utils).update(
         get_numactl_cmd=importlib.import_module("deepspeed.utils.numa").get_numactl_cmd
     )
-    # Which of the two it is makes no difference to the launcher: CUDA_VISIBLE_DEVICES is the variable of both.
+    # The launcher works the same with either accelerator: both use CUDA_VISIBLE_DEVICES.
     os.environ["DS_ACCELERATOR"] = "cpu"
     try:
         importlib.import_module("deepspeed.accelerator").get_accelerator()
@@ -51,8 +50,8 @@ def _seed(folders: list[str]) -> None:
     importlib.import_module("deepspeed.launcher.runner")
 
 
-# DeepSpeed's pdsh runner starts `sys.executable` of this process on the pods, where Python may have another path.
-# The keeper sets the variable on its own machine alone; on the pods it is not there.
+# DeepSpeed's pdsh runner starts this process's `sys.executable` on the pods, where Python may have
+# another path. Only the keeper's machine has the variable.
 if _pods_python := os.environ.pop("WORKBENCH_PODS_PYTHON", ""):
     sys.executable = _pods_python
 
