@@ -1,4 +1,4 @@
-"""The imports of a process that forks ranks, and the imports of a rank that starts cold."""
+"""Imports of a process before its forks become ranks, and imports of a cold rank."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ LATE_MODULES = (
     "torch.profiler._cupti_monitor",
     "encodings.idna",
 )
-"""Modules that a rank imports until its first step, mostly for DeepSpeed, if they exist."""
+"""Modules that a rank imports until its first step, if present, mostly for DeepSpeed."""
 
 
 def chosen_modules() -> tuple[Sequence[str], Sequence[str]]:
-    """Return the modules to import, and the modules to import where they exist."""
+    """Return the required modules, and the modules to import if present."""
     names = os.environ.get("WORKBENCH_WARM_MODULES")
     return (names.split(","), ()) if names else (MODULES, LATE_MODULES)
 
@@ -53,7 +53,7 @@ def is_ours(module: str) -> bool:
 
 
 def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
-    """Import modules into a process that forks ranks; on a GPU pod, none that calls CUDA."""
+    """Import modules into a process that forks ranks; on a GPU pod, no module that calls CUDA."""
     with _without_collections():
         for name in modules:
             # transformers' trainer imports peft, and peft imports bitsandbytes. On a GPU,

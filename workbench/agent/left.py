@@ -1,4 +1,4 @@
-"""A run's files on this pod: the script's folder as sent, and the files that the run wrote."""
+"""A run's files on this pod: the script's folder as sent, and the run's own files."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _ClientConnection:
 
     @property
     def events(self) -> int:
-        """Poll events to wait for. A client that does not read answers is not read either."""
+        """Poll events to wait for. A client with too many unread answers is not read."""
         reads = select.POLLIN if len(self.unsent) < _UNSENT_BYTES and not self.closing else 0
         return reads | (select.POLLOUT if self.unsent else 0)
 

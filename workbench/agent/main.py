@@ -1,4 +1,4 @@
-"""Start the agent of a pod. Idempotent: one agent per root.
+"""Start the agent of a pod. Idempotent: a root has a single agent.
 
 The processes of a dead agent are ended first.
 """
@@ -42,7 +42,7 @@ _LEFTOVERS_S = 5.0
 
 
 def serve(root: Path, *, lease_s: float, warm: bool) -> int:
-    """Start an agent for `root` unless one answers. Return its pid."""
+    """Start an agent for `root` unless an agent answers. Return the agent's pid."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
@@ -63,7 +63,7 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
 
 
 def end_leftovers(root: Path) -> int:
-    """Kill every process that was started for this root, and wait for their end."""
+    """Kill every process of this root, and wait for their end."""
     ended: set[Process] = set()
 
     def left() -> set[Process]:

@@ -23,7 +23,7 @@ class PackageError(Exception):
 
 
 def install(folder: Path, requirements: Sequence[str], env: Mapping[str, str]) -> None:
-    """Install the requirements into `folder`, once for all processes that call at the same time.
+    """Install the requirements into `folder`, once for all simultaneous callers.
 
     `env` may hold pip's own settings.
     """

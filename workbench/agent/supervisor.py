@@ -1,4 +1,4 @@
-"""The agent itself: answers requests, reaps, samples, and lets go when its lease ends. It waits for nothing."""
+"""The agent: answers requests, reaps, samples, and ends its runs with its lease. Never blocks."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _TABLE_S = 1.0
 _STACKS_S = 2.0
 _GRACE_S = 3.0
 _LAST_S = 3.0
-_LATE_S = 5.0  # a tick that comes so late was no busy processor
+_LATE_S = 5.0  # a busy processor alone does not delay a tick this much
 _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
 _RUNS_KEPT = 20
-_FOLDERS = "workbench.agent.left"  # imported by who needs it
+_FOLDERS = "workbench.agent.left"  # imported only in the forks that use it
 
 Reply = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A reply that needs time: asked again until it is there."""
+    """A reply that needs time. The server calls `ready` until a reply is there."""
 
     ready: Callable[[], Reply | None]
-    """Returns the reply, or None when it is not yet time. A reply with an `error` is a refusal."""
+    """Returns the reply, or None before it is ready. A reply with an `error` is a refusal."""
 
 
 class Agent:
@@ -92,7 +92,7 @@ class Agent:
         self._graced = False
 
     def pause_s(self) -> float:
-        """Return how long nothing needs to be looked at, if nobody speaks."""
+        """Return the seconds that the server may sleep without a message."""
         hurried = (
             self._end_by is not None
             or self._strays
@@ -102,7 +102,7 @@ class Agent:
 
     @property
     def finished(self) -> bool:
-        """Whether all has been ended that was to be ended, or enough time was spent on it."""
+        """Whether all processes to end have ended, or the time for their end is over."""
         if self._end_by is None:
             return False
         settled = (
@@ -121,7 +121,7 @@ class Agent:
             self.helpers.close()
 
     def tick(self) -> None:
-        """Take note of what happened and do what is due. Cheap when nothing is."""
+        """Handle new events and do the due work. Cheap if there is none."""
         now = time.monotonic()
         self._wait_for_keeper_after_sleep(now)
         if now > self._lease_end:
@@ -145,7 +145,7 @@ class Agent:
         elif self._strays and not self.helpers.asked:
             self._strays = self._end_strays()
         if self._end_by is not None and not any(run.live for run in self._runs.values()):
-            self.warm.kill("the agent ends")  # ranks may be its children
+            self.warm.kill("the agent ends")  # only now: ranks may be children of the warm server
         elif (
             self._end_by is None
             and not self._strays
@@ -154,7 +154,10 @@ class Agent:
             self.warm.revive()
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
-        """After sleep the keeper gets a third of the lease to speak again: it may have slept too. Once until it has."""
+        """Extend the lease by a third after a sleep of the machine: the keeper may have slept too.
+
+        The lease is extended once until the keeper sends a message.
+        """
         late_s = now - self._ticked
         self._ticked = now
         if late_s > _LATE_S and not self._graced:
@@ -174,7 +177,7 @@ class Agent:
         }
 
     def _stage(self, message: Message) -> Later:
-        """Begin to make a run's folder, with these small files and what a script's archive that is here holds."""
+        """Start to create a run's folder from small files and a script's archive on this pod."""
         archive = str(message.get("archive") or "")
         return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
 
@@ -213,7 +216,7 @@ class Agent:
         return {"ranks": [place.rank for place in request.on(self.root.name)]}
 
     def _rejoin(self, message: Message) -> Reply:
-        """Find a run again that another keeper began; one of an agent that is no more as its folder says."""
+        """Return the phases of another keeper's run. An ended agent's run is read from its folder."""
         request = _request_of(message)
         run, left = self._runs.get(request.run), False
         if run is None and (self.root / "runs" / request.run).is_dir():
@@ -303,8 +306,8 @@ class Agent:
                 return
             if info is None:
                 return
-            self._table = (-1.0, {})  # a look from before this end may lack what was forked since
-            # A forked rank names itself before it can end: hear it before its end is looked at.
+            self._table = (-1.0, {})  # an older table may lack processes forked since
+            # A forked rank sends its pid before it can end: receive the pid before the end.
             self.launcher.hear()
             self._ended(
                 info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
@@ -330,7 +333,7 @@ class Agent:
         table = process_table()
         server = {self.warm.pid} if self.warm.pid is not None else set()
         if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
-            server = set()  # it has gone, and its pid may be another's
+            server = set()  # the server has ended, and another process may have its pid
         spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
         spared |= server if self.warm.forked else descendants(table, server)
         own = descendants(table, {os.getpid()} | server)
@@ -348,7 +351,7 @@ class Agent:
 
 
 def stamp(message: Message) -> Reply:
-    """Return what changes with a file, as `far_end.py` of SSH writes it."""
+    """Return a stamp that changes with a file, in the form of SSH's `far_end.py`."""
     facts = Path(str(message["path"])).stat()
     return {"stamp": f"{facts.st_size}-{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"}
 

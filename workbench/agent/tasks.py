@@ -1,4 +1,4 @@
-"""What takes longer than an answer may: work of a fork of the agent, which says what came of it in one line of JSON."""
+"""Run slow work in forks of the agent. A fork returns its result as a line of JSON."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Answer = dict[str, object]
 
 
 class Tasks:
-    """The forks of one agent that work, and those that have ended and were not asked for yet."""
+    """Forks of an agent that are working, or whose results have not been taken."""
 
     def __init__(self) -> None:
         self._working: dict[int, tuple[BinaryIO, bytearray]] = {}
 
     @property
     def pids(self) -> Collection[int]:
-        """Those whose answer has not been taken."""
+        """Pids of the forks whose results have not been taken."""
         return self._working.keys()
 
     def begin(self, work: Callable[[], Answer]) -> int:
-        """Fork, and return the pid, by which `take` is asked."""
+        """Start work in a fork and return the pid, the argument of `take`."""
         agent, (read, write) = os.getpid(), os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -44,7 +44,7 @@ class Tasks:
         return pid
 
     def take(self, task: int) -> Answer | None:
-        """Return what came of a task, once; None while it works."""
+        """Return the result of a task once; None until the task ends."""
         if task not in self._working:
             raise ValueError(f"there is no task {task}")
         pipe, answer = self._working[task]
@@ -58,7 +58,7 @@ class Tasks:
 
 
 def be_child(agent: int) -> None:
-    """Have a fork of the agent end with it, and take signals as any program does."""
+    """Make a fork end with the agent and handle signals as a usual program."""
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
@@ -68,7 +68,7 @@ def be_child(agent: int) -> None:
 def _answer_of(work: Callable[[], Answer]) -> bytes:
     try:
         return to_line(work())
-    except Exception as error:  # process boundary: whoever asked is told
+    except Exception as error:  # process boundary: the caller receives the error
         with contextlib.suppress(OSError):
             os.write(2, f"task: {error!r}\n".encode())
         full = isinstance(error, DiskFull) or (isinstance(error, OSError) and is_full(error))

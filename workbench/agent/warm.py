@@ -1,6 +1,6 @@
-"""The warm server: import torch, transformers and DeepSpeed once, then fork a rank whenever the agent asks for one.
+"""The warm server: import torch, transformers and DeepSpeed once, then fork ranks on request.
 
-It runs no tensor operation, makes no CUDA call and joins no process group, so that what it forks can do all of these.
+The server runs no tensor operation, makes no CUDA call and joins no process group, so its forks can.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADOPTION_S = 10.0
 
 
 def main() -> None:
-    """Import, then fork until the agent closes the line. In a forked rank: become it, and end with it."""
+    """Import, then fork ranks until the agent disconnects. In a fork, run the rank and end."""
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     keep_from_children()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def serve_forked(link: socket.socket) -> None:
-    """Do the same in a fork of the fork server, as the parent of the ranks: the agent is told of their ends."""
+    """Serve in a fork of the fork server. As the ranks' parent, report their ends to the agent."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
     _import_all(link)
     reported: list[int] = []
@@ -77,12 +77,12 @@ def serve_forked(link: socket.socket) -> None:
 
 
 def import_third_party() -> None:
-    """Import what the fork server does: everything but this package, which is each pod's own."""
+    """Import all modules except this package, of which a pod has its own copy."""
     _import(*([name for name in names if not is_ours(name)] for names in chosen_modules()))
 
 
 def import_ours() -> None:
-    """Import the rest of it, of this package as it is found now."""
+    """Import the modules of this package, as found on the path now."""
     _import([entries.WARM_SERVER, *filter(is_ours, chosen_modules()[0])], ())
 
 
@@ -94,13 +94,11 @@ def _import_all(link: socket.socket) -> None:
 
 
 def _import(modules: Sequence[str], late: Sequence[str]) -> None:
-    # torch.cuda.is_available() then asks NVML and leaves CUDA alone: CUDA does not survive a fork.
+    # torch.cuda.is_available() then asks NVML and does not initialize CUDA, which survives no fork.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         import_for_forks(modules, late)
-    except (
-        BaseException
-    ):  # the border of a process: whatever an import does, the agent must hear of it
+    except BaseException:  # process boundary: the agent must see the end of any failed import
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -142,13 +140,13 @@ def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
 def _run_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     _become_rank(link, request)
     module, _, function = str(request["entry"]).partition(":")
-    # An exception leaves the server's loop, and ends this as it ends any program: a traceback, exit code 1.
+    # An exception leaves the server's loop and ends the rank with a traceback and exit code 1.
     getattr(importlib.import_module(module), function)()
     _end()
 
 
 def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
-    # First of all its name, said by itself: the agent then knows it before it can end.
+    # Send the pid first: the agent then knows the pid before the rank can end.
     link.send(json.dumps({"token": request["token"], "pid": os.getpid()}).encode())
     link.close()
     agent = int(str(request["agent"]))
@@ -162,13 +160,13 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     folder = Path(str(request["folder"]))
     for stream in (sys.stdout, sys.stderr):
-        # Changed, not replaced: loggers made during the imports hold them. They ask for their place in the file that
-        # they were made for, and what follows is a pipe.
+        # Changed, not replaced: loggers made during the imports hold these streams. Before
+        # `open_output`: the streams read their file position, and a pipe has none.
         stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
     open_output(folder)
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # the imports looked it up before the pod's own was known
+    tempfile.tempdir = None  # the imports set it before the pod's own folder was known
     os.chdir(str(request["cwd"]))
     sys.argv = [str(request["entry"])]
     faulthandler.enable()
@@ -178,8 +176,8 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
 
 
 def _end() -> None:
-    # As a program ends, threads awaited, atexit run, output flushed, and as multiprocessing ends its forks: taking
-    # four thousand modules apart first would cost every rank half a second and copies of the shared pages.
+    # End as a program does (join threads, run atexit, flush output) and as multiprocessing ends its
+    # forks. Tearing down four thousand modules would cost a rank 0.5 s and copies of shared pages.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

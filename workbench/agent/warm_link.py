@@ -1,4 +1,4 @@
-"""The agent's end of the line to the warm server (`workbench.agent.warm`); nothing waits while that imports."""
+"""The agent's connection to the warm server (`workbench.agent.warm`), without blocking."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from workbench.base.allocator import preloaded
 from workbench.base.process import POD_MARK, Process, look_up
 
 FORK_SERVER = "WORKBENCH_FORK_SERVER"
-"""The variable that holds the path of the fork server's socket, in the agent's environment alone."""
+"""Variable with the path of the fork server's socket, only in the agent's environment."""
 
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""What the keeper asks of every job anyway, and imports read; it is the same in a fork server and in its agents."""
+"""Variables for imports, which the keeper sets for every job, equal in fork server and agents."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _FORK_S = 30.0
 _CONNECT_S = 1.0
 _AGAIN_S = 1.0
 _MESSAGE_BYTES = 1 << 20
-# Read once, when a library is imported: a rank that sets one of these to something else must import for itself.
+# Variables read only during an import: a rank with another value must import for itself.
 _READ_AT_IMPORT = (
     "LD_",
     "PYTHON",
@@ -75,7 +75,7 @@ class WarmLink:
         self._again_at = 0.0
 
     def start(self, root: Path, fork_server: str = "") -> None:
-        """Start the server, with this process's own output for its log: by a fork server where one is there."""
+        """Start the server, by the fork server if possible. Its log is this process's output."""
         self._start, self._was_ready = (root, fork_server), False
         self._why, self._ending, self.forked, self.process = (
             "it ended by itself",
@@ -89,7 +89,7 @@ class WarmLink:
             self._execute()
 
     def revive(self) -> None:
-        """Start another in the place of one that was ready and has gone; imports that failed would fail again."""
+        """Start a new server after a ready server has ended. Failed imports are not tried again."""
         due = self.state == "failed" and self.pid is None and time.monotonic() >= self._again_at
         if due and self._start is not None and self._was_ready:
             _log.info("warm server: another one is started")
@@ -103,7 +103,7 @@ class WarmLink:
         try:
             line.connect(
                 os.path.relpath(path)
-            )  # a Unix socket's address has no room for long paths
+            )  # a Unix socket's address is too short for long paths
             socket.send_fds(line, [json.dumps(request).encode()], [1, 2])
         except OSError as error:
             _log.info("warm server: no fork server at %s: %s", path, error)
@@ -133,7 +133,7 @@ class WarmLink:
         self.socket, self.pid, self.forked = ours, pid, False
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Whether a rank with these variables of the job can be forked, now or when the imports are done."""
+        """Whether a rank with these job variables can be forked, now or after the imports."""
         if self.state not in ("starting", "ready"):
             return False
         late = [
@@ -149,7 +149,7 @@ class WarmLink:
     def fork(
         self, *, env: Mapping[str, str], cwd: str, folder: Path, entry: str, threads: int
     ) -> int:
-        """Ask for a process that calls `entry`; return the token under which the answer comes through `receive`."""
+        """Request a process for `entry`. Return the request's token, also returned by `receive`."""
         self._token += 1
         request = {
             "token": self._token,
@@ -165,7 +165,7 @@ class WarmLink:
         return self._token
 
     def cancel(self, token: int) -> bool:
-        """Take back a request that has not been sent; tell whether that was so."""
+        """Cancel an unsent request. Return whether the request was still unsent."""
         return self._queue.pop(token, None) is not None
 
     def receive(self) -> tuple[dict[int, int], list[int]]:
@@ -179,7 +179,7 @@ class WarmLink:
             except OSError:
                 data = b""
             if not data:
-                # Every copy of the other end is closed: no rank that was forked can be unheard of.
+                # Every copy of the other end is closed: no pid of a forked rank can still arrive.
                 refused += self._close()
                 continue
             message = json.loads(data)
@@ -209,12 +209,12 @@ class WarmLink:
         return forked, refused
 
     def take_ended(self) -> list[tuple[int, int]]:
-        """Take the pids and exit codes of what a forked server was the parent of; `reap` each after a look at it."""
+        """Return and clear the ended children of a forked server. Call `reap` for all pids."""
         ended, self._ended = self._ended, []
         return ended
 
     def reap(self, pid: int) -> None:
-        """Have a forked server reap a process that it told the end of."""
+        """Make a forked server reap a process after the server has reported the end."""
         if self.socket is not None:
             try:
                 self.socket.send(json.dumps({"reap": pid}).encode())
@@ -222,7 +222,7 @@ class WarmLink:
                 self.kill(f"it cannot be told: {error}")
 
     def tick(self) -> None:
-        """End a server that has hung: it then counts as failed."""
+        """Kill a server that hangs. Its state becomes failed."""
         now = time.monotonic()
         late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
         if self.socket is not None and (
@@ -231,20 +231,19 @@ class WarmLink:
             self.kill(f"no answer in time while {self.state}")
 
     def kill(self, why: str) -> None:
-        """End the server, if there is one. Idempotent; ranks go on, unless it is their parent."""
+        """End the server, if any. Idempotent. Ranks continue unless the server is their parent."""
         self._why, self._ending = why, True
         if self.forked and self.pid is None and self.socket is not None:
             with contextlib.suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)  # it sees that once it is there
-        elif (
-            self.forked and self.process is not None
-        ):  # not ours to reap: its pid may be another's by now
+                self.socket.shutdown(socket.SHUT_RDWR)  # the server sees the end once it runs
+        # Not the agent's child: another process may have the pid by now.
+        elif self.forked and self.process is not None:
             self.process.send(signal.SIGKILL)
         elif self.pid is not None and (process := look_up(self.pid)) is not None:
             process.send(signal.SIGKILL)
 
     def reaped(self, status: int) -> None:
-        """Take note that the server's process is gone; its last words may still be on the line."""
+        """Record the end of the server's process. Its last messages may still be unread."""
         _log.info("warm server: ended with %s", os.waitstatus_to_exitcode(status))
         self.pid = None
 

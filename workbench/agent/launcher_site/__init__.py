@@ -1,1 +1,1 @@
-"""Modules that the processes of DeepSpeed's own launcher import in place of DeepSpeed."""
+"""Stand-ins for DeepSpeed in the processes of DeepSpeed's own launcher."""

@@ -1,1 +1,1 @@
-"""What a pod has, and how fast pods speak to each other."""
+"""Examine a pod and measure the network between pods."""

@@ -1,4 +1,7 @@
-"""Measure an all-reduce between pods, one process a pod, told by JSON lines on stdin; when that ends, it ends."""
+"""Measure an all-reduce between pods, with a process per pod.
+
+The process reads JSON lines on stdin and ends when stdin closes.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def main() -> None:
     for size in _SIZES:
         buffer = torch.zeros(size // 4, device=device)
         first_s = torch.tensor([_median_s(buffer, 0, 1)], device=device)
-        dist.all_reduce(first_s, op=dist.ReduceOp.MAX)  # all must repeat equally often
+        dist.all_reduce(first_s, op=dist.ReduceOp.MAX)  # all ranks must repeat equally often
         longest_s = float(first_s)
         took_s = (
             longest_s
@@ -63,9 +66,8 @@ def main() -> None:
     chunks = _chunks(device)
     alone_s, _ = _computed_and_waited_s(device, 1, chunks, _ROUNDS)
     world_size = request["world_size"]
-    crowds = [
-        n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < world_size
-    ]  # few, ever twice as many
+    # A few numbers of computing ranks: doubled from 4 on.
+    crowds = [n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < world_size]
     for among in (*crowds, world_size):
         computed_s, waited_s = _computed_and_waited_s(device, among, chunks, _ROUNDS)
         _say(request, {"computing": among, "slowdown": computed_s / alone_s})
@@ -90,7 +92,7 @@ def _median_s(buffer: object, warm_up: int, times: int) -> float:
 
 
 def _chunks(device: torch.device) -> int:
-    """Return how many small computations take rank 0 about a step of a small model, when it is alone."""
+    """Return the number of small computations that take rank 0 as long as a small model's step."""
     import torch
     import torch.distributed as dist
 
@@ -107,7 +109,10 @@ def _chunks(device: torch.device) -> int:
 def _computed_and_waited_s(
     device: torch.device, among: int, chunks: int, rounds: int
 ) -> tuple[float, float]:
-    """Return the mean seconds in which the first ranks do so many small computations each, and then meet all others."""
+    """Return the mean seconds of computing and of waiting.
+
+    The first `among` ranks run `chunks` small computations per round and then meet all other ranks.
+    """
     import torch
     import torch.distributed as dist
 

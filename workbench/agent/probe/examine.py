@@ -1,4 +1,4 @@
-"""Print what a pod has as one JSON object: `python -m workbench.agent.probe.examine ADDRESS [FOLDER]`."""
+"""Print a pod's resources as JSON: `python -m workbench.agent.probe.examine ADDRESS [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.agent.machine import GpuWatch, interface_of, memory_limit_bytes
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
-_BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
+_BUILD_LOCK_S = 30.0  # a build starts a compiler within a second of taking the lock
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
@@ -37,7 +37,7 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 
 
 def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
-    """Return the memory that a job can have here, whatever is taken now."""
+    """Return the most GPU and host memory that a job can have here, regardless of current use."""
     limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
     sizes = [
         size for size in (whole, limit / _GIB if limit is not None else None) if size is not None
@@ -46,24 +46,24 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
 
 
 def extensions_folder() -> Path:
-    """Return the folder that torch compiles ops in."""
+    """Return the folder where torch compiles ops."""
     return Path(
         os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
     )
 
 
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
-    """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go."""
+    """Find the lock files of compiled ops. A build waits silently until the lock is removed."""
     locks = [path for path in folder.glob("**/lock") if path.is_file()]
     busy = _working_folders() if locks else set()
     for path in locks:
-        with suppress(FileNotFoundError):  # its build has just ended
+        with suppress(FileNotFoundError):  # the build has just ended
             age_s = max(0.0, time.time() - path.stat().st_mtime)
             yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
 
 
 def clear_stale_locks() -> None:
-    """Remove the locks of builds that were killed: torch waits for the lock of a compiled op without a word."""
+    """Remove the locks of killed builds: torch waits silently for the lock of a compiled op."""
     while idle := [lock for lock in compile_locks(extensions_folder()) if not lock["busy"]]:
         for lock in idle:
             path = str(lock["path"])

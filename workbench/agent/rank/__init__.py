@@ -1,1 +1,1 @@
-"""What the ranks of a run say to each other and to their agent."""
+"""Messages of a run's ranks to other ranks and to the agent."""

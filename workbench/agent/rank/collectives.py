@@ -1,6 +1,7 @@
-"""What the ranks of a run say to each other beside the training itself: bytes, sums, barriers.
+"""Exchange bytes and sums between the ranks of a run, and wait at barriers.
 
-Bytes are never pickled and never go through the TCP store, which anyone on the pods' network can read and write.
+Bytes are never pickled and never pass through the TCP store: anyone on the pods' network can read
+and write the store.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ def connected() -> bool:
 
 
 def rank() -> int:
-    """Return this process's rank, 0 when it is alone."""
+    """Return this process's rank, 0 without a process group."""
     return dist.get_rank() if connected() else 0
 
 
 def world_size() -> int:
-    """Return the number of ranks, 1 when this process is alone."""
+    """Return the number of ranks, 1 without a process group."""
     return dist.get_world_size() if connected() else 1
 
 
 def backend() -> str:
-    """Return the library of the collectives, "gloo" or "nccl"; empty for a process that is alone."""
+    """Return the library of the collectives, "gloo" or "nccl"; "" without a process group."""
     return str(dist.get_backend()) if connected() else ""
 
 
@@ -42,7 +43,7 @@ def barrier() -> None:
 
 
 def sums(values: Sequence[float]) -> list[float]:
-    """Add the values up over all ranks, in double precision; every rank must call it."""
+    """Return the sums over all ranks in double precision. Every rank must call this."""
     total = torch.tensor(list(values), dtype=torch.float64, device=_device())
     if connected():
         dist.all_reduce(total)
@@ -50,7 +51,7 @@ def sums(values: Sequence[float]) -> list[float]:
 
 
 def add_up(values: torch.Tensor) -> None:
-    """Add a tensor up over all ranks, in its place and without reading it; every rank must call it."""
+    """Sum a tensor over all ranks in place, without reading it. Every rank must call this."""
     if connected():
         dist.all_reduce(values)
 
@@ -86,12 +87,15 @@ def gather_bytes(data: bytes) -> list[bytes]:
 
 
 class FailedAlike(RunError):
-    """Some rank failed, and every rank raises this: none waits for another, so that they can go on together."""
+    """A rank failed and every rank raises this error, so no rank waits for another."""
 
 
 @contextmanager
 def alike(*, collective: bool) -> Iterator[None]:
-    """Let a failure of one rank inside be one of all ranks; not where what they do inside is `collective`."""
+    """Raise `FailedAlike` on all ranks if a rank fails inside.
+
+    With `collective` the failing rank raises its own error: other ranks may wait in a collective.
+    """
     failure = ""
     try:
         yield
@@ -112,7 +116,7 @@ def close() -> None:
 
 
 def _device() -> torch.device:
-    # NCCL moves only what is on the GPU, gloo only what is in main memory.
+    # NCCL needs tensors on the GPU, gloo tensors in main memory.
     if connected() and "nccl" in str(dist.get_backend()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

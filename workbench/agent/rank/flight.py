@@ -1,4 +1,4 @@
-"""Write down this rank's last collectives, as torch's flight recorder has them, whenever its stacks are asked for."""
+"""Write a rank's last collectives from torch's flight recorder when its stacks are requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_S = 0.25
 
 
 def record(folder: Path) -> None:
-    """Do so from now on, in a thread: the main one waits in a collective when that is of use."""
+    """Start the recording in a thread: the main thread may be waiting in a collective."""
     threading.Thread(target=_watch, args=(folder,), name="flight", daemon=True).start()
 
 
@@ -34,7 +34,7 @@ def _watch(folder: Path) -> None:
 
 
 def recorded() -> bytes:
-    """Return what the recorder has, as JSON; nothing where this torch, or its library of collectives, has none."""
+    """Return the flight record as JSON, or b"" if this torch or backend has no recorder."""
     if not (dist.is_available() and dist.is_initialized()):
         return b""
     library = "nccl" if "nccl" in str(dist.get_backend()) else "fr"

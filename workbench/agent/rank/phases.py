@@ -1,4 +1,4 @@
-"""What a rank is doing: told as events, of what takes long how far it is too."""
+"""Report a rank's current phase as events, with the progress of long phases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def phase(name: str, **how_far: int) -> None:
 
 
 def counted(items: Iterable[T], total: int, name: str) -> Iterator[T]:
-    """Return the items one by one; rank 0 tells once a second how many of so many batches are done."""
+    """Return the items one by one. Rank 0 reports once a second the number of finished batches."""
     told_s = time.monotonic() if ranks.rank() == 0 else float("inf")
     for done, item in enumerate(items):
         if time.monotonic() - told_s >= _EVERY_S:

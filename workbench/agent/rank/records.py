@@ -1,4 +1,4 @@
-"""What a rank leaves behind for its agent: the error record, the done-record, and its memory."""
+"""Records of a rank for its agent: errors, completion and memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _GIB = 1024**3
 
 
 class EndedWithAnother(RunError):
-    """This rank ended because another one failed: an echo, never the cause."""
+    """This rank ended because another rank failed: an echo, never the cause."""
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
-    """Write `error.json`, replacing it in one step."""
+    """Write `error.json` atomically."""
     message = str(error) or type(error).__name__
     write_record(
         folder / "error.json",
@@ -36,25 +36,25 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def write_done(folder: Path, rank: int) -> None:
-    """Write `done.json`: this rank has finished everything that was asked."""
+    """Write `done.json`: the rank has finished all requested work."""
     write_record(folder / "done.json", {"rank": rank})
 
 
 def memory() -> dict[str, float]:
-    """Measure this process's memory: resident now and at its peak, and the peaks of the fullest GPU that it uses."""
+    """Return this process's current and peak resident memory, and the fullest GPU's peaks."""
     import torch
 
     now, peak = machine.memory(os.getpid())
     sizes = {"rss_gib": now / _GIB, "peak_rss_gib": peak / _GIB}
     if torch.cuda.is_available():
-        gpus = range(torch.cuda.device_count())  # a model may lie on several
+        gpus = range(torch.cuda.device_count())  # a model may use several
         sizes["cuda_allocated_gib"] = max(map(torch.cuda.max_memory_allocated, gpus)) / _GIB
         sizes["cuda_reserved_gib"] = max(map(torch.cuda.max_memory_reserved, gpus)) / _GIB
     return {name: round(value, 4) for name, value in sizes.items()}
 
 
 def device() -> str:
-    """Name the processor that this rank trains on: torch's name of the GPU, or the CPU's model."""
+    """Return the name of the rank's processor: torch's name of the GPU, or the CPU's model."""
     import torch
 
     if torch.cuda.is_available():
@@ -66,7 +66,7 @@ def device() -> str:
 
 
 def cores() -> str:
-    """Write the cores that this process may run on as ranges, `0-3,8`."""
+    """Return this process's allowed cores as ranges, `0-3,8`."""
     ranges: list[list[int]] = []
     for core in sorted(os.sched_getaffinity(0)):
         if ranges and core == ranges[-1][1] + 1:

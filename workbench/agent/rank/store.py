@@ -1,6 +1,7 @@
-"""Rank 0's store of torch (`TCPStore`) listens on MASTER_ADDR alone; left to itself it listens on all interfaces.
+"""Bind the `TCPStore` of torch on rank 0 to MASTER_ADDR alone, instead of all interfaces.
 
-Whoever reaches it can change what ranks agree on. Standard library alone: ranks of scripts run this too.
+Any program with access to the store can change the ranks' shared values. Only the standard library
+is imported: ranks of scripts run this file too.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ _LOOK_S = 0.02
 
 
 def install() -> None:
-    """Have the stores of this process bound to one address. Idempotent."""
+    """Bind the stores of this process to a single address. Idempotent."""
     when_imported(_RENDEZVOUS, _change)
 
 
 def when_imported(name: str, change: Callable[[Any], None]) -> None:
-    """Change a module, which may be imported already, as soon as somebody imports it; once for each name."""
+    """Change a module now if it is imported, else as soon as it is imported. Once for a name."""
     if (module := sys.modules.get(name)) is not None:
         change(module)
     elif name not in [getattr(finder, "changes", "") for finder in sys.meta_path]:
@@ -65,9 +66,8 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make, updated=())
     def store(*args: Any, **options: Any) -> Any:
         host, port = options.get("host_name"), options.get("port")
-        if (
-            args or not host or not port or "master_listen_fd" in options
-        ):  # not as torch 2.10 to 2.13 ask for it
+        # Other arguments than torch 2.10 to 2.13 pass: leave the store as torch makes it.
+        if args or not host or not port or "master_listen_fd" in options:
             return make(*args, **options)
         if not options.get("is_master"):
             _await(str(host), int(port), options["timeout"].total_seconds())
@@ -75,7 +75,7 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
         try:
             listener = _listener(str(host), int(port))
         except OSError as error:
-            # Taken: torch says so itself, or shares the store that this process has there already.
+            # Port in use: torch reports the error, or shares this process's earlier store there.
             if error.errno != errno.EADDRINUSE:
                 sys.stderr.write(
                     f"torch's store listens on all interfaces: {host} is not this machine's: {error}\n"
@@ -92,7 +92,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _await(host: str, port: int, timeout_s: float) -> None:
-    """Wait until somebody listens: torch itself would first look again after half a second or more."""
+    """Wait until the port is open. Torch itself would retry only after 0.5 s or more."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):

@@ -1,7 +1,8 @@
-"""Have the Trainer of a script, and TRL's, tell the notebook how far it is and stop when asked; follow TensorBoard's.
+"""Report the progress of a script's Trainer (or TRL's) to the notebook, and stop it on request.
 
-What a script does and prints stays as it is: whatever goes wrong here is told once and forgotten. Standard library
-alone, until the script itself has imported the Trainer, or TensorBoard's writer.
+Scalars that a script writes for TensorBoard are reported too. The script itself is unchanged: an
+error here is printed once and then ignored. Only the standard library is imported before the script
+imports the Trainer or TensorBoard's writer.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_LISTENS, _ASKED = (
-    "trainer-listens",
-    "trainer-asked",
-)  # in the rank's folder: for the agent, and by it
+# Files in the rank's folder: the rank writes the first for the agent, the agent the second.
+_LISTENS, _ASKED = ("trainer-listens", "trainer-asked")
 _KEY = "workbench/stop-after"
 _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
@@ -32,23 +31,22 @@ _SHOWN = {
     "grad_norm": "grad_norm",
 }
 _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
-_PROGRESS_S = (
-    1.0  # between two reports of a step that the Trainer does not log: its default is every 500th
-)
+# Seconds between reports of steps that the Trainer does not log: by default it logs every 500th.
+_PROGRESS_S = 1.0
 _told: list[bool] = []
 _trainers: list[Any] = []
-"""Trainers that have begun: what they write for TensorBoard they have reported already."""
+"""Trainers that have begun. A callback reports their TensorBoard values already."""
 
 
 def stop_callback(base: Any, folder: Path) -> type:
-    """Make the class of a callback that ends every rank's Trainer after a step when asked; `folder` is the rank's.
+    """Return a callback class that ends the Trainer of every rank after the same step on request.
 
-    So what follows in the script is done. No signal can do that on several ranks: they would leave at different steps,
-    and wait for each other for ever.
+    The rest of the script still runs. A signal would end the ranks at
+    different steps, and ranks would wait for other ranks for ever. `folder` is the rank's folder.
     """
 
     class StopWhenAsked(base):  # type: ignore[misc]  # known at run time alone
-        """Have training end, on all ranks after the same step."""
+        """End training on all ranks after the same step."""
 
         def __init__(self) -> None:
             self._last: int | None = None
@@ -63,16 +61,15 @@ def stop_callback(base: Any, folder: Path) -> type:
                 control.should_training_stop = True
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            if (
-                self._last is None
-            ):  # else it has been asked already, though its agent may hear of that only now
+            # Otherwise the stop was requested already, though the agent may learn so only now.
+            if self._last is None:
                 _forget(folder)
 
     return StopWhenAsked
 
 
 def _last_step(step: int, folder: Path) -> int | None:
-    """Return the step after which training is to end, once rank 0 has been asked."""
+    """Return the last step to train once rank 0 has a stop request, else None."""
     from torch import distributed
 
     first = os.environ.get("RANK", "0") == "0"
@@ -81,7 +78,7 @@ def _last_step(step: int, folder: Path) -> int | None:
         return step if asked else None
     store = distributed.distributed_c10d._get_default_store()
     if asked:
-        # Nobody can end the next step without rank 0, so all see this by then.
+        # No rank can end the next step without rank 0, so all ranks see the key by then.
         store.set(_KEY, str(step + 1))
     return int(store.get(_KEY)) if asked or (not first and store.check([_KEY])) else None
 
@@ -89,7 +86,7 @@ def _last_step(step: int, folder: Path) -> int | None:
 def _unless_it_fails(folder: Path, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception:  # the script's own work goes on, and a signal asks it
+    except Exception:  # the script's own work continues, and a signal will stop it
         _forget(folder)
         return None
 
@@ -99,7 +96,7 @@ def _forget(folder: Path) -> None:
 
 
 def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
-    """Add callbacks to every Trainer that a rank will make, and follow what rank 0 writes for TensorBoard otherwise."""
+    """Add callbacks to every Trainer of a rank, and report other TensorBoard scalars of rank 0."""
     when_imported("transformers.trainer", _add)
     if os.environ.get("RANK") == "0":
         for name in _WRITERS:
@@ -111,7 +108,7 @@ def _quiet(action: Callable[..., None]) -> Callable[..., None]:
     def quietly(*args: Any, **options: Any) -> None:
         try:
             action(*args, **options)
-        except Exception as error:  # the script's own work goes on whatever happens
+        except Exception as error:  # the script's own work must continue
             if not _told:
                 sys.stderr.write(
                     f"the notebook is not told how far the Trainer is: {type(error).__name__}: {error}\n"
@@ -159,7 +156,7 @@ def _add(module: Any) -> None:  # noqa: C901
                 self._report(args, state)
 
         def _report(self, args: Any, state: Any) -> None:
-            """Report the step without figures of its own, and the rate of all steps so far."""
+            """Report a step without logged figures, and the mean rate of all steps so far."""
             self._reported_at, self._reported_step = time.monotonic(), state.global_step
             steps = self._trained[0] + state.global_step - self._since[0]
             seconds = self._trained[1] + time.monotonic() - self._since[1]
@@ -169,7 +166,8 @@ def _add(module: Any) -> None:  # noqa: C901
 
         @_quiet
         def on_evaluate(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-            self._since = (state.global_step, time.monotonic())  # its time is none of the steps'
+            # The time of the evaluation does not count for the steps.
+            self._since = (state.global_step, time.monotonic())
 
         @_quiet
         def on_log(self, args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
@@ -214,7 +212,7 @@ def _add(module: Any) -> None:  # noqa: C901
 
 
 def _before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
-    """Have a method of a class do something else first."""
+    """Call another function before a method of a class."""
 
     def replace(first: Callable[..., None]) -> None:
         method = getattr(owner, name)
@@ -238,9 +236,8 @@ def _follow(module: Any) -> None:
 
     def tell(writer: Any, tag: Any, value: Any, step: Any) -> None:
         if not _trainers:
-            place = getattr(writer, "log_dir", "") or getattr(
-                writer, "logdir", ""
-            )  # torch's word, tensorboardX's
+            # torch's writer has `log_dir`, tensorboardX's has `logdir`.
+            place = getattr(writer, "log_dir", "") or getattr(writer, "logdir", "")
             folder = os.path.basename(str(place))  # noqa: PTH119
             take(f"{folder}/{tag}" if folder in _OF_EVAL else str(tag), value, step)
 
@@ -261,7 +258,7 @@ def _follow(module: Any) -> None:
 
 
 class _Figures:
-    """The scalars of one step, reported together once the next step's come."""
+    """Scalars of a step, reported together at the first scalar of the next step."""
 
     def __init__(self, report: Callable[..., None]) -> None:
         self._log = report
@@ -277,7 +274,7 @@ class _Figures:
             self._figures[name] = value
 
     def report(self, at_end: bool) -> None:
-        """Report the step that is over; of many in a short time some, but every evaluation, and the last."""
+        """Report the finished step: at most every 0.25 s, but evaluations and the last step always."""
         figures, self._figures = self._figures, {}
         evaluated = any(name.startswith("eval_") for name in figures)
         if figures and (at_end or evaluated or time.monotonic() - self._reported_at >= _EVERY_S):
@@ -286,7 +283,7 @@ class _Figures:
 
 
 def _figure(tag: str) -> str:
-    """Return the name by which the notebook shows a scalar; empty for one that TensorBoard alone shows."""
+    """Return the notebook's name for a scalar, or "" for a scalar that only TensorBoard shows."""
     words = re.findall("[a-z0-9]+", tag.lower())
     name = "_".join(word for word in words if word not in _OF_TRAINING | _OF_EVAL)
     shown = _SHOWN.get(name, "")

@@ -1,1 +1,1 @@
-"""A run on this pod: its request, how its ranks are started, what becomes of them, what they wrote."""
+"""A run on this pod: its request, and the start, state and output of its ranks."""

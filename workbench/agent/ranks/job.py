@@ -1,4 +1,4 @@
-"""One run on this pod: its ranks, their cores, how they are stopped, and the sweep that leaves nothing of it behind."""
+"""A run on this pod: its ranks, their cores, stopping, and the removal of leftover processes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from workbench.agent.ranks.request import RunRequest
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 
-# Helpers of a program that just ended (multiprocessing's resource tracker) get this long to end by themselves.
 _OOM_COUNTED_S = 0.05
 _OOM_COUNTED_LATE_S = 3.0
+# Helpers of an ended program (multiprocessing's resource tracker) may take this long to end.
 _STRAGGLER_S = 0.5
 _STACKS_BYTES = 256 * 1024
 _log = logging.getLogger(__name__)
 _CHOSEN = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Variables by which a user binds threads to cores; then nothing else does."""
+"""Variables with which a user binds threads to cores. If any is set, ranks are not bound."""
 
 
 class PodRun:
     def __init__(self, request: RunRequest, root: Path, *, left: bool = False) -> None:
-        # Records of an earlier try are removed, logs are kept; of ranks that an agent had which is no more, both are.
+        # A new run removes the records of an earlier try and keeps the logs. A run of an agent that
+        # has ended (`left`) keeps both.
         self.request = request
         self.root = root
         self.folder = root / "runs" / request.run
@@ -63,17 +64,17 @@ class PodRun:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing of it is left, so that there is nothing to look after."""
+        """Whether no process of the run is left."""
         return self._settled and not self.live
 
     @property
     def hurried(self) -> bool:
-        """Whether something is being ended, so that looking once a second is too seldom."""
+        """Whether a process is being ended: the agent looks more often than once a second."""
         ending = any(rank.sweep_at is not None for rank in self.ranks.values())
         return not self.settled and (self.stopping or ending or not self.live)
 
     def begun(self, rank: Rank, pid: int, how: str) -> None:
-        """Take note of the process of a rank; one that comes after `stop` is ended at once."""
+        """Record the process of a rank. A process that starts after `stop` is ended at once."""
         rank.begin(pid, how)
         request = self.request
         bind(
@@ -90,7 +91,7 @@ class PodRun:
             rank.process.send(signal.SIGTERM)
 
     def ended(self, pid: int, exit_code: int) -> None:
-        """Take note of the end of a process, which may be that of a rank."""
+        """Record the end of a process, which may belong to a rank."""
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None and rank.process.pid == pid:
                 self._ended(rank, exit_code)
@@ -102,7 +103,7 @@ class PodRun:
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
         hint = self._oom.hint(rank.group)
         if exit_code == -signal.SIGKILL and not rank.stopped:
-            # The kernel counts a kill for memory after the kill itself; on a busy machine that takes its time.
+            # The kernel counts a kill for memory after the kill; on a busy machine much later.
             patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow() else _OOM_COUNTED_S
             until = time.monotonic() + patience_s
             while not hint and time.monotonic() < until:
@@ -111,7 +112,10 @@ class PodRun:
         rank.end(exit_code, oom_hint=hint)
 
     def stop(self, grace_s: float, *, ask: bool = False) -> None:
-        """Tell every rank, or only `ask` ranks, and what is under it to end; kill them after the grace. Idempotent."""
+        """Send SIGTERM to all processes of the ranks and SIGKILL after the grace. Idempotent.
+
+        With `ask` only the rank itself is asked to end, as `Rank.ask` does.
+        """
         kill_at = time.monotonic() + max(0.0, grace_s)
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         if self.stopping and (ask or not self._asked):
@@ -127,10 +131,11 @@ class PodRun:
                 continue
             for pid in rank.members(table):
                 table[pid].send(signal.SIGTERM)
-                table[pid].send(signal.SIGCONT)  # a stopped process would not hear the first
+                # A stopped process would not act on SIGTERM.
+                table[pid].send(signal.SIGCONT)
 
     def tick(self, table: Mapping[int, Process]) -> None:
-        """Do what is due: sweep after ranks that ended, kill what outlived the grace."""
+        """Kill leftover processes of ended ranks, and all processes that outlive the grace."""
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             for rank in self.ranks.values():
@@ -145,7 +150,7 @@ class PodRun:
                 self._kill(table, left)
         ended = not self.live and not any(rank.sweep_at for rank in self.ranks.values())
         if ended and not self._kill(table, self.family(table)):
-            table = process_table()  # the other may have missed one
+            table = process_table()  # the older table may lack a process
             self._settled = not self._kill(table, self.family(table))
 
     def sample(self, table: Mapping[int, Process]) -> None:
@@ -166,7 +171,7 @@ class PodRun:
         marked = {
             pid
             for pid, process in table.items()
-            # Who started before the run cannot be of it: this saves reading nearly every environment.
+            # A process from before the run is not part of it: saves reading most environments.
             if starts
             and pid not in members
             and process.start_time >= min(starts)
@@ -177,7 +182,7 @@ class PodRun:
     def poll(
         self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int
     ) -> dict[str, object]:
-        # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
+        # State before output: an ended rank's output is then complete in this or a later answer.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
         streams: dict[str, Readable] = {
             f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()
@@ -198,7 +203,7 @@ class PodRun:
         }
 
     def _removed(self) -> str:
-        """Return what somebody removed of the run here while it ran; empty where nothing is missing."""
+        """Return the missing folder or log of the run here, or "" if nothing was removed."""
         if not self.folder.is_dir():
             return f"the folder {self.folder} was removed"
         streams = [each for rank in self.ranks.values() for each in rank.streams.values()]
@@ -211,7 +216,7 @@ class PodRun:
                 pump.remove(stream)
 
     def ask_stacks(self) -> dict[int, int]:
-        """Have every rank that can write down its Python stacks; return the sizes of their files before."""
+        """Signal every rank with stack files to write its Python stacks. Return the sizes before."""
         sizes: dict[int, int] = {}
         for number, rank in self.ranks.items():
             # Without the file there is no handler, and the signal would end the process.
@@ -222,7 +227,7 @@ class PodRun:
         return sizes
 
     def stacks(self, sizes: Mapping[int, int]) -> dict[str, str]:
-        """Return what the ranks wrote since `ask_stacks`; "" for one that did not."""
+        """Return the stacks written since `ask_stacks`; "" for a rank that wrote none."""
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
             with (
@@ -240,7 +245,7 @@ class PodRun:
 
 
 def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequence[int]]:
-    """Share cores evenly among the ranks of a pod; none where there is one rank, or a share is less than its threads.
+    """Split cores evenly among a pod's ranks; [] for a single rank or a share below `threads`.
 
     Example:
         >>> shares({0, 1, 2, 3, 4}, ranks=2, threads=2), shares({0, 1}, ranks=2, threads=2)
@@ -256,7 +261,7 @@ def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequenc
 def bind(
     pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]
 ) -> None:
-    """Bind a rank that has just started to its share; `binding` is that of the request."""
+    """Bind a newly started rank to its share of the cores. `binding` comes from the request."""
     try:
         cores = os.sched_getaffinity(0)
         own = binding == "always" or (binding == "cpuset" and len(cores) < (os.cpu_count() or 1))
@@ -264,5 +269,5 @@ def bind(
             return
         if local_rank < len(given := shares(cores, ranks, threads)):
             os.sched_setaffinity(pid, given[local_rank])
-    except OSError as error:  # it has ended, or the pod may not
+    except OSError as error:  # the rank has ended, or the pod may not bind
         _log.info("local rank %d is not bound to cores: %s", local_rank, error)

@@ -1,4 +1,4 @@
-"""Start ranks and helpers: forked from the warm server where it serves, ranks cold where it does not."""
+"""Start ranks and helpers: forked from the warm server if possible; other ranks start cold."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from workbench.base.allocator import preloaded
 from workbench.base.process import look_up
 
 _log = logging.getLogger(__name__)
-_CANNOT_EXECUTE = 127  # the shell's word for it
+_CANNOT_EXECUTE = 127  # the shell's exit code for this error
 
 
 class Helpers:
-    """Processes of no rank, forked from the warm server, that work something out; no run waits for them.
+    """Processes outside the ranks, forked from the warm server. No run waits for a helper.
 
-    Every inquiry has one: it reads `inquiry.json` in its folder and leaves `answer.json` there.
+    A helper reads `inquiry.json` in its folder and writes `answer.json` there.
     """
 
     def __init__(self, folder: Path, warm: WarmLink) -> None:
         self._folder = folder
         self._warm = warm
         self.asked: dict[int, str] = {}
-        """The inquiries that the warm server was asked for, by token."""
+        """Names of inquiries requested from the warm server, by token."""
         self.pids: dict[int, str] = {}
-        """Those that are worked on, by pid."""
+        """Names of running inquiries, by pid."""
         self._refused: set[str] = set()
         self._closed = False
 
     def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
-        """Have an inquiry answered; asked again, it tells how that stands, and the answer once."""
+        """Start an inquiry or return its state. A finished inquiry's answer is returned once."""
         folder = self._folder / name
         if name in self.asked.values() or name in self.pids.values():
             return {"state": "busy"}
@@ -92,7 +92,7 @@ class _Launch:
 
 
 class RankLauncher:
-    """Starts ranks, and keeps those that the warm server was asked for until their pids are known."""
+    """Starts ranks, and keeps requests to the warm server until the pids are known."""
 
     def __init__(self, root: Path) -> None:
         self.warm = WarmLink()
@@ -101,7 +101,7 @@ class RankLauncher:
         self._asked: dict[int, _Launch] = {}
 
     def launch(self, run: PodRun, rank: Rank, overrides: Mapping[str, str]) -> None:
-        """Start a rank that waits; a warm one is running only once `hear` has heard of it."""
+        """Start a waiting rank. A warm rank counts as running once `hear` receives its pid."""
         request = run.request
         for stream in rank.streams.values():
             self.pump.add(stream)
@@ -122,7 +122,7 @@ class RankLauncher:
         self._asked[token] = launch
 
     def stop(self, run: PodRun, grace_s: float, *, ask: bool = False) -> None:
-        """Stop a run, or ask it to end, taking back what the warm server has not been asked for yet."""
+        """Stop a run, or ask it to end. Unsent requests to the warm server are cancelled."""
         for token, launch in list(self._asked.items()):
             if launch.run is run and self.warm.cancel(token):
                 del self._asked[token]
@@ -130,7 +130,7 @@ class RankLauncher:
         run.stop(grace_s, ask=ask)
 
     def hear(self) -> None:
-        """Hear what the warm server has said: pids of ranks, or that it cannot."""
+        """Handle the messages of the warm server: pids of ranks, and refusals."""
         forked, refused = self.warm.receive()
         for token, pid in forked.items():
             if (launch := self._asked.pop(token, None)) is not None:
@@ -150,7 +150,7 @@ class RankLauncher:
     def _launch_cold(self, launch: _Launch) -> None:
         run, rank = launch.run, launch.rank
         try:
-            # What a warm server could have started gets that server's allocator in a cold start too.
+            # A rank that the warm server could have started gets the same allocator when cold.
             env = {**preloaded(), **launch.env} if run.request.entry else launch.env
             pid = start_cold(run.request.argv, env, run.request.cwd or str(run.folder), rank.folder)
         except OSError as error:

@@ -1,7 +1,8 @@
-"""What a rank writes, out of its pipe into its log, and read from there: a full disk costs lines, and not the rank.
+"""Copy a rank's output from its pipe into its log, and read the log. A full disk loses no rank.
 
-A rank that writes into a file itself dies of the first line that finds no room. What a log cannot take stays in memory
-until there is room, and is read by offset as if it were in the file; only what is more than that is dropped.
+Without the pipe, a rank dies of the first line on a full disk. Output beyond the disk's room stays in
+memory until there is room, and is read by offset as if in the file. Output beyond the memory limit
+is dropped.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pathlib import Path
 from workbench.agent.ranks.request import Message, whole_in
 from workbench.base.process import OUTPUT_PIPE
 
-_MOST_BYTES = 4 << 20  # then the order of the rest is not kept
+_MOST_BYTES = 4 << 20  # the order of later output is not recorded
 _log = logging.getLogger(__name__)
-_KEPT_BYTES = 4 << 20  # for each stream, while its disk is full
+_KEPT_BYTES = 4 << 20  # per stream, while the disk is full
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _AGAIN_S = 1.0
@@ -29,9 +30,9 @@ Chunk = dict[str, object]
 
 
 class OutputOrder:
-    """In which order a rank wrote to its two streams, beside the logs: a line for each change from one to the other.
+    """Order of a rank's output to its two streams: a line per change of streams, beside the logs.
 
-    A line `stdout 1234` means that what came next, up to that byte, was of it.
+    A line `stdout 1234` means: the output up to byte 1234 of stdout came next.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +45,7 @@ class OutputOrder:
         return size_of(self.log)
 
     def note(self, stream: str, end: int) -> None:
-        """Take note that a stream has got as far as that byte; only a change of streams costs a line."""
+        """Record the end offset of a stream's output. Only a change of streams writes a line."""
         with self._lock:
             (before, at), self._last = self._last, (stream, end)
             if before in ("", stream):
@@ -58,7 +59,7 @@ class OutputOrder:
             try:
                 if os.fstat(file).st_size < _MOST_BYTES:
                     os.write(file, f"{before} {at}\n".encode())
-            except OSError:  # a full disk: readers do without
+            except OSError:  # a full disk: readers work without the order
                 self._last = ("", 0)
             finally:
                 os.close(file)
@@ -68,7 +69,7 @@ class OutputOrder:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a log; 0 where there is none."""
+    """Return the size of a log; 0 for a missing log."""
     try:
         return path.stat().st_size
     except OSError:
@@ -76,7 +77,7 @@ def size_of(path: Path) -> int:
 
 
 def read_at(path: Path, offset: int, count: int) -> bytes:
-    """Return what a log holds from an offset on; nothing where it cannot be read."""
+    """Return at most `count` bytes of a log from an offset; b"" if the log cannot be read."""
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(offset)
@@ -86,15 +87,15 @@ def read_at(path: Path, offset: int, count: int) -> bytes:
 
 
 class OutputStream:
-    """One stream of one rank: its pipe, its log, and what is between them."""
+    """A stream of a rank: its pipe, its log, and the bytes between the two."""
 
     def __init__(self, folder: Path, name: str, order: OutputOrder | None = None) -> None:
         self.log = folder / f"{name}.log"
         self._name, self._order = name, order
         self.dropped = 0
-        """Bytes that neither the disk nor the memory could take."""
+        """Number of bytes that fitted neither on the disk nor in memory."""
         self.pipe = -1
-        """The reading end; -1 while there is none."""
+        """Reading end of the pipe; -1: no pipe is open."""
         self._path = folder / OUTPUT_PIPE.format(name)
         self._file = -1
         self._lock = threading.Lock()
@@ -106,11 +107,11 @@ class OutputStream:
     @property
     def size(self) -> int:
         if self.pipe < 0 and self._file < 0 and not self._kept:
-            self._written = size_of(self.log)  # another may write it
+            self._written = size_of(self.log)  # another process may write the log
         return self._written + len(self._kept)
 
     def open(self) -> None:
-        """Make the pipe, for a rank that is about to start; where none can be made, it writes into the file itself."""
+        """Create the pipe for a rank before its start. Without a pipe the rank writes into the log."""
         self.close()
         with contextlib.suppress(OSError):
             self.log.touch(0o600)
@@ -119,7 +120,7 @@ class OutputStream:
             self._path.unlink(missing_ok=True)
             os.mkfifo(self._path, 0o600)
             self.pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            # Held open from now on: what is written is not lost where somebody removes the file or its folder.
+            # Held open from now on: output is not lost if the file or its folder is removed.
             self._file = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             _log.warning("no pipe at %s: %s", self._path, error)
@@ -128,7 +129,7 @@ class OutputStream:
             fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def drain(self) -> None:
-        """Empty the pipe; what is written meanwhile may stay."""
+        """Empty the pipe. Bytes written meanwhile may stay."""
         with self._lock:
             for _ in range(_PIPE_BYTES >> 16):
                 try:
@@ -141,9 +142,9 @@ class OutputStream:
             self._flush()
 
     def close(self) -> None:
-        """Close the pipe, after a last look into it; what is in memory can still be read. Idempotent.
+        """Empty and close the pipe. Bytes in memory can still be read. Idempotent.
 
-        A log that was removed stays open, for then nothing else has what is in it.
+        A removed log stays open: its content exists nowhere else.
         """
         self.drain()
         with self._lock:
@@ -157,7 +158,7 @@ class OutputStream:
 
     @property
     def removed(self) -> bool:
-        """Whether somebody removed the log while it was written."""
+        """Whether the log was removed during the run."""
         if self._file < 0:
             return False
         try:
@@ -166,7 +167,7 @@ class OutputStream:
             return True
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return what is there from an offset on; whoever asks has what is before it."""
+        """Return bytes from an offset. The reader has all bytes before the offset."""
         with self._lock:
             self._flush()
             self._asked = max(self._asked, min(offset, self.size))
@@ -187,7 +188,7 @@ class OutputStream:
             return b""
 
     def tail(self) -> str:
-        asked = self._asked  # this look says nothing of what the keeper has
+        asked = self._asked  # reading the tail does not mean that the keeper has the bytes
         end = self.read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES)
         self._asked = asked
         return end.decode("utf-8", "replace")
@@ -196,9 +197,8 @@ class OutputStream:
         if not self._kept:
             data = data[self._write(data) :]
         room = _KEPT_BYTES - len(self._kept)
-        if (
-            room < len(data) and self._asked > self._written
-        ):  # the keeper has these; a hole in the file stands for them
+        # The keeper has these bytes: a hole in the file replaces them.
+        if room < len(data) and self._asked > self._written:
             gone = min(self._asked - self._written, len(self._kept))
             del self._kept[:gone]
             self._written += gone
@@ -260,7 +260,7 @@ class OutputPump:
                 if (stream := self._streams.get(pipe)) is not None:
                     try:
                         stream.drain()
-                    except Exception:  # thread boundary: the other ranks' output must go on
+                    except Exception:  # thread boundary: the other ranks' output must continue
                         _log.exception("emptying the pipe of %s", stream.log)
                         time.sleep(_AGAIN_S)
 
@@ -271,12 +271,12 @@ Readable = OutputStream | OutputOrder
 def read_chunks(
     streams: Mapping[str, Readable], offsets: Message, max_bytes: int
 ) -> dict[str, Chunk]:
-    """Read what is new, by offset and with a cap: no amount of output slows the agent or fills its memory."""
+    """Read new output by offset. The limit keeps the agent fast and its memory small."""
     starts = {name: whole_in(offsets, name, 0) for name in streams}
     fresh = {name: start for name, start in starts.items() if streams[name].size > start}
     chunks: dict[str, Chunk] = {}
     left = max_bytes
-    # The smallest first: whatever they leave of their share is there for the rest.
+    # The smallest stream first: the unused part of its share goes to the others.
     for index, name in enumerate(sorted(fresh, key=lambda n: streams[n].size - fresh[n])):
         data = streams[name].read(fresh[name], left // (len(fresh) - index))
         left -= len(data)

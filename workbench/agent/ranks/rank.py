@@ -1,4 +1,4 @@
-"""One rank on this pod: its cold start, what is known of it, and the processes that belong to it."""
+"""A rank on this pod: its cold start, its state, and its processes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Rank:
         self._known.add(self.process)
 
     def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
-        """Take note of its end, and leave the record that says why."""
+        """Record the end of the rank. Write an error record if the rank failed without one."""
         self.phase, self.exit_code, self.ended_s = "exited", exit_code, now_s()
         self.rss_bytes = 0
         for stream in self.streams.values():
@@ -92,7 +92,7 @@ class Rank:
             self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
 
     def ask(self, process: Process) -> None:
-        """Ask it to end: a Trainer within it after a step, else by SIGTERM if it handles that, else by SIGINT."""
+        """Ask the rank to end: its Trainer after a step, else by SIGTERM if handled, else SIGINT."""
         if (self.folder / "trainer-listens").exists():
             with suppress(OSError):
                 (self.folder / "trainer-asked").touch()
@@ -103,11 +103,11 @@ class Rank:
         process.send(signum)
 
     def _left_its_record(self) -> bool:
-        """Whether a rank that may say so itself has said that it is done."""
+        """Whether the rank proves success by a record and `done.json` exists."""
         return self.success == "record" and (self.folder / "done.json").exists()
 
     def recover(self) -> None:
-        """Take what its folder says for its end, if it was ever started: it has gone with its agent."""
+        """Set the state of an ended agent's rank from its folder, if the rank was ever started."""
         if (self.folder / "stdout.log").exists():
             self.phase, self.swept = "exited", True
             self.error, self.done = (
@@ -117,7 +117,7 @@ class Rank:
             self.stopped = not self.done and self.error is None
 
     def _fail(self, failure: Failure) -> None:
-        # The message is one line; NCCL says only in a later one that its peer is gone.
+        # The message is a single line; NCCL names the lost peer only in a later line.
         start = failure.traceback.rfind(failure.message)
         text = failure.message if start < 0 else failure.traceback[start:]
         self.error = {
@@ -131,12 +131,13 @@ class Rank:
         _keep(self.folder / "error.json", self.error)
 
     def members(self, table: Mapping[int, Process]) -> set[int]:
-        """Return the pids of this rank and of all that it started and that still stand under it or in its session."""
+        """Return the pids of this rank and of its living descendants and session members."""
         if self.process is None or self.swept:
             return set()
         own = self.process
         roots = {process.pid for process in self._known if table.get(process.pid) == process}
-        # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
+        # A session's number is not reused while a member lives. Under another leader, the session was
+        # empty in between.
         if (leader := table.get(own.pid)) is None or leader == own:
             roots |= {
                 p.pid
@@ -148,7 +149,7 @@ class Rank:
         return members
 
     def sample(self, members: set[int]) -> None:
-        """Measure the resident memory of its processes, and what CPU time they have taken."""
+        """Measure the resident memory and the CPU time of the rank's processes."""
         sizes = {pid: memory(pid) for pid in members}
         self.rss_bytes = family_memory({pid: now for pid, (now, _) in sizes.items()})
         self.cpu_s = max(self.cpu_s, sum(activity(pid)[0] for pid in members))
@@ -158,7 +159,7 @@ class Rank:
 
     def to_dict(self) -> dict[str, object]:
         if self.phase == "running":
-            # The record comes before the exit: whoever watches sees the cause at once.
+            # The record is written before the exit, so the panel shows the cause at once.
             self.error = self.error or read_record(self.folder / "error.json")
             self.done = self.done or self._left_its_record()
         return {
@@ -183,7 +184,7 @@ class Rank:
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path) -> int:
-    """Execute a program as a rank: own session, no stdin, output into files, killed with the agent."""
+    """Execute a program as a rank: own session, no stdin, output in files, killed with the agent."""
     agent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -211,7 +212,7 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))
-    except BaseException as error:  # process boundary: nothing may run on into the agent's code
+    except BaseException as error:  # process boundary: nothing may continue into the agent's code
         os.write(2, f"cannot start {argv[0]!r} in {cwd!r}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(127)
@@ -221,5 +222,5 @@ def _keep(path: Path, record: dict[str, object]) -> None:
     try:
         write_record(path, record)
     except OSError:
-        # A full disk: the record is in memory and the next poll carries it.
+        # A full disk: the record is in memory, and the next poll sends it.
         return

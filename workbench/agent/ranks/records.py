@@ -1,4 +1,4 @@
-"""Why a rank ended: its own record where it left one, else one made from its exit status and its stderr."""
+"""Reason for a rank's end: from its own record, else from its exit status and stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TAIL_LINES = 20
 
 # torch puts "[rank1]: " before every line of an uncaught exception.
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-# A half drawn bar may stand before it on its line; the ones inside an exception group stand behind a margin.
+# A half-drawn bar may precede the text on its line. The inner tracebacks of a group have a margin.
 _HEAD = re.compile(
     r"^(?!\s+\|).*?((?:  \+ Exception Group )?Traceback \(most recent call last\):)$"
 )
@@ -34,7 +34,7 @@ _CHAIN = (
 _HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
-# What gloo, NCCL, torch's store and MPI say of another rank, and nothing else does. Gloo names its peer `[address]`.
+# Messages of gloo, NCCL, torch's store and MPI about another rank. Gloo names its peer `[address]`.
 _OF_A_RANK = re.compile(
     r"closed by (remote )?peer (\[\S+\]:|\S+<)\d+|(read|write|connect) (error|timeout) \["
     r"|socket (unexpectedly )?closed \[|application timeout caused pair closure|gloo connectfullmesh failed"
@@ -46,7 +46,7 @@ _OF_A_RANK = re.compile(
     r"|lost communication with a remote daemon|mpi_err_proc_failed",
     re.IGNORECASE,
 )
-# What any socket may say, one to a hub or a tracker too: it counts where a library that ranks talk through says it,
+# Messages of any socket, also to a hub or a tracker. They count in a message of a rank's library,
 _OF_A_SOCKET = re.compile(
     r"connection (refused|reset|closed|aborted)|(closed|reset) by peer|broken pipe|socket timeout|timed out waiting",
     re.IGNORECASE,
@@ -54,7 +54,8 @@ _OF_A_SOCKET = re.compile(
 _LIBRARY = re.compile(
     r"\bgloo\b|\bnccl\b|tcpstore|c10d|socketimpl|btl_tcp|processgroup(gloo|nccl)", re.IGNORECASE
 )
-# or where it is all there is: of a lost rank torch's store says "Broken pipe", while a hub's client names the hub.
+# or as the whole message: torch's store reports a lost rank as "Broken pipe". A hub's client names
+# the hub.
 _ALONE = re.compile(
     r"(\[errno \d+\] )?(broken pipe|connection (reset|closed) by peer|socket timeout)\.?",
     re.IGNORECASE,
@@ -64,14 +65,14 @@ _ALONE = re.compile(
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     kind: str
-    """The exception's class, or "signal", or "exit"."""
+    """Class of the exception, or "signal", or "exit"."""
     message: str
     traceback: str = ""
-    """The traceback as Python printed it, or the last lines of stderr."""
+    """Traceback as Python printed it, or the last lines of stderr."""
 
 
 def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
-    """Return why a rank failed that left no record of its own, by the end of what it wrote to stderr."""
+    """Return the failure of a rank without a record, read from the end of its stderr."""
     last = last_traceback(stderr)
     if exit_code < 0:
         return _from_signal(-exit_code, last, stderr, oom_hint)
@@ -87,7 +88,7 @@ def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
 
 
 def last_traceback(text: str) -> Failure | None:
-    r"""Find the traceback that ended a Python program in what it wrote to stderr.
+    r"""Find the traceback that ended a Python program in its stderr.
 
     Example:
         >>> last_traceback("x\nTraceback (most recent call last):\n  File ...\nValueError: bad\n").message
@@ -128,7 +129,7 @@ def signal_name(signum: int) -> str:
 
 
 def read_record(path: Path) -> dict[str, object] | None:
-    """Read a rank's record; None where there is none, or none that can be read."""
+    """Read a rank's record, or return None for a missing or unreadable record."""
     try:
         with path.open("rb") as file:
             record: dict[str, object] = from_line(file.read(4 * _RECORD_BYTES))
@@ -138,7 +139,7 @@ def read_record(path: Path) -> dict[str, object] | None:
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:
-    """Write a rank's record, with the time, in one step: readers see all of it or nothing."""
+    """Write a rank's record with the time atomically. On a full disk, use the reserved room."""
     path.parent.mkdir(parents=True, exist_ok=True)
     dated = {**record, "time_s": now_s()}
     try:
@@ -149,7 +150,7 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def keep_room(folder: Path) -> None:
-    """Keep room on the disk for a rank's record, where there is any."""
+    """Reserve room on the disk for a rank's record, if there is any."""
     with contextlib.suppress(OSError):
         write_bytes(folder / _RESERVE, bytes(_RESERVE_BYTES))
 
@@ -174,7 +175,7 @@ def _free_mib(path: str) -> int:
 
 
 def _clean(line: str) -> str:
-    # A bar that was half drawn stands before the text, ended by \r.
+    # A half-drawn bar precedes the text and ends in \r.
     return _PREFIX.sub("", line.rpartition("\r")[2]).rstrip()
 
 
@@ -206,7 +207,7 @@ def _end_of_message(lines: list[str], at: int) -> int:
 
 
 def _syntax_error(lines: list[str]) -> Failure | None:
-    # Python prints no "Traceback" line for a script that it cannot even compile.
+    # Python prints no "Traceback" line for a script that does not compile.
     for at in range(len(lines) - 1, -1, -1):
         if _SYNTAX.match(lines[at]):
             kind, _, message = lines[at].partition(": ")
@@ -217,7 +218,7 @@ def _syntax_error(lines: list[str]) -> Failure | None:
 
 
 def only_lost_its_peer(text: str) -> bool:
-    """Whether an error's message is what a rank says when another one has gone: an echo, never the first cause."""
+    """Whether an error's message only reports a lost rank: an echo, never the first cause."""
     if _OF_A_RANK.search(text) or _ALONE.fullmatch(text.strip()):
         return True
     return bool(_OF_A_SOCKET.search(text) and _LIBRARY.search(text))

@@ -1,6 +1,7 @@
-"""What the keeper asks a pod to run. Its environment may hold secrets: it stays in memory and never shows values.
+"""The keeper's request to run ranks on a pod.
 
-A wrong field of a message is a ValueError that names it.
+The environment may hold secrets: it stays in memory, and its values are never shown. A wrong field
+of a message raises a ValueError with the field's name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def object_in(message: Message, name: str) -> Message:
-    """Return a field that is an object; an empty one where it is missing."""
+    """Return a field that must be an object; an empty object for a missing field."""
     value = message.get(name)
     if not isinstance(value, Mapping | None):
         raise ValueError(f"{name} must be an object")
@@ -25,7 +26,7 @@ def object_in(message: Message, name: str) -> Message:
 
 
 def texts_in(message: Message, name: str) -> dict[str, str]:
-    """Return a field that is an object of texts, without showing a value of it."""
+    """Return a field that must map strings to strings. Errors never show a value."""
     values = object_in(message, name)
     if {type(text) for text in values.values()} - {str}:
         raise ValueError(f"{name} must map strings to strings")
@@ -51,23 +52,23 @@ def number_in(message: Message, name: str, default: float) -> float:
 class RunRequest:
     run: str
     success: str = "exit code"
-    """How a rank proves that it is done: by its `record`, which it writes itself, or by its `exit code` 0."""
+    """Proof of success of a rank: its own `record`, or its `exit code` 0."""
     ranks: tuple[RankPlace, ...]
-    """All ranks of the run, those on other pods too."""
+    """All ranks of the run, on all pods."""
     argv: tuple[str, ...]
-    """What a cold start executes."""
+    """Command that a cold start executes."""
     entry: str | None = None
-    """`module:function` that a warm start calls; None for none."""
+    """`module:function` that a warm start calls; None: only a cold start is possible."""
     world_size: int
     master_addr: str = ""
     """Address of rank 0's store."""
     master_port: int = 0
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
-    """Folder to start in; None for the run's own."""
+    """Folder to start in; None: the run's folder."""
     threads: int = 1
     binding: str = ""
-    """Whether each rank gets cores of its own: `always`, `cpuset` where the pod has one, or empty for never."""
+    """Whether ranks get their own cores: `always`, `cpuset` (only on a pod with a cpuset), or ""."""
     restart: int = 0
     """Number of restarts of the run so far."""
     max_restarts: int = 0
@@ -75,7 +76,7 @@ class RunRequest:
 
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:
-        """Read the JSON form. Unknown keys are left alone: a newer keeper may know more."""
+        """Read the JSON form. Unknown keys of a newer keeper are ignored."""
         ranks = tuple(_place(object_in({"ranks": item}, "ranks")) for item in _list(raw, "ranks"))
         cwd, entry = raw.get("cwd"), raw.get("entry")
         return cls(
@@ -100,7 +101,7 @@ class RunRequest:
 
 
 def check_run_id(value: object) -> str:
-    """Refuse a run id that is more than one plain folder name."""
+    """Return a run id. Raise ValueError unless it is a plain folder name."""
     name = str(value)
     if name is not value or not _RUN_ID.fullmatch(name):
         raise ValueError(f"run id {value!r} must be letters, digits, dots, dashes and underscores")
@@ -117,10 +118,10 @@ def torchrun_variables(
     restart: int = 0,
     max_restarts: int = 0,
 ) -> dict[str, str]:
-    """Return what torchrun sets besides the place of a rank; Lightning and others look for these variables.
+    """Return torchrun's variables besides the rank's place. Lightning and others read them.
 
-    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 hosts the store itself. With True every rank would wait for a store
-    that an agent of torchrun hosts. NODE_RANK is not torchrun's: Composer and Lightning read it.
+    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 hosts the store itself. With True every rank would
+    wait for a store of torchrun's agent. NODE_RANK is for Composer and Lightning, not torchrun's.
     """
     return {
         "GROUP_RANK": str(node),
@@ -157,12 +158,13 @@ def rank_environment(
         max_restarts=request.max_restarts,
     )
     return {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # torchrun's default; the pod's own value wins there too
+        # torchrun's default. As with torchrun, the pod's own value wins.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **base,
         **elastic,
         "OMP_NUM_THREADS": str(request.threads),
         "PYTHONUNBUFFERED": "1",
-        "TORCH_FR_BUFFER_SIZE": "2000",  # the collectives that torch's flight recorder keeps
+        "TORCH_FR_BUFFER_SIZE": "2000",  # number of collectives in torch's flight recorder
         **request.env,
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

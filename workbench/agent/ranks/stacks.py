@@ -1,4 +1,4 @@
-"""Have a process write down the Python stacks of all its threads when the agent sends a signal that no library uses."""
+"""Write the Python stacks of all threads when the agent sends a signal that no library uses."""
 
 import faulthandler
 import signal
@@ -6,14 +6,17 @@ from pathlib import Path
 
 SIGNAL = signal.SIGRTMIN + 9
 STACKS = "stacks.txt"
-"""In a rank's folder. Only who has made it is sent the signal: without a handler it would end the process."""
+"""Name of the file in a rank's folder.
+
+The agent sends the signal only if the file exists: without a handler the signal ends the process.
+"""
 
 _kept: list[object] = []
-"""Open for as long as the process lives: faulthandler knows only the descriptor."""
+"""Files kept open for the life of the process: faulthandler knows only the descriptor."""
 
 
 def write_on_signal(folder: Path) -> None:
-    """Do so from now on; nothing where another process of the rank, or this one, does so already."""
+    """Write the stacks on every signal from now on, unless a process of the rank already does."""
     if (folder / STACKS).exists():
         return
     part = folder / f".{STACKS}"

@@ -1,1 +1,1 @@
-"""What Python imports first of all in a rank of a script."""
+"""The folder of the `sitecustomize` for ranks of scripts, which Python imports first."""

@@ -1,4 +1,4 @@
-"""What Python imports first in a rank of a script; a `sitecustomize` of the pod's or the job's is imported in turn."""
+"""Prepare a script's rank before its code runs, then import the pod's or job's `sitecustomize`."""
 
 import os
 import sys
@@ -17,7 +17,8 @@ def _executed(spec: ModuleSpec) -> ModuleType:
 
 
 def _spare_compiling(comm: ModuleType) -> None:
-    # On CPUs DeepSpeed would compile an op for a minute or more, whose shared memory has one name for all runs.
+    # On CPUs DeepSpeed would compile an op for a minute or more, and the op's shared memory has the
+    # same name for all runs.
     vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
 
 
@@ -32,8 +33,7 @@ if _stacks := PathFinder.find_spec("stacks", [f"{_agent}/ranks"]):
     with suppress(OSError, KeyError):
         _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))
 sys.path = [path for path in sys.path if path != _here]
-sys.path.extend(
-    filter(None, [os.environ.get("WORKBENCH_PACKAGES")])
-)  # last: they shadow nothing of the pod's
+# Last: packages of the job must not shadow the pod's.
+sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
 if _theirs := PathFinder.find_spec("sitecustomize"):
     sys.modules["sitecustomize"] = _executed(_theirs)

@@ -1,4 +1,4 @@
-"""DeepSpeed's files for its own launcher, without torch, which takes seconds on every pod.
+"""DeepSpeed's files for its own launcher, without torch: the import takes seconds on every pod.
 
 Only the launcher's processes find this package before the real package. If the stand-ins fail with
 another version of DeepSpeed, the real package is loaded.
@@ -22,7 +22,7 @@ def _real() -> ModuleSpec:
 
 
 def _seed(folders: list[str]) -> None:
-    """Put stand-ins in the places of modules that import torch."""
+    """Replace modules that import torch by stand-ins."""
     logger = logging.getLogger("DeepSpeed")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
