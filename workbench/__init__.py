@@ -1,6 +1,6 @@
-"""DeepSpeed Workbench: fine-tune over several pods, without leaving the notebook.
+"""DeepSpeed Workbench: fine-tune over several pods from a notebook.
 
-Names are imported when first used, so `import workbench` stays light: no torch, paramiko or ipywidgets.
+Names are imported on first use, so `import workbench` loads no torch, paramiko or ipywidgets.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ _HOME = {
     "tensorboard": "workbench.client.comparison",
     "train_tokenizer": "workbench.finetune.model.tokenizer",
 }
-"""Where each name is defined; behind a colon what it is called there."""
+"""Module of every public name; after a colon the name in the module, if different."""
 __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for."""
+    """Import a public name on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     import importlib
@@ -141,7 +141,7 @@ def __dir__() -> list[str]:
 
 
 def _load_drawings() -> None:
-    """Import the drawings of all records, which need matplotlib, Jinja2 and ipywidgets."""
+    """Import the drawings of all records. The drawings need matplotlib, Jinja2 and ipywidgets."""
     import workbench.display.views  # noqa: F401
 
 

@@ -216,7 +216,7 @@ class Agent:
         return {"ranks": [place.rank for place in request.on(self.root.name)]}
 
     def _rejoin(self, message: Message) -> Reply:
-        """Return the phases of another keeper's run. An ended agent's run is read from its folder."""
+        """Return the phases of another keeper's run, for an ended agent from the run's folder."""
         request = _request_of(message)
         run, left = self._runs.get(request.run), False
         if run is None and (self.root / "runs" / request.run).is_dir():

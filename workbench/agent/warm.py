@@ -1,6 +1,6 @@
 """The warm server: import torch, transformers and DeepSpeed once, then fork ranks on request.
 
-The server runs no tensor operation, makes no CUDA call and joins no process group, so its forks can.
+The server runs no tensor operation, makes no CUDA call and joins no process group. Its forks can.
 """
 
 from __future__ import annotations

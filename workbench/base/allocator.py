@@ -13,11 +13,11 @@ from pathlib import Path
 
 _PRELOAD = "LD_PRELOAD"
 _LIBRARY = "libjemalloc.so.2"
-_GPU = "/dev/nvidiactl"  # with one, tensors lie elsewhere
+_GPU = "/dev/nvidiactl"  # with a GPU, tensors are not in host memory
 
 
 def preloaded() -> dict[str, str]:
-    """Return the variable that preloads the allocator into a program; none if it is not installed."""
+    """Return the variable that preloads the allocator into a program; {} without jemalloc."""
     shared = sysconfig.get_config_var("MULTIARCH") or ""
     folders = (
         f"{sys.prefix}/lib",
@@ -31,6 +31,6 @@ def preloaded() -> dict[str, str]:
 
 
 def keep_from_children() -> None:
-    """Remove the variable from the environment, so that child processes use their own allocator."""
+    """Remove the variable from the environment, so child processes use their own allocator."""
     if os.environ.get(_PRELOAD) in preloaded().values():
         del os.environ[_PRELOAD]

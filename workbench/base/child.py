@@ -1,4 +1,4 @@
-"""Start this Python as a child with this very package: from the same folder or zip."""
+"""Start this Python as a child with the same package, from the same folder or zip."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def replies(
         )
         assert child.stdout is not None
         if memory_bytes is not None and hasattr(resource, "prlimit"):
-            # Not its address space: a driver of GPUs reserves far more of that than it uses.
+            # Not RLIMIT_AS: a GPU driver reserves far more address space than it uses.
             with contextlib.suppress(OSError, ValueError):
                 resource.prlimit(child.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
         end, began = threading.Timer(limit_s or 0.0, child.kill), time.monotonic()

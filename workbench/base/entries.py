@@ -1,4 +1,4 @@
-"""Modules that another process or a pod starts by name: a single table, so a move misses none."""
+"""Modules that another process or a pod starts by name, in a single table for renames."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ TRAINER_MODULE = "workbench.finetune.train.main"
 TRAINER = f"{TRAINER_MODULE}:main"
 COLD_TRAINER = "workbench.agent.imports:train"
 SCRIPT_SITE = "workbench/agent/script_site"
-"""A folder, not a module: its `sitecustomize.py` is what Python imports first in a rank of a
-script."""
+"""Folder, not a module: Python imports its `sitecustomize.py` first in a rank of a script."""
 LAUNCHER_SITE = "workbench/agent/launcher_site"
 """Folder, not a module: DeepSpeed's launcher imports its content in place of DeepSpeed itself."""
 CALL = "workbench.agent.call"
-"""Its text travels: the script of a run that calls a function of the notebook."""
+"""Sent as text: the script of a run that calls a function of the notebook."""
 UNATTENDED = "workbench.handover.unattended"
 RECIPE = "workbench.finetune.recipe.standalone"
 ROW_LOOK = "workbench.finetune.model.look"
@@ -39,10 +38,10 @@ PLACES = {
     "cml": "workbench.pods.cml.pods:CMLPods",
     "kubernetes": "workbench.pods.kubernetes.pods:KubernetesPods",
 }
-"""Where pods come from, by the word that says so."""
+"""Classes of the pods, by the name of the place."""
 
 FINETUNE = "workbench.finetune.submit.verbs"
-"""The verbs of a fine-tuning job, which need rooms above that of its options."""
+"""Verbs of a fine-tuning job, in a room above the job's options."""
 JOBS = {
     "finetune": "workbench.finetune.job.finetune:FineTune",
     "script": "workbench.jobs.script:Script",
@@ -51,8 +50,8 @@ JOBS = {
 
 RUN = "workbench.client.run:Run"
 RESULT = "workbench.client.result:RunResult"
-"""What a notebook gets for a run and for its result, unless the kind of the job names other classes."""
+"""Notebook's classes for a run and its result, unless the kind of the job names other classes."""
 FINETUNE_RUN = "workbench.finetune.notebook.run:FineTuneRun"
 FINETUNE_RESULT = "workbench.finetune.notebook.result:FineTuneResult"
 REPEAT = "workbench.finetune.export.recipe:recipe_of"
-"""Returns how to repeat a run without this project."""
+"""Returns the recipe to repeat a run without this project."""

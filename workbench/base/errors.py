@@ -16,22 +16,22 @@ from workbench.base.shown import as_error
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SHOWN = 200  # letters of a value in a message
-_NEAR = 0.7  # of difflib: a guess that is less near is none
+_NEAR = 0.7  # least similarity of a suggestion, for difflib
 
 
 class WorkbenchError(Exception):
-    """Be the parent of every error of this package."""
+    """Base class of every error of this package."""
 
-    def _render_traceback_(self) -> list[str]:  # IPython asks for it, where the error ends a cell
+    def _render_traceback_(self) -> list[str]:  # IPython calls this for an error that ends a cell
         return as_error(self)
 
 
 class ConfigError(WorkbenchError, ValueError):
-    """Refuse something asked for that cannot work; raised before anything starts."""
+    """Refuse an unusable input, before any process starts."""
 
 
 class BackendError(WorkbenchError):
-    """Report that a place for pods refused or failed; carries the platform's own words."""
+    """Report that a place for pods refused or failed. The message quotes the platform."""
 
 
 class PodError(WorkbenchError):
@@ -89,7 +89,7 @@ class DiskFull(RunError, OSError):
 
 
 class RunFailed(RunError):
-    """Report a run that did not succeed; `result` is its `RunResult`."""
+    """Report a failed run; `result` is its `RunResult`."""
 
     def __init__(self, message: str, *, result: object = None):
         super().__init__(message)

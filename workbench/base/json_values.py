@@ -19,7 +19,7 @@ _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
 def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
     """Parse JSON, with hooks of `json.loads`.
 
-    ValueError also for what is nested too deeply to be walked.
+    ValueError also for content that is nested too deeply to be walked.
     """
     text = _decoded(text)
     try:
@@ -36,7 +36,7 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
 
 
 def parse_record(text: str | bytes | bytearray) -> object:
-    """Parse JSON for display and storage; also raise ValueError for text that no file can hold."""
+    """Parse JSON for display and storage. ValueError also for text that no file can hold."""
     text = _decoded(text)
     value = parse_json(text)
     if _SURROGATE.search(text):
@@ -52,7 +52,7 @@ def _decoded(text: str | bytes | bytearray) -> str:
 
 
 def problem_in(value: object) -> str:
-    """Return what no file, process or record could take in a value; empty where nothing is."""
+    """Return why no file, process or record can hold a value, or "" if all can."""
     level = [value]
     for _ in range(_DEEPEST):
         for each in level:
@@ -84,7 +84,7 @@ def items(value: object) -> list[object]:
 
 
 def parts(value: object) -> list[Json]:
-    """Return the objects of a list; none where it is no list."""
+    """Return the objects of a list; [] for another type."""
     return [one for one in items(value) if isinstance(one, Mapping)]
 
 
@@ -94,7 +94,7 @@ def text(value: object) -> str:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number; None for what is none."""
+    """Return a finite number; None for any other value."""
     match value:
         case bool():
             return None
@@ -106,13 +106,13 @@ def number(value: object) -> float | None:
 
 
 def numbers_of(value: object) -> dict[str, float]:
-    """Return the finite numbers of an object, the first of very many; none where it is no object."""
+    """Return the finite numbers of an object, the first of very many; {} for another type."""
     pairs = itertools.islice(value.items(), _MOST_NUMBERS) if isinstance(value, Mapping) else ()
     return {str(name): its for name, each in pairs if (its := number(each)) is not None}
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number of 64 bits; None for what is none."""
+    """Return a whole number of 64 bits; None for any other value."""
     return (
         value
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST

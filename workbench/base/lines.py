@@ -1,4 +1,4 @@
-"""Messages between processes: one JSON object a line, over any two byte streams."""
+"""Messages between processes: a JSON object per line, over any two byte streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from workbench.base.json_values import parse_json
 
 LARGEST = 16 << 20
-"""Bytes of the longest request, and of the longest answer unless a client expects longer ones."""
+"""Maximum bytes of a request, and of an answer unless a client expects longer answers."""
 
 _READ_BYTES = 1 << 16
 
@@ -26,7 +26,7 @@ def to_line(message: Mapping[str, object]) -> bytes:
 
 
 def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
-    """Read a JSON object from a line; ValueError where it is something else."""
+    """Read a JSON object from a line. ValueError for any other content."""
     try:
         message = parse_json(line)
     except ValueError as error:
@@ -37,7 +37,7 @@ def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
 
 
 def check_length(size: int, what: str) -> None:
-    """Raise TooLong where a message would be refused for its length."""
+    """Raise TooLong for a message that the receiver would refuse for its length."""
     if size > LARGEST:
         raise TooLong(f"{what} has {size >> 10} KiB; at most {LARGEST >> 10} KiB are accepted")
 
@@ -53,7 +53,7 @@ class Stream(Protocol):
 
 
 class Pipes:
-    """Two descriptors of the caller: those of a child's pipes, or a socket's twice."""
+    """Two descriptors of the caller: a child's pipes, or a socket twice."""
 
     def __init__(self, read: int, write: int, *, write_s: float | None = None) -> None:
         self._read, self._write, self._write_s = read, write, write_s
@@ -86,7 +86,7 @@ class Lines:
         self._rest += data
 
     def take(self) -> bytes | None:
-        """Return the next line without its line end, or None until one is complete."""
+        """Return the next line without its line end, or None until a line is complete."""
         end = self._rest.find(b"\n", self._searched)
         if (len(self._rest) if end < 0 else end) > self._limit:
             raise TooLong(f"a message of more than {self._limit} bytes is not accepted")
@@ -100,7 +100,7 @@ class Lines:
 
 
 def deadline(timeout_s: float | None) -> float | None:
-    """Return the time on `time.monotonic` at which so many seconds are over; None for no limit."""
+    """Return the deadline on `time.monotonic` after `timeout_s` seconds; None for no limit."""
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 

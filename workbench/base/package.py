@@ -15,7 +15,7 @@ from types import CodeType
 
 from workbench.base.child import HOME
 
-# What programs on pods import when they start: from a zip, Python would compile it for each of them anew.
+# Modules that programs on pods import at their start: from a zip, every program would compile them.
 _COMPILED = (
     "workbench/__init__.py",
     "workbench/agent/",
@@ -25,12 +25,10 @@ _COMPILED = (
     "workbench/jobs/",
     "workbench/rundir/",
 )
-_NOT_CHECKED = (1).to_bytes(
-    4, "little"
-)  # PEP 552: the hash stands for the source and is not compared
-_WITHOUT_REFERENCES = (
-    2  # the version of marshal whose bytes do not depend on what else a process has loaded
-)
+# PEP 552: the hash stands for the source and is not compared.
+_NOT_CHECKED = (1).to_bytes(4, "little")
+# Version of marshal whose bytes do not depend on the other loaded objects of the process.
+_WITHOUT_REFERENCES = 2
 
 
 def file_digest(path: Path) -> str:
@@ -40,7 +38,7 @@ def file_digest(path: Path) -> str:
 
 
 def package_zip() -> tuple[str, bytes]:
-    """Zip the package, with byte code for pods with this Python; equal code yields equal bytes."""
+    """Zip the package, with byte code for pods with this Python. Equal code yields equal bytes."""
     root = Path(HOME, "workbench")
     content: dict[str, bytes | Path] = {}
     for path in sorted(root.rglob("*.py")):
@@ -61,7 +59,7 @@ def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         for name, content in files.items():
-            # A fixed time, so that the hash depends on names and content alone.
+            # A fixed time: the hash depends on names and content alone.
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
             data = content.read_bytes() if isinstance(content, Path) else content
@@ -70,9 +68,8 @@ def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
 
 
 def _byte_code(path: Path, name: str) -> bytes:
-    code = SourceFileLoader(path.stem, str(path)).get_code(
-        path.stem
-    )  # from __pycache__ where it is
+    # Read from __pycache__ if present.
+    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
     assert code is not None
     data = marshal.dumps(_named(code, name), _WITHOUT_REFERENCES)
     return (
@@ -84,11 +81,11 @@ def _byte_code(path: Path, name: str) -> bytes:
 
 
 def _named(code: CodeType, name: str) -> CodeType:
-    """Return code whose tracebacks name files of the package, without this machine's folders."""
+    """Return code whose tracebacks name the package's files without this machine's folders."""
     parts = (_named(part, name) if isinstance(part, CodeType) else part for part in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(parts))
 
 
 def fingerprint(named: object) -> str:
-    """Return 16 letters that stand for the JSON form of a value."""
+    """Return a 16-letter hash of the JSON form of a value."""
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Processes as Linux's `/proc` shows them: find those that are ours, and signal exactly those.
+"""Find our processes in Linux's `/proc`, and signal no other process.
 
-A process is known by its pid and its start time together: pids are used again, and what merely looks like ours is left
-alone. Without `/proc` everything here finds nothing. Standard library only, for the agent.
+A process is identified by its pid and start time: pids are reused, and a process with only the pid
+is left alone. Without `/proc` no function finds a process. Standard library only, for the agent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POD_MARK = "WORKBENCH_POD"
-"""The variable, in every process of a pod, that holds the pod's folder."""
+"""Variable with the pod's folder, in every process of a pod."""
 FORK_SERVER_NAME = "fork-server"
-"""The name beside the pods' folders that marks the local fork server in place of a pod's folder."""
+"""Name in place of a pod's folder, as the mark of the local fork server."""
 RUN_MARK = "WORKBENCH_RUN"
-"""The variable, in every process of a run, that holds the run's id."""
+"""Variable with the run's id, in every process of a run."""
 RANK_MARK = "WORKBENCH_RANK_DIR"
-"""The variable, in every process of a rank, that holds the rank's folder."""
+"""Variable with the rank's folder, in every process of a rank."""
 LEASE_S = 300.0
-"""Seconds that what runs on pods outlives a keeper that fell silent: breaks of two minutes, with room to come back."""
+"""Lease in seconds: processes on pods outlive a silent keeper for this time.
+
+Interruptions of two minutes leave time to reconnect.
+"""
 OUTPUT_PIPE = ".{}.pipe"
-"""The name of the pipe in a rank's folder that somebody empties into the log of the same stream."""
+"""Name of the pipe in a rank's folder, which the agent empties into the log of the same stream."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WORLD = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
@@ -40,27 +43,28 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True, order=True)
 class Process:
-    """One process at one moment; equal to every other look at the same process."""
+    """A process at a moment; equal to every other record of the same process."""
 
     pid: int
     start_time: int
-    """When it started, in clock ticks since boot."""
+    """Start time, in clock ticks since boot."""
     parent: int = field(default=0, compare=False)
     session: int = field(default=0, compare=False)
-    """Its session: the pid of whoever called setsid."""
+    """Session id: the pid of the process that called setsid."""
     zombie: bool = field(default=False, compare=False)
 
     def is_alive(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Whether the process still runs; False for a zombie."""
         return find(self.pid) == self
 
     def send(self, number: int) -> bool:
-        """Signal this process, and no other that got its pid in the meantime; return whether it was there."""
+        """Signal this process, never a later process with its pid. Return whether it was alive."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
-        except OSError:  # a kernel or sandbox without pidfd: the gap between look and kill stays
+        # A kernel or sandbox without pidfd: the gap between check and kill remains.
+        except OSError:
             handle = -1
         try:
             if not self.is_alive():
@@ -85,12 +89,12 @@ class RankPlace:
 
 
 def pod_name() -> str:
-    """Return the name of the pod that this process was started on; "this pod" outside of one."""
+    """Return the name of this process's pod; "this pod" outside a pod."""
     return Path(os.environ.get(POD_MARK, "this pod")).name
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of a process's `stat` from its state on; none where it is gone."""
+    """Return the fields of a process's `stat` from its state on; [] for an ended process."""
     try:
         return _read_stat(pid)
     except OSError:
@@ -99,46 +103,48 @@ def _stat(pid: int) -> list[bytes]:
 
 def _read_stat(pid: int) -> list[bytes]:
     text = Path(f"/proc/{pid}/stat").read_bytes()
-    # The name stands in parentheses and may hold anything, parentheses too: what counts follows the last one.
+    # The name is in parentheses and may hold parentheses too. The fields follow the last.
     return text[text.rfind(b")") + 2 :].split()
 
 
 def look_up(pid: int) -> Process | None:
-    """Return the process that has this pid now, a zombie too, or None."""
+    """Return the process with a pid now, also a zombie, or None."""
     if not (fields := _stat(pid)):
         return None
     return Process(pid, int(fields[19]), int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
 
 
 def find(pid: int) -> Process | None:
-    """Return the live process that has this pid now, or None."""
+    """Return the live process with a pid now, or None."""
     process = look_up(pid)
     return None if process is None or process.zombie else process
 
 
 def process_start_time(pid: int) -> int | None:
-    """Return when a live process started, in clock ticks since boot; None where it is gone, or without `/proc`."""
+    """Return the start time of a live process in clock ticks since boot.
+
+    None for an ended process, or without `/proc`.
+    """
     process = find(pid)
     return process.start_time if process is not None else None
 
 
 def is_alive(pid: int, start_time: int | None) -> bool:
-    """Whether the very process that had this pid and start time still runs."""
-    if start_time is None:  # no /proc on this system: the pid alone must do
+    """Whether the process with a pid and start time still runs."""
+    if start_time is None:  # no /proc on this system: only the pid is known
         return _is_taken(pid)
     try:
         fields = _read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    except (
-        OSError
-    ):  # this process may have no free descriptor; that says nothing of the other process
+    # This process may have no free descriptor, which proves nothing about the other process.
+    except OSError:
         return _is_taken(pid)
     return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_time
 
 
 def _is_taken(pid: int) -> bool:
-    """Whether some process has this pid; needs no descriptor."""
+    """Whether any process has a pid. Needs no descriptor."""
     try:
         os.kill(pid, 0)
     except PermissionError:  # another user's
@@ -149,7 +155,7 @@ def _is_taken(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """Return what names this start of this machine; empty where the system does not tell."""
+    """Return the id of this boot of the machine; "" on a system without boot ids."""
     with contextlib.suppress(OSError):
         return _read_boot_id()
     return ""
@@ -161,7 +167,10 @@ def _read_boot_id() -> str:
 
 
 def control_groups(pid: int | str = "self") -> dict[str, str]:
-    """Return the path of a process's control group by controller, "" for version 2; none where it is gone."""
+    """Return the paths of a process's control groups by controller, with "" for version 2.
+
+    Empty for an ended process.
+    """
     try:
         lines = (
             Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -175,7 +184,10 @@ def control_groups(pid: int | str = "self") -> dict[str, str]:
 
 
 def world(pid: int | str = "self") -> dict[str, str]:
-    """Return what a process cannot take on from another: its user, rights, processors, namespaces and control group."""
+    """Return a process's user, rights, processors, namespaces and control group.
+
+    No other process can take on these properties.
+    """
     rights = {name: value for name, value in status(pid).items() if name in _WORLD}
     namespaces = {
         f"namespace {entry.name}": str(entry.readlink())
@@ -185,13 +197,13 @@ def world(pid: int | str = "self") -> dict[str, str]:
 
 
 def status(pid: int | str = "self") -> dict[str, str]:
-    """Return the lines of a process's `status` in `/proc`, by name; OSError where it is gone."""
+    """Return the lines of a process's `status` in `/proc`, by name. OSError: the process ended."""
     lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def peer(line: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user of whoever opened the other end of a Unix socket, as the kernel tells them."""
+    """Return the pid and user id at the other end of a Unix socket, as reported by the kernel."""
     credentials = struct.Struct("3i")
     pid, uid, _ = credentials.unpack(
         line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
@@ -200,7 +212,7 @@ def peer(line: socket.socket) -> tuple[int, int]:
 
 
 def process_table() -> dict[int, Process]:
-    """Return all processes by pid; about 15 microseconds each."""
+    """Return all processes by pid, in about 15 microseconds per process."""
     try:
         names = os.listdir("/proc")  # noqa: PTH208 (names, not paths)
     except OSError:
@@ -210,7 +222,7 @@ def process_table() -> dict[int, Process]:
 
 
 def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
-    """Return the pids of `roots` that are in the table and of all that descend from them."""
+    """Return the pids of the `roots` in the table, and of their descendants."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -225,10 +237,12 @@ def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
 
 
 def family_table(roots: Iterable[int]) -> dict[int, Process]:
-    """Return these processes and all below them by pid, without a look at all; new brothers may be missed."""
-    if not Path(
-        f"/proc/self/task/{os.getpid()}/children"
-    ).exists():  # a kernel without CONFIG_PROC_CHILDREN
+    """Return these processes and their descendants by pid, without reading the whole table.
+
+    Descendants that start meanwhile may be missing.
+    """
+    # Some kernels are built without CONFIG_PROC_CHILDREN.
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         return process_table()
     table: dict[int, Process] = {}
     waiting = list(roots)
@@ -244,8 +258,11 @@ def family_table(roots: Iterable[int]) -> dict[int, Process]:
 
 
 def live_descendants(root: int) -> list[Process]:
-    """Return the live descendants of a process, the oldest first: whoever ends them so closes connections first."""
-    # Whom the quick look misses counts at the end alone.
+    """Return the live descendants of a process, oldest first.
+
+    Callers that end processes in this order close connections first.
+    """
+    # Read the whole table only if the fast way finds none: a missed process matters only then.
     family = _live_below(root, family_table([root])) or _live_below(root, process_table())
     return sorted(family, key=lambda process: (process.start_time, process.pid))
 
@@ -255,7 +272,7 @@ def _live_below(root: int, table: Mapping[int, Process]) -> list[Process]:
 
 
 def ancestors(table: Mapping[int, Process], pid: int) -> set[int]:
-    """Return the pids above this one, itself among them."""
+    """Return the pids of a process and its ancestors."""
     line: set[int] = set()
     while pid in table and pid not in line:
         line.add(pid)
@@ -264,7 +281,7 @@ def ancestors(table: Mapping[int, Process], pid: int) -> set[int]:
 
 
 def marks(pid: int, names: Collection[str] = (POD_MARK, RUN_MARK, RANK_MARK)) -> dict[str, str]:
-    """Read these variables from the environment that a process was executed with; none where we may not look."""
+    """Return these variables from a process's environment at its start; {} without permission."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -274,7 +291,7 @@ def marks(pid: int, names: Collection[str] = (POD_MARK, RUN_MARK, RANK_MARK)) ->
 
 
 def with_mark(name: str, values: Collection[str]) -> list[Process]:
-    """Return the live processes started with `name` as one of the values in their environment, but this one."""
+    """Return the other live processes that started with one of the values in variable `name`."""
     others = (
         process
         for process in process_table().values()
@@ -284,10 +301,10 @@ def with_mark(name: str, values: Collection[str]) -> list[Process]:
 
 
 def pod_of(pid: int) -> str:
-    """Return the folder of the pod that a process belongs to; empty where it belongs to none.
+    """Return the folder of a process's pod, or "" for a process outside the pods.
 
-    A fork of the local fork server shows the mark with which that was executed. The working
-    directory of such a fork tells its pod. The fork server itself has its own mark.
+    A fork of the local fork server has the fork server's mark. The working directory of such a fork
+    is its pod's folder. The fork server itself has its own mark.
     """
     mark = marks(pid, [POD_MARK]).get(POD_MARK, "")
     if Path(mark).name != FORK_SERVER_NAME:
@@ -301,7 +318,7 @@ def pod_of(pid: int) -> str:
 
 
 def of_pods(roots: Collection[str]) -> list[Process]:
-    """Return the live processes of the pods with these folders, but this one."""
+    """Return the live processes of the pods with these folders, except this process."""
     table = process_table().values()
     others = (process for process in table if process.pid != os.getpid() and not process.zombie)
     return [process for process in others if pod_of(process.pid) in roots]
@@ -310,7 +327,10 @@ def of_pods(roots: Collection[str]) -> list[Process]:
 def end_all(
     listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 1.0
 ) -> list[Process]:
-    """End every listed process: TERM, then KILL to those left after the grace; list again until none is left."""
+    """End every listed process: SIGTERM, then SIGKILL after the grace. Repeat until none is listed.
+
+    Returns the processes that are left after the grace and `kill_s`.
+    """
     asked: set[Process] = set()
     start_s = time.monotonic()
     while left := list(listing()):
@@ -328,46 +348,49 @@ def end_all(
 
 
 def activity(pid: int) -> tuple[float, bool]:
-    """Return the CPU seconds of a process and of its children that have ended, and whether a signal has stopped it."""
+    """Return the CPU seconds of a process and its ended children, and whether it is stopped."""
     if not (fields := _stat(pid)):
         return 0.0, False
     return sum(map(int, fields[11:15])) / _TICKS_PER_S, fields[0] in (b"T", b"t")
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Whether a process has a handler for a signal."""
     with contextlib.suppress(OSError):
         return bool(int(status(pid)["SigCgt"], 16) >> (number - 1) & 1)
     return False
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
+    """Make the kernel kill this process when its parent dies. Exit now if the parent is dead."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Become the parent of every orphan below this process, so that none gets away from us."""
+    """Become the parent of every orphan below this process, so no orphan escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def offer_to_oom_killer() -> None:
-    """Be ended before the notebook, the keeper and the agent are, when memory runs out. Inherited by children."""
+    """Let the kernel end this process before notebook, keeper and agent when memory runs out.
+
+    Children inherit this setting.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def open_output(folder: Path) -> None:
-    """Put /dev/null on descriptor 0, and on 1 and 2 the pipes of a rank that somebody empties, or else its logs."""
+    """Redirect descriptor 0 to /dev/null, 1 and 2 to a rank's pipes if read, else to its logs."""
     _put(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
         _put(_open_log(folder, name), number)
 
 
 def _open_log(folder: Path, name: str) -> int:
-    with contextlib.suppress(OSError):  # ENXIO without a reader
+    with contextlib.suppress(OSError):  # ENXIO: the pipe has no reader
         pipe = os.open(
             folder / OUTPUT_PIPE.format(name), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         )

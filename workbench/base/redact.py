@@ -17,7 +17,7 @@ _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|WEBHOOK|DSN|CONN|(?:^|_)(?:PAT|URI|URL|PROXY)$",
     re.IGNORECASE,
 )
-# A mode, a number, a path: masking these would make logs unreadable and hide nothing.
+# A mode, a number, a path: masking such values would make logs unreadable and hide nothing.
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
 _LEAST = 4  # characters of a value whose name says that it is a secret
 _LEAST_UNNAMED = 8
@@ -43,8 +43,8 @@ _PEM = re.compile(
     rf"-----BEGIN[ A-Z]{{0,30}}PRIVATE KEY-----(?:{_PEM_LINE})*"
     rf"(?:(?:\s|\\[nr]){{0,200}}{_PREFIX}-----END[ A-Z]{{1,60}}-----)?"
 )
-# Each with what a text must hold to match; looking for that is a hundred times as fast. Where a pattern has a group,
-# only the group is masked.
+# Patterns, with strings that a matching text must contain: searching for these is a hundred times as
+# fast. If a pattern has a group, only the group is masked.
 _LOOKS = [
     (hints, re.compile(pattern))
     for pattern, *hints in (
@@ -109,7 +109,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 class Redactor:
-    """Masks the secrets among some environments' values, and all that looks like a secret."""
+    """Masks secret values of environments, and any text in the form of a secret."""
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
         self._values: tuple[str, ...] = ()

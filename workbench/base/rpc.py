@@ -26,11 +26,11 @@ class Refused(Exception):
 
 
 class Late(TimeoutError):
-    """No answer came before the deadline. It may come later; `Client.result` then returns it."""
+    """No answer came before the deadline. `Client.result` returns a later answer."""
 
 
 class Call:
-    """A request that a client sent: its answer and pieces, once they have come."""
+    """A client's sent request, with its answer and pieces once received."""
 
     def __init__(self, number: int, op: object) -> None:
         self.number, self.op = number, op
@@ -39,19 +39,19 @@ class Call:
 
 
 class Client:
-    """Ask over a stream from any number of threads. One that waits reads for all."""
+    """Send requests over a stream from any number of threads. A waiting thread reads for all."""
 
     def __init__(self, stream: Stream, *, largest_answer: int = LARGEST) -> None:
         self._stream, self._lines = stream, Lines(largest_answer)
         self._writing, self._changed = threading.Lock(), threading.Condition()
         self._calls: dict[int, Call] = {}
         self._last, self._reading = 0, False
-        self.lost = ""  # why nothing more can be sent or read
+        self.lost = ""  # why no message can be sent or read any more
 
     def call(
         self, request: Mapping[str, object], timeout_s: float, on_piece: _OnPiece | None = None
     ) -> dict[str, Any]:
-        """Send a request and return its answer. Errors are those of `send` and `result`."""
+        """Send a request and return its answer. Errors as for `send` and `result`."""
         call = self.send(request)
         try:
             return self.result(call, timeout_s, on_piece)
@@ -59,7 +59,7 @@ class Client:
             self.forget(call)
 
     def send(self, request: Mapping[str, object]) -> Call:
-        """Send a request. TooLong: nothing was sent. OSError: the line is lost."""
+        """Send a request. TooLong: the request was not sent. OSError: the connection is lost."""
         with self._writing:
             self._last += 1
             call = Call(self._last, request.get("op"))
@@ -70,7 +70,7 @@ class Client:
             self._calls[call.number] = call
             try:
                 self._stream.write(line)
-            except BaseException as error:  # no line may follow half of one
+            except BaseException as error:  # no line may follow a part of a line
                 self.lost = str(error) or type(error).__name__
                 self.forget(call)
                 raise
@@ -79,12 +79,12 @@ class Client:
     def result(
         self, call: Call, timeout_s: float, on_piece: _OnPiece | None = None
     ) -> dict[str, Any]:
-        """Wait for the answer to a call, and hand on its pieces as they come.
+        """Wait for the answer to a call, and pass its pieces to `on_piece` as they arrive.
 
         Raises:
             Refused: The peer refused.
             Late: The time is over. The call remains, and `result` can be called again.
-            ConnectionError: The peer ended, or sent what is no answer.
+            ConnectionError: The peer ended, or sent an invalid answer.
         """
         end_s = lines.deadline(timeout_s)
         while True:
@@ -108,7 +108,7 @@ class Client:
         self._calls.pop(call.number, None)
 
     def _wait(self, call: Call, end_s: float | None) -> bool:
-        """Wait for news of a call; read the stream if no other thread reads. False: it is late."""
+        """Wait for news of a call; read the stream if no other thread reads. False: timed out."""
         with self._changed:
             if call.answer is not None or call.pieces or self.lost:
                 return True
@@ -145,7 +145,7 @@ class Client:
 
 
 class Request:
-    """A request as the server has it. One `answer` or `refuse` ends it, now or later."""
+    """A request as the server received it. `answer` or `refuse` ends the request, now or later."""
 
     def __init__(self, fields: Mapping[str, Any], write: Callable[[bytes], object]) -> None:
         self.fields, self._write = fields, write
@@ -165,14 +165,14 @@ class Request:
 
 
 class Requests:
-    """The requests in the bytes of one peer. A line that is no request is refused at once."""
+    """Requests in the bytes of a peer. A line without a valid request is refused at once."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self.received, self._write = Lines(), write
-        self.is_broken = False  # a line was too long: no request can be found behind it
+        self.is_broken = False  # a line was too long: no later request can be found
 
     def take(self) -> Request | None:
-        """Return the next request that is complete, or None."""
+        """Return the next complete request, or None."""
         while not self.is_broken:
             try:
                 line = self.received.take()
@@ -184,7 +184,7 @@ class Requests:
 
 
 def incoming(stream: Stream, timeout_s: float | None = None) -> Iterator[Request]:
-    """Yield the requests of a peer until it ends. TimeoutError: none came in so many seconds."""
+    """Yield the requests of a peer until it ends. TimeoutError: none came in `timeout_s`."""
     requests, end_s = Requests(stream.write), lines.deadline(timeout_s)
     while not requests.is_broken:
         request = requests.take()

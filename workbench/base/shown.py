@@ -1,6 +1,6 @@
-"""The views that records ask to be drawn. Without a drawing, a record shows its plain repr.
+"""Views for drawing records. Without a drawing, a record shows its plain repr.
 
-`workbench/__init__.py`, which stands above all rooms, hands over the function that loads the drawings.
+`workbench/__init__.py`, above all rooms, passes the function that loads the drawings.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ as_text = _view(repr)
 """Return a record as text, for a terminal."""
 
 as_html = _view(_plain_html)
-"""Return a record as HTML to stand in a notebook."""
+"""Return a record as HTML for a notebook."""
 
 as_page = _view(lambda it: f"<!doctype html>{as_html(it)}")
-"""Return a record as a whole HTML page that needs no network."""
+"""Return a record as a complete HTML page without network access."""
 
 as_markdown = _view(lambda it: f"```\n{as_text(it)}\n```\n")
 
@@ -67,13 +67,13 @@ as_grid: _SingleDispatchCallable[Grid] = _view(_no_view)
 as_bundle: _SingleDispatchCallable[dict[str, object]] = _view(
     lambda it: {"text/plain": as_text(it), "text/html": as_html(it)}
 )
-"""Return what a notebook is sent of a record, by media type."""
+"""Return the notebook's data of a record, by media type."""
 
 as_live: _SingleDispatchCallable[None] = _view(_no_view)
 """Display a record in a notebook and keep it current; options depend on the record's view."""
 
 as_error = _view(_plain_traceback)
-"""Return the lines by which a notebook shows an error that ended a cell."""
+"""Return the lines of an error that ended a notebook's cell."""
 
 follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = _view(
     lambda _: nullcontext(_draw_nothing)
@@ -82,7 +82,7 @@ follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = _
 
 
 class Shown:
-    """A record that people look at: text in a terminal, text and HTML in a notebook."""
+    """A record for people: text in a terminal, text and HTML in a notebook."""
 
     __slots__ = ()
 
@@ -113,12 +113,12 @@ class _Drawings:
 
 
 def draw_with(load: Callable[[], object]) -> None:
-    """Name the function that fills the views. It is called at the first look, and may raise ImportError."""
+    """Set the function that fills the views at the first drawing. It may raise ImportError."""
     _Drawings.load, _Drawings.loaded = load, None
 
 
 def load_views() -> bool:
-    """Fill the views once. Return False where the drawings cannot be imported."""
+    """Fill the views once. Return False if the drawings cannot be imported."""
     if _Drawings.loaded is None and _Drawings.load is not None:
         try:
             _Drawings.load()

@@ -29,7 +29,7 @@ class Bar:
     parts: tuple[tuple[str, float], ...]
     """Parts with their share of the width; any excess is cut."""
     limit: float | None = None
-    """The share at which the limit stands."""
+    """Share at which the limit is drawn."""
     words: str = ""
     """The bar in words, for readers who cannot see it."""
 
@@ -45,7 +45,7 @@ class Grid(Shown):
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     right: Collection[str] = ()
-    """Titles of the columns that hold numbers and stand at the right."""
+    """Titles of the number columns, which are aligned to the right."""
     whole: Collection[str] = ()
     """Titles of columns with unbroken cells in HTML; a wide table scrolls."""
     caption: str = ""
@@ -61,7 +61,7 @@ class Grid(Shown):
 
 
 def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:
-    """Make the table of some facts, one a row."""
+    """Make a table of facts, a fact per row."""
     return Grid(columns=("", ""), rows=pairs, caption=caption)
 
 
@@ -112,7 +112,7 @@ def cell_text(cell: Cell, cut: bool = False) -> str:
 
 
 def _bar_text(bar: Bar) -> str:
-    """Draw a bar, a letter for each part."""
+    """Draw a bar with a letter per part."""
     drawn = ""
     reached = 0.0
     for name, share in bar.parts:
@@ -138,7 +138,7 @@ def _drawn(row: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[
 
 
 def _width(text: str) -> int:
-    """Count the columns that a terminal gives a text: two for East Asian letters, none for combining marks."""
+    """Return a text's columns in a terminal: two per East Asian letter, none per combining mark."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -146,7 +146,7 @@ def _width(text: str) -> int:
 
 
 def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> DataFrame:
-    """Return a row of data per mapping; `columns` come first, in order, even if all rows lack them."""
+    """Return a table with a row per mapping. `columns` come first, even if no row has them."""
     try:
         from pandas import DataFrame
     except ImportError as error:

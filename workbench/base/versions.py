@@ -12,7 +12,7 @@ import sys
 VERSION = "0.1.0"
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
-"""The packages that all pods must have in the same versions."""
+"""Packages with equal versions on all pods."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -33,7 +33,7 @@ def installed_versions() -> dict[str, str]:
 
 def gpu_names() -> list[str]:
     """Return the usable GPUs of NVIDIA's driver, in the form of CUDA_VISIBLE_DEVICES."""
-    import shutil  # which, like the next, a bare `import workbench` does without
+    import shutil  # not at the top: a bare `import workbench` needs neither module
     import subprocess
 
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -55,11 +55,8 @@ def gpu_names() -> list[str]:
 
 
 def _described(package: str) -> str:
-    """Return the version of a package that is installed in another way than by a wheel.
-
-    Empty for none.
-    """
-    import importlib.metadata  # which also loads email
+    """Return the version of a package from another source than a wheel, or ""."""
+    import importlib.metadata  # not at the top: this also loads email
 
     try:
         return importlib.metadata.version(package)

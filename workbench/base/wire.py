@@ -1,4 +1,4 @@
-"""Unix sockets at any path, and how a notebook asks the keeper behind one."""
+"""Unix sockets at any path, and requests of a notebook to the keeper behind a socket."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Refused(RunError):
 
 
 class Unanswered(RunError):
-    """Report a request that was sent whole and not answered: the keeper may have carried it out, or may do so later."""
+    """Report a sent request without an answer: the keeper may have acted on it, or may do so later."""
 
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Return a name for a socket's path that the system takes, however deep the folder is."""
+    """Yield a path to the socket that is short enough for the system at any depth of the folder."""
     if len(os.fsencode(path)) <= _LONGEST:
         yield str(path)
         return
@@ -44,7 +44,7 @@ def short_path(path: Path) -> Iterator[str]:
 def listen(
     path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, backlog: int = 64
 ) -> socket.socket:
-    """Bind and listen at a path that only this user can reach; an old socket file there is replaced."""
+    """Bind and listen at a path that only this user can reach. An old socket file is replaced."""
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX, kind)
     with short_path(path) as name:
@@ -55,7 +55,7 @@ def listen(
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
-    """Connect to the socket at a path; `timeout_s` is the limit of every step from now on."""
+    """Connect to the socket at a path. `timeout_s` limits every later step too."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)
     try:
@@ -68,11 +68,11 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
-    """Send one request to the socket at `path` and return the answer.
+    """Send a request to the socket at `path` and return the answer.
 
     Raises:
-        Refused: The keeper answered that it does not do it.
-        Unanswered: The request was sent, and no whole answer came.
+        Refused: The keeper refused the request.
+        Unanswered: The request was sent, and no complete answer came.
         RunError: The request could not be sent.
     """
     sent = False

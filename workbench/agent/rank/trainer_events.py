@@ -274,7 +274,7 @@ class _Figures:
             self._figures[name] = value
 
     def report(self, at_end: bool) -> None:
-        """Report the finished step: at most every 0.25 s, but evaluations and the last step always."""
+        """Report the finished step: evaluations and the last always, others every 0.25 s."""
         figures, self._figures = self._figures, {}
         evaluated = any(name.startswith("eval_") for name in figures)
         if figures and (at_end or evaluated or time.monotonic() - self._reported_at >= _EVERY_S):

@@ -216,7 +216,7 @@ class PodRun:
                 pump.remove(stream)
 
     def ask_stacks(self) -> dict[int, int]:
-        """Signal every rank with stack files to write its Python stacks. Return the sizes before."""
+        """Signal every rank with a stack file to write its stacks. Return the sizes before."""
         sizes: dict[int, int] = {}
         for number, rank in self.ranks.items():
             # Without the file there is no handler, and the signal would end the process.

@@ -1,8 +1,8 @@
 """Copy a rank's output from its pipe into its log, and read the log. A full disk loses no rank.
 
-Without the pipe, a rank dies of the first line on a full disk. Output beyond the disk's room stays in
-memory until there is room, and is read by offset as if in the file. Output beyond the memory limit
-is dropped.
+Without the pipe, a rank dies of the first line on a full disk. Output beyond the disk's room stays
+in memory until there is room, and is read by offset as if in the file. Output beyond the memory
+limit is dropped.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class OutputStream:
         return self._written + len(self._kept)
 
     def open(self) -> None:
-        """Create the pipe for a rank before its start. Without a pipe the rank writes into the log."""
+        """Create the pipe before the rank's start. Without a pipe the rank writes into the log."""
         self.close()
         with contextlib.suppress(OSError):
             self.log.touch(0o600)

@@ -92,7 +92,7 @@ class Rank:
             self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
 
     def ask(self, process: Process) -> None:
-        """Ask the rank to end: its Trainer after a step, else by SIGTERM if handled, else SIGINT."""
+        """Ask the rank to end: its Trainer after a step, else by a handled SIGTERM, or SIGINT."""
         if (self.folder / "trainer-listens").exists():
             with suppress(OSError):
                 (self.folder / "trainer-asked").touch()
@@ -136,8 +136,8 @@ class Rank:
             return set()
         own = self.process
         roots = {process.pid for process in self._known if table.get(process.pid) == process}
-        # A session's number is not reused while a member lives. Under another leader, the session was
-        # empty in between.
+        # A session's number is not reused while a member lives. Under another leader, the session
+        # was empty in between.
         if (leader := table.get(own.pid)) is None or leader == own:
             roots |= {
                 p.pid
@@ -184,7 +184,7 @@ class Rank:
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path) -> int:
-    """Execute a program as a rank: own session, no stdin, output in files, killed with the agent."""
+    """Execute a program as a rank: own session, no stdin, output in logs, ends with the agent."""
     agent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

@@ -68,7 +68,7 @@ class RunRequest:
     """Folder to start in; None: the run's folder."""
     threads: int = 1
     binding: str = ""
-    """Whether ranks get their own cores: `always`, `cpuset` (only on a pod with a cpuset), or ""."""
+    """Whether ranks get their own cores: `always`, `cpuset` (if the pod has a cpuset), or ""."""
     restart: int = 0
     """Number of restarts of the run so far."""
     max_restarts: int = 0

@@ -1,6 +1,6 @@
-"""Atomic file replacement, and the only reader of records, safe against malicious content.
+"""Replace files atomically, and read records safely: no other module reads records.
 
-The modules beside it handle full disks and private folders.
+The modules beside this file handle full disks and private folders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> 
 
 
 def open_record(path: Path, within: Path | None = None) -> BinaryIO:
-    """Open a regular file without following links inside `within` (default: its folder), or OSError."""
+    """Open a regular file, following no link inside `within` (default: its folder), or OSError."""
     root = path.parent if within is None else within
     *folders, name = path.relative_to(root).parts
     with contextlib.ExitStack() as opened:
@@ -55,7 +55,7 @@ def open_record(path: Path, within: Path | None = None) -> BinaryIO:
             place = _open(root, os.O_DIRECTORY, None, opened)
             for folder in folders:
                 place = _open(folder, os.O_DIRECTORY | os.O_NOFOLLOW, place, opened)
-            # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
+            # Without O_NONBLOCK, opening a pipe would block before its type is known.
             handle = os.open(
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place
             )
@@ -107,7 +107,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder at such a path."""
+    """Whether there is a folder at a path; False for an overlong or invalid path."""
     return os.path.isdir(path)  # noqa: PTH112 (as above)
 
 
@@ -130,7 +130,7 @@ def user_path(path: str | Path) -> Path:
 
 
 def unreadable(path: Path, error: OSError) -> Unreadable:
-    """Make the error about a file that may well be there."""
+    """Make the error about a file that may exist."""
     return Unreadable(f"{path} cannot be read at this moment: {error.strerror or error}")
 
 
@@ -140,7 +140,7 @@ def is_certain(error: OSError) -> bool:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there is no file at a path. Raises Unreadable where the system does not say."""
+    """Whether there is no file at a path. Raises Unreadable if the system reports another error."""
     try:
         os.stat(path)  # noqa: PTH116 (Path.stat is the same)
     except OSError as error:
@@ -153,7 +153,7 @@ def is_missing(path: Path) -> bool:
 
 
 def check_working_directory() -> None:
-    """Raise ConfigError where the folder that relative paths start from is gone."""
+    """Raise ConfigError if the working directory has been deleted."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -164,7 +164,7 @@ def check_working_directory() -> None:
 
 
 def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
-    """Return a JSON object of a run's or a cluster's directory, or raise the RunError that names the file."""
+    """Return a JSON object from a run's or cluster's directory. A RunError names the file."""
     try:
         match parse_record(read_bytes(path, within).decode()):
             case dict() as record:
@@ -182,7 +182,7 @@ def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
 
 
 def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
-    """Return a JSON object; a missing or broken file is an empty one."""
+    """Return a JSON object, empty for a missing or broken file."""
     try:
         return load_json(path, within)
     except RunError:
@@ -223,7 +223,7 @@ _WORDS = {
 
 
 class KeptFile:
-    """A file that is kept as written; several threads may write it."""
+    """A file that is restored if changed. Several threads may write the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Whether a folder is its user's own.
+"""Whether only its user can change a folder.
 
 Standard library, no import of this package: the text also travels to hosts.
 """
@@ -18,7 +18,7 @@ _EMPTY_DIR = "/kubernetes.io~empty-dir/"
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder private to this user, or check an existing one; raise PermissionError if not."""
+    """Make a folder private to this user, or check an existing folder. Raises PermissionError."""
     if why := weakness(folder.parent) or weakness(folder.resolve().parent):
         raise PermissionError(why)
     for parent in reversed(folder.parents):
@@ -69,23 +69,28 @@ def _weakness_of(part: Path) -> str:
 
 def _is_empty_dir(part: Path) -> bool:
     """Whether a folder is the mount point of a Kubernetes emptyDir."""
-    # Kubernetes makes it with mode 0777 and gives it to root, so its user cannot close it. Only the containers of one
-    # pod see it, so it is no more open than the pod. A claim, an NFS share or a folder of the node may be shared: those
-    # are judged by their mode. The kernel writes the mount table, and only root can add to it.
-    # Paths in the table are written with octal escapes for blanks, tabs, line breaks and backslashes.
+    # Kubernetes creates the volume with mode 0777 for root, so its user cannot close it. Only a
+    # pod's containers see the volume, so it is no more open than the pod. A claim, an NFS share
+    # or a folder of the node may be shared, and is judged by its mode. The kernel writes the mount
+    # table, and only root can add to it.
+    # Paths in the table have octal escapes for blanks, tabs, line breaks and backslashes.
     escapes = {"\\": r"\134", " ": r"\040", "\t": r"\011", "\n": r"\012"}
     sought = "".join(escapes.get(letter, letter) for letter in str(part))
     try:
         lines = Path(_MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return False
-    # Fields of a line: id, parent, device, the folder within that device, the mount point, options. The last is on top.
+    # Fields of a line: id, parent, device, folder within the device, mount point, options. The
+    # last line is on top.
     folders = [fields[3] for line in lines if (fields := line.split(" "))[4] == sought]
     return bool(folders) and _EMPTY_DIR in folders[-1]
 
 
 def _others_in(group: int) -> list[str]:
-    """Name who else is in a group; empty for a user's private group, which many systems let write."""
+    """Return the other members of a group; [] for a user's private group.
+
+    On many systems a user's private group may write.
+    """
     members = {
         user.pw_name
         for user in pwd.getpwall()

@@ -1,4 +1,4 @@
-"""File locks, by which a live process claims a folder."""
+"""File locks, with which a live process claims a folder."""
 
 from __future__ import annotations
 

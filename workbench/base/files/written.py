@@ -1,6 +1,6 @@
 """Write below a folder that others may change: follow no link, and open regular files only.
 
-A run's directory may lie in a folder shared with pods. A program there could replace a log by a
+A run's directory may lie in a folder shared with pods, where a program could replace a log by a
 link.
 """
 
@@ -32,7 +32,7 @@ def open_to_write(path: Path, flags: int, within: Path) -> int:
         place = _folder(str(within), None, opened)
         for folder in folders:
             place = _folder(folder, place, opened)
-        # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
+        # Without O_NONBLOCK, opening a pipe would block before its type is known.
         handle = os.open(
             name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=place
         )
@@ -50,13 +50,13 @@ def open_to_append(path: Path, within: Path) -> BinaryIO:
 
 
 def write_all(out: BinaryIO, data: bytes) -> None:
-    """Write all bytes to a file without a buffer, which may take a part at a time."""
+    """Write all bytes to an unbuffered file, which may accept only a part per call."""
     while data:
         data = data[out.write(data) :]
 
 
 def make_folders(folder: Path, within: Path) -> None:
-    """Make a folder and its parents below `within`, private to the user; a RunError names a link."""
+    """Make a folder and its parents below `within`, private to the user. RunError: a link."""
     within.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = within
     for part in folder.relative_to(within).parts:
