@@ -1,1 +1,1 @@
-"""What the notebook holds: clusters, runs and their results."""
+"""The notebook's objects: clusters, runs and results."""

@@ -1,6 +1,6 @@
-"""Call the doctor to a cluster that stands.
+"""Run the doctor on a live cluster.
 
-The keeper is asked what it is doing; the looking goes past it.
+The keeper reports its state. The examination itself bypasses the keeper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.rundir.spec import ClusterSpec
 def diagnose(
     paths: ClusterPaths, pods: list[Pod], cluster: ClusterSpec, *, bandwidth: bool
 ) -> Diagnosis:
-    """Examine every pod, and measure between them unless a run would be in the way."""
+    """Examine every pod, and measure the network unless a run would disturb the measurement."""
     spec = cluster.pods
     standing = ask(paths.socket, {"op": "status"})
     package, running = str(standing["package"]), standing["running"]
@@ -40,7 +40,7 @@ def diagnose(
     exchange: Exchange | None = None
     if not note:
         interfaces = {host.pod: host.interface for host in hosts}
-        threads = max(1, int(spec.cpus // spec.slots))  # as a rank has
+        threads = max(1, int(spec.cpus // spec.slots))  # as for a rank
         env = {"OMP_NUM_THREADS": str(threads), **spec.env}
         exchange = measure_exchange(pods, identity, package, interfaces, env)
     return Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
@@ -64,7 +64,10 @@ def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool)
 
 
 def more_pods(spec: ClusterSpec) -> str:
-    """Return how many more pods of a cluster's kind Kubernetes would schedule now, or why that is not known."""
+    """Return how many more pods Kubernetes could schedule now, or the reason if unknown.
+
+    Empty for other places.
+    """
     if spec.backend.get("kind") != KubernetesOptions.kind:
         return ""
     try:

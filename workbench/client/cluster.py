@@ -1,4 +1,4 @@
-"""`Cluster`, the user's first object: a window on pods and runs that the keeper, a process of its own, owns."""
+"""`Cluster`, the user's first object: a handle to pods and runs, which the keeper process owns."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 class Cluster(ShownLive, Submission):
-    """The pods of one experiment.
+    """The pods of an experiment.
 
-    Use it as a context, or call `start` and `close`. Leaving the context ends a run that is still going and stops
-    the pods; a kernel that dies leaves them to the keeper, which lets the run finish and stops the pods when idle.
-    `Cluster.attach` gives another notebook, or a new kernel, the cluster that runs in a directory.
+    Use the cluster as a context, or call `start` and `close`. Leaving the context ends the current
+    run and stops the pods. If the kernel dies, the keeper lets the run finish and stops idle pods.
+    `Cluster.attach` returns the cluster of a directory in another notebook or a new kernel.
 
     Example:
         with Cluster(LocalPods(), PodSpec(cpus=1), count=3) as cluster:
@@ -64,22 +64,24 @@ class Cluster(ShownLive, Submission):
         warm: bool = True,
         shared: bool | str | None = None,
     ):
-        """Describe a cluster; nothing starts yet.
+        """Describe a cluster without starting it.
 
         Args:
-            backend: Where the pods come from.
-            spec: What each pod needs. Default: one core.
+            backend: Place of the pods.
+            spec: Resources per pod. Default: one core.
             count: Number of pods.
-            idle_timeout_s: Seconds without a run or a word from a notebook after which the pods stop; None: never.
-            path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the current folder.
-            lease_s: Seconds that ranks outlive a keeper that fell silent.
-            start_timeout_s: Seconds until pods that have not come are given up.
-            warm: Whether each pod keeps a process with torch imported (0.5 GiB, which local pods share for the most
-                part), so that a `FineTune` starts at once.
-            shared: Whether pods are asked if they see this machine's folders; see `ClusterSpec.shared`.
+            idle_timeout_s: Pods stop after this many seconds without a run or a request from a
+                notebook; None: never.
+            path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the
+                current folder.
+            lease_s: Seconds that ranks outlive a silent keeper.
+            start_timeout_s: Seconds to wait for the pods.
+            warm: Whether each pod keeps a process with torch imported, so that a `FineTune` starts
+                at once. The process needs 0.5 GiB, most of it shared by local pods.
+            shared: Whether pods check if they see this machine's folders; see `ClusterSpec.shared`.
 
         Raises:
-            ConfigError: A value that cannot be.
+            ConfigError: A value is not allowed.
         """
         check_registered(backend)
         self.spec = ClusterSpec(
@@ -92,7 +94,7 @@ class Cluster(ShownLive, Submission):
             warm=warm,
             shared=shared,
         )
-        """What it is asked to be; read only."""
+        """Specification of the cluster; read only."""
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self._closed = False
         self._held = False
@@ -104,7 +106,7 @@ class Cluster(ShownLive, Submission):
 
     @classmethod
     def from_spec(cls, spec: ClusterSpec, path: str | Path | None = None) -> Self:
-        """Make the cluster that a `SPEC.json` asks for; nothing starts yet.
+        """Create a cluster from a `SPEC.json` without starting it.
 
         Raises:
             ConfigError: The backend is unknown or refuses its options.
@@ -115,17 +117,19 @@ class Cluster(ShownLive, Submission):
 
     @classmethod
     def attach(cls, path: str | Path) -> Self:
-        """Return the cluster that runs in a directory, whoever started it.
+        """Return the cluster of a directory, also one from another process.
 
-        Where its keeper died, another one takes over and goes on with the runs; it has the variables that are set here.
-        Leaving it as a context neither ends its runs nor stops its pods; `close` does.
+        If its keeper died, a new keeper continues the runs with this process's environment
+        variables. Leaving the cluster as a context neither ends its runs nor stops its pods;
+        `close` does.
 
         Raises:
-            ConfigError: Others may change that directory.
-            RunError: No cluster runs there, and its keeper cannot be replaced; the message says why.
+            ConfigError: Other users may change the directory.
+            RunError: No cluster runs there, and its keeper cannot be replaced. The message has the
+                reason.
         """
         root = Path(path).expanduser().absolute()
-        if why := weakness(root):  # its socket and its ssh configuration would be believed
+        if why := weakness(root):  # the socket and ssh configuration there will be trusted
             raise ConfigError(why)
         status = settled_status(root)
         if not (status.alive or status.phase == "lost"):
@@ -146,21 +150,21 @@ class Cluster(ShownLive, Submission):
             await_successor(self._paths, self.spec, draw)
 
     def start(self) -> Self:
-        """Start the keeper and wait until every pod can be reached; a cluster that was closed starts again.
+        """Start the keeper and wait until every pod is reachable. A closed cluster starts again.
 
         Raises:
-            ConfigError: The directory holds something else or a live cluster, or the place cannot give what is asked.
+            ConfigError: The directory has other content or a live cluster, or the place cannot meet
+                the specification.
             BackendError: The platform refused.
-            PodError: A pod died on the way or did not come in time; `PodTimeout` for the latter.
+            PodError: A pod died during the start, or (`PodTimeout`) did not start in time.
         """
         self._closed = False
         if is_left(self._paths, self.spec):
             self._succeed()
             self._held = True
             return self
-        with (
-            Leash() as leash
-        ):  # another interrupt, while the pods go, only ends the waiting for that
+        # While the pods stop, a second interrupt only ends the waiting.
+        with Leash() as leash:
             keeper = spawn(self._paths, self.spec.resolved(), leash)
             self._held = True
             with follow(self) as draw:
@@ -177,15 +181,15 @@ class Cluster(ShownLive, Submission):
 
     @property
     def phase(self) -> str:
-        """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died.
+        """Phase: starting, ready, closing, closed, failed, or `lost` if the keeper died.
 
-        `unknown` where the state cannot be read at this moment, though there may well be a keeper.
+        `unknown` if the state cannot be read now; the keeper may still run.
         """
         return "lost" if self._is_gone else cluster_status(self.path).phase
 
     @property
     def message(self) -> str:
-        """One line on the phase, for people."""
+        """One line about the phase, for people."""
         if self._is_gone:
             return f"{self.path} is gone or damaged; close() ends what still runs of the cluster"
         status = cluster_status(self.path)
@@ -202,7 +206,7 @@ class Cluster(ShownLive, Submission):
 
     @property
     def pods(self) -> Sequence[Pod]:
-        """The pods as the keeper last saw them, in rank order."""
+        """The pods at the keeper's last look, in rank order."""
         return cluster_status(self.path).pods
 
     @property
@@ -229,10 +233,11 @@ class Cluster(ShownLive, Submission):
         return [Run.load(path.parent) for path in infos]
 
     def doctor(self, *, bandwidth: bool = True) -> Diagnosis:
-        """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
+        """Examine every pod from outside and report problems with their remedies. Changes nothing.
 
         Args:
-            bandwidth: Whether to measure the all-reduce between the pods too (seconds); not while a run uses them.
+            bandwidth: Whether to measure the all-reduce between the pods too, which takes seconds.
+                Skipped while a run uses the pods.
 
         Raises:
             RunError: There are no pods, or the keeper does not answer.
@@ -242,13 +247,13 @@ class Cluster(ShownLive, Submission):
         return diagnose(self._paths, list(self.pods), self.spec, bandwidth=bandwidth)
 
     def close(self) -> None:
-        """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
+        """Stop the current run and all pods, remove the key, and wait for the end. Idempotent.
 
-        A cluster that this object has neither started nor attached to is left alone.
+        Does nothing if this object neither started the cluster nor attached to it.
 
         Raises:
-            PodError: Something is still there 40 s after the keeper last said what it does.
-            BackendError: The platform did not remove what the keeper could not.
+            PodError: A process remains 40 s after the keeper's last message.
+            BackendError: The platform did not remove the resources left by the keeper.
         """
         self._closed = True
         if self._held:

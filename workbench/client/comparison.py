@@ -1,4 +1,4 @@
-"""`compare`: any runs over each other: their curves, the options that differ, their final figures."""
+"""`compare`: curves, different options and final figures of several runs."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ AnyRun = Run | RunResult | RunRecord | str | Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:
-    """One of the runs, as it is on disk at the moment of the comparison."""
+    """A compared run, as stored on disk at the time of the comparison."""
 
     name: str
     record: RunRecord
-    """Its facts; of one that has not ended, those so far."""
+    """Facts of the run; for a live run, the facts so far."""
     view: RunView
-    """Its curves, and what was asked."""
+    """Curves and specification of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunComparison(ShownLive):
-    """Runs beside each other. Prints as tables; in a notebook their loss curves lie over each other above these."""
+    """A comparison of runs. Prints as tables; a notebook shows the loss curves above the tables."""
 
     runs: tuple[ComparedRun, ...]
 
     def options(self) -> Grid:
-        """Return the options in which the runs differ, and what each run has; variables of the environment aside."""
+        """Return the options that differ between the runs, without environment variables."""
         asked = [_options(run.view.spec) for run in self.runs]
         names = dict.fromkeys(name for options in asked for name in options)
         rows = [(name, *(options.get(name, UNKNOWN) for options in asked)) for name in names]
@@ -60,7 +60,7 @@ class RunComparison(ShownLive):
         )
 
     def figures(self) -> Grid:
-        """Return what each run came to, one a row."""
+        """Return the final figures, a run per row."""
         metrics = list(dict.fromkeys(name for run in self.runs for name in run.record.metrics))
         rows = [_row(run, metrics) for run in self.runs]
         columns = (
@@ -87,7 +87,7 @@ class RunComparison(ShownLive):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """In what they are not like for like, a sentence each."""
+        """Differences that make the runs hard to compare, in a sentence per difference."""
         views, records = [run.view for run in self.runs], [run.record for run in self.runs]
         checks = {
             "They did not learn and were not judged on the same rows": [
@@ -121,17 +121,17 @@ class RunComparison(ShownLive):
 
 
 def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparison:
-    """Lay runs over each other: loss curves in one picture, options that differ, and what each came to.
+    """Compare runs: loss curves in one picture, different options, and final figures.
 
-    Nothing is started, and of a run directory nothing is read but its own files.
+    Nothing is started. Only the files of the run directories are read.
 
     Args:
         runs: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`.
-        names: What to call them. By default runs have the names that they were given, or of their directories.
+        names: Names of the runs. Default: the runs' own names, or the names of their directories.
 
     Raises:
-        RunError: A directory is not that of a run.
-        ConfigError: There are fewer than two runs, or two of one name.
+        RunError: A directory is no run directory.
+        ConfigError: There are fewer than two runs, or two have the same name.
     """
     if isinstance(runs, str | Path | Run | RunResult):
         raise ConfigError("compare takes runs in a list: compare([one, other])")
@@ -159,15 +159,15 @@ def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparis
 
 
 def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
-    """Return TensorBoard of one run or of several, each by its name, until this kernel ends.
+    """Return a TensorBoard of one or more runs by name, which ends with this kernel.
 
-    A cell that ends with it has a button that shows the page.
+    A cell that ends with the value has a button for the page.
 
     Args:
         runs: Runs in any state: directories, `Run`, `RunResult` or rows of `history`.
 
     Raises:
-        RunError: A directory is not that of a run.
+        RunError: A directory is no run directory.
         BackendError: TensorBoard did not start.
     """
     some = [runs] if isinstance(runs, str | Path | Run | RunResult | RunRecord) else runs
@@ -185,7 +185,7 @@ def _paths(runs: Iterable[AnyRun]) -> list[Path]:
 
 
 def _distinct(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:
-    """Call runs by their names or those of their directories, with as much above these as tells the same apart."""
+    """Return the runs' names, or directory names extended by parent folders until distinct."""
     distinct = [
         name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)
     ]

@@ -67,17 +67,16 @@ _COLUMNS = (
         "path",
     ),
 )
-_SHOWN = frozenset(
-    ("kind", "model", "technique", "env", "max_steps")
-)  # by other columns, or holds no value
+# Shown in other columns, or without a value.
+_SHOWN = frozenset(("kind", "model", "technique", "env", "max_steps"))
 
 
 @dataclass(frozen=True, slots=True)
 class History(ShownLive):
-    """The runs below a folder, newest first. Prints, and shows in a notebook, as a table; two ticked rows compare."""
+    """The runs below a folder, newest first. Shows as a table; two ticked rows are compared."""
 
     folder: Path
-    """Where they were looked for, absolute."""
+    """Searched folder, absolute."""
     records: tuple[RunRecord, ...]
 
     def table(self, limit: int | None = None) -> Grid:
@@ -85,10 +84,11 @@ class History(ShownLive):
         return as_grid(self, limit)
 
     def to_dataframe(self) -> DataFrame:
-        """Return the runs as a pandas DataFrame, one a row, with the units in the names of the columns.
+        """Return the runs as a pandas DataFrame, a run per row, with units in the column names.
 
-        Columns are fields of the result; `peak_memory_gib` is that of the pod that had most. Beside them stand
-        `metric.NAME` for each metric of an evaluation, and `option.NAME` for each option in which the runs differ.
+        Columns are fields of the result; `peak_memory_gib` is the highest of all pods. Further
+        columns are `metric.NAME` for a metric of an evaluation, and `option.NAME` for an option
+        that differs.
         """
         options = self.options()
         rows = []
@@ -99,9 +99,9 @@ class History(ShownLive):
         return data_frame(rows, _COLUMNS)
 
     def options(self) -> Mapping[str, Sequence[object]]:
-        """Return the options in which the runs differ, with each run's value in the order of the table.
+        """Return the options that differ between the runs, with values in the order of the table.
 
-        A value is None where a run has no such option; `dataset.path` is the `path` within `dataset`.
+        A value is None for a run without the option. `dataset.path` is the `path` within `dataset`.
         """
         asked = [_asked(record) for record in self.records]
         names = dict.fromkeys(name for options in asked for name in options if name not in _SHOWN)
@@ -120,10 +120,10 @@ class History(ShownLive):
         }
 
     def compare(self, *which: int | str) -> RunComparison:
-        """Lay some of the runs over each other, as `workbench.compare` does.
+        """Compare some of the runs, as `workbench.compare` does.
 
         Args:
-            which: Numbers in the table, names, or beginnings of ids. Default: all of its runs.
+            which: Numbers in the table, names, or beginnings of ids. Default: all runs.
         """
         return compare([self._record(each) for each in which] or list(self.records))
 
@@ -132,7 +132,7 @@ class History(ShownLive):
     @overload
     def __getitem__(self, which: slice) -> History: ...
     def __getitem__(self, which: int | str | slice) -> Run | History:
-        """Return a run by its number in the table, its name or the beginning of its id, or a part of the table."""
+        """Return a run by number, name or beginning of its id; for a slice a part of the table."""
         if isinstance(which, slice):
             return replace(self, records=self.records[which])
         return Run.load(self._record(which).path)
@@ -174,13 +174,14 @@ def history(
     """Return the runs below a folder, newest first; `history()[0]` is the newest run itself.
 
     Args:
-        folder: Where to look: a notebook's folder, a cluster's directory, a run's own.
-        name: Only runs with this in their name, note or id, in capitals or not.
-        state: Only runs in this state, or in one of these.
-        model: Only runs of models with this in their names.
-        technique: Only runs of this technique, or of one of these.
-        pods: Only runs on so many pods.
-        sort: By which column of `to_dataframe`, options aside; a minus in front puts the largest first.
+        folder: Folder to search: a notebook's folder, a cluster's or a run's directory.
+        name: Text in the name, note or id of the runs, ignoring case.
+        state: State of the runs, or several states.
+        model: Text in the name of the runs' models.
+        technique: Technique of the runs, or several techniques.
+        pods: Number of pods of the runs.
+        sort: Column of `to_dataframe` to sort by, except options. A leading minus sorts the
+            largest first.
 
     Raises:
         RunError: There is no such folder.
@@ -231,7 +232,7 @@ def _figure(record: RunRecord, name: str) -> object:
 
 
 def _asked(record: RunRecord) -> dict[str, object]:
-    """Return what was asked for, the options of options under names of their own."""
+    """Return the options of a run's job, with nested options as `outer.inner`."""
     options: dict[str, object] = {}
     for name, value in part(read_json(RunPaths(record.path).spec), "job").items():
         match value:

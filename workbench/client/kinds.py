@@ -1,7 +1,8 @@
-"""Find the classes that a kind of job names for its runs and for their results, by what `spec.json` says.
+"""Find a job kind's classes for runs and results, from the kind in `spec.json`.
 
-A job names them in its class variables `run_class` and `result_class`, as `module:Class`. Where the kind cannot be
-known (the file is missing or damaged, another package is not installed), a run has what every run has.
+A job names the classes in its class variables `run_class` and `result_class`, as `module:Class`. If
+the kind is unknown (the file is missing or damaged, or another package is not installed), the base
+classes are used.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _T = TypeVar("_T")
 
 
 class NotOfThisKind(RunError, AttributeError):
-    """Report that a run, or its result, lacks an attribute that runs of other kinds have."""
+    """Report an attribute that a run or its result lacks, but runs of other kinds have."""
 
 
 def kind_of(root: Path) -> str:
-    """Return the kind of the job of a run directory; empty where its specification cannot be read."""
+    """Return the job kind of a run directory, or "" if its specification cannot be read."""
     job = part(read_json(RunPaths(root).spec), "job")
     return str(job.get("kind", DEFAULT)) if job else ""
 
 
 def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
-    """Return the class, `base` or one below it, that the kind of a run names in a class variable of its job.
+    """Return the class of a run's kind in a class variable of its job: `base` or a subclass.
 
     Raises:
         RunError: `base` belongs to another kind than the run.
@@ -50,7 +51,7 @@ def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
 
 
 def recipe_for(root: Path) -> Callable[[Any], Any] | None:
-    """Return the function that writes how to repeat the run of a result, by the kind of its job; None for no recipe."""
+    """Return the function that writes the recipe of a run, by its job kind; None for no recipe."""
     try:
         named = job_class(kind_of(root)).recipe
     except WorkbenchError:
@@ -60,13 +61,13 @@ def recipe_for(root: Path) -> Callable[[Any], Any] | None:
 
 
 def loaded(place: str) -> object:
-    """Import what `module:name` names."""
+    """Import an object by `module:name`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def missing_attribute(root: Path, owner: str, member: str, name: str) -> AttributeError:
-    """Return the error for an attribute that a run or its result lacks; it names the kinds that have it."""
+    """Return the error for a missing attribute of a run or result, with the kinds that have it."""
     kind = kind_of(root)
     if kind and _has(kind, member, name):  # the object was made by its class, not loaded
         return NotOfThisKind(

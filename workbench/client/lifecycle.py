@@ -1,4 +1,4 @@
-"""Start the keeper of a cluster and wait until its pods are ready; end it and wait until nothing of it is left."""
+"""Start a cluster's keeper and wait for its pods; close the cluster and wait for the end."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import UNKNOWN, cluster_status, keeper_process, settled_status
 
-_CLUSTER_BYTES = 1 << 20  # what a cluster writes there in any case
-_LAST_STEPS_S = 10.0  # from a keeper's last word to its end
+_CLUSTER_BYTES = 1 << 20  # least bytes that a cluster writes to its directory
+_LAST_STEPS_S = 10.0  # from a keeper's last message to its end
 _CLOSE_S = 40.0
 _LOOK_S = 0.05
 
 
 def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
-    """Start the keeper in a directory that nobody else has: one that is new, empty, or of a cluster that ended."""
+    """Start the keeper in a directory that is new, empty or of an ended cluster."""
     _check_platform()
     root = paths.root
     make_root(root)
     try:
         check_room(root, _CLUSTER_BYTES)
     except DiskFull:
-        with suppress(OSError):  # not empty: an earlier cluster's
+        with suppress(OSError):  # not empty: the directory of an earlier cluster
             root.rmdir()
         raise
     if not paths.config.exists() and {path.name for path in root.iterdir()} - {paths.lock.name}:
@@ -80,7 +80,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
 
 
 def _check_platform() -> None:
-    """Refuse a system other than Linux: keeper and agents know their processes by /proc."""
+    """Raise on a system other than Linux: keeper and agents find their processes in /proc."""
     if sys.platform != "linux":
         raise ConfigError(
             f"DeepSpeed Workbench runs on Linux only, and this system is {sys.platform}. Start JupyterLab in the "
@@ -98,7 +98,7 @@ def _is_in_use(root: Path) -> bool:
 
 
 def occupied(root: Path) -> str:
-    """Return which cluster a directory holds, who started it and how to use it, for people."""
+    """Return a message on the cluster in a directory: its state, its owner and how to use it."""
     return f"{root} holds a cluster that is {cluster_status(root).phase}: {_holder(root)}; {_hint(root)}"
 
 
@@ -121,7 +121,7 @@ def _hint(root: Path) -> str:
 
 
 def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
-    """Whether the directory holds this very cluster, and its keeper died; a ConfigError where it holds another."""
+    """Whether the directory has this cluster and its keeper died. ConfigError: another cluster."""
     if (
         end_broken_off(paths.root)
         or settled_status(paths.root).phase != "lost"
@@ -141,7 +141,7 @@ def _stored(spec: ClusterSpec) -> dict[str, object]:
 
 
 def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Callable[..., None]) -> None:
-    """Wait until a keeper that takes over has found the pods."""
+    """Wait until a new keeper has found the pods of a dead keeper."""
     deadline = time.monotonic() + spec.start_timeout_s + spec.lease_s
     while (status := cluster_status(paths.root)).phase in (
         "starting",
@@ -171,9 +171,8 @@ def await_ready(
             UNKNOWN,
         ) and not is_given_up():
             draw()
-            if (
-                status.message != message
-            ):  # the keeper keeps the time-out itself, and waits longer while images come
+            # The keeper applies the time limit itself, and waits longer while images are pulled.
+            if status.message != message:
                 deadline, message = time.monotonic() + limit_s, status.message
             if keeper.poll() is not None and cluster_status(paths.root).phase == "starting":
                 raise PodError(f"the keeper ended with {keeper.returncode}; see {paths.keeper_log}")
@@ -192,13 +191,13 @@ def await_ready(
 
 
 def keep_from_idling(paths: ClusterPaths) -> None:
-    """Let the keeper know that a notebook still looks at the cluster; never raises."""
+    """Report to the keeper that a notebook still shows the cluster. Never raises."""
     with suppress(RunError):
         ask(paths.socket, {"op": "status"}, timeout_s=2.0)
 
 
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
-    """Have its keeper end runs and pods, and remove what a dead one left; see `Cluster.close`."""
+    """Close the cluster by its keeper, or remove a dead keeper's leftovers. See `Cluster.close`."""
     keeper = settled_status(paths.root)
     if keeper.pid is None and (process := keeper_process(paths.root)) is not None:
         _end_process(paths, process)
@@ -207,7 +206,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     if end_broken_off(paths.root):
         return
     if not keeper.alive and unfinished_runs(paths.root) and not obstacle(paths.root):
-        with suppress(WorkbenchError):  # its runs end with a result, and what they left comes back
+        with suppress(WorkbenchError):  # the runs get results, and their files are copied back
             take_over(paths.root, spec)
             await_successor(paths, spec, lambda *_: None)
         keeper = settled_status(paths.root)
@@ -216,9 +215,8 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
             raise PodError(
                 f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}"
             )
-        Identity(
-            paths.identity
-        ).destroy()  # a keeper that was killed could not; the pods' leases run out
+        # A killed keeper could not remove the key. The pods' leases end by themselves.
+        Identity(paths.identity).destroy()
         paths.socket.unlink(missing_ok=True)
         remove_left(spec.backend, paths.root)
         return
@@ -226,14 +224,12 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     while keeper.alive:
         asked = asked or _ask_to_close(paths)
         looked = cluster_status(paths.root)
-        if (
-            looked.pid is not None
-        ):  # else the state has been removed: the process named before counts
+        # Without a pid the state was removed: the process from the earlier look counts.
+        if looked.pid is not None:
             keeper = looked
         now = keeper.message
-        if (
-            now != message or not deadline
-        ):  # it may be bringing a checkpoint back, and says how far it is
+        # The keeper may be copying a checkpoint back, and reports the progress.
+        if now != message or not deadline:
             message, deadline = now, time.monotonic() + _CLOSE_S
         if time.monotonic() > deadline:
             raise PodError(
@@ -244,7 +240,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
 
 
 def _end_process(paths: ClusterPaths, keeper: Process) -> None:
-    """End the keeper of a directory that is gone or damaged; its pods go before it does."""
+    """End the keeper of a missing or damaged directory. The keeper stops its pods first."""
     if not _ask_to_close(paths):
         keeper.send(signal.SIGTERM)
     deadline = time.monotonic() + _CLOSE_S

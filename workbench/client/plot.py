@@ -1,4 +1,4 @@
-"""`RunPlot`: one plot of a run's curves."""
+"""`RunPlot`: a plot of a run's curves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PLOTS = ("loss", "perplexity", "learning_rate", "grad_norm", "samples_per_s", "m
 
 @dataclass(frozen=True, slots=True)
 class RunPlot(ShownLive):
-    """One plot of a run. A cell that ends with it shows it, and follows the run until that has ended."""
+    """A plot of a run. A cell that ends with the plot shows it, live until the run ends."""
 
     path: Path
-    """The run directory."""
+    """Run directory."""
     name: str = "loss"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`RunResult`: what the notebook gets of a run that has ended: the record, and its card. A job's kind adds more."""
+"""`RunResult`: record and card of a finished run. A job's kind adds more."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _T = TypeVar("_T")
 
 
 class Recipe(Protocol):
-    """How to repeat a run without this project."""
+    """Files and commands to repeat a run without this project."""
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """The files, by name; all belong into one folder."""
+        """The files by name, all for a single folder."""
 
     @property
     def commands(self) -> str:
@@ -38,11 +38,11 @@ class Recipe(Protocol):
 
     @property
     def same(self) -> Sequence[str]:
-        """What is the same as in the run, a line each."""
+        """Properties equal to the run's, a line per property."""
 
     @property
     def differs(self) -> Sequence[str]:
-        """What is not the same, or must come from elsewhere, a line each."""
+        """Properties that differ, or must come from elsewhere, a line per property."""
 
     @property
     def archive(self) -> bytes:
@@ -51,14 +51,14 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunResult(Shown, ResultRecord):
-    """The frozen facts of a run of any kind. A figure that was not measured is None."""
+    """The frozen facts of a run of any kind. An unmeasured figure is None."""
 
     @classmethod
     def at(cls, path: Path, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON form of the run in a directory, as the class that the kind of its job names.
+        """Read the JSON form of the run in a directory, as the result class of its job kind.
 
         Raises:
-            RunError: The form says no state, or this class belongs to another kind of job.
+            RunError: The form has no state, or this class belongs to another kind of job.
         """
         return class_for(path, "result_class", cls)._read_at(path, raw)
 
@@ -66,7 +66,7 @@ class RunResult(Shown, ResultRecord):
         """Return this result if the run succeeded.
 
         Raises:
-            RunFailed: It did not; the message is the first cause, and says where the logs are.
+            RunFailed: The run failed. The message has the first cause and the folder of the logs.
         """
         if self.state is RunState.SUCCEEDED:
             return self
@@ -77,27 +77,27 @@ class RunResult(Shown, ResultRecord):
 
     @property
     def derived(self) -> Mapping[str, float]:
-        """Figures that the job's kind computes from files of the run, by name; unknown figures are left out."""
+        """Figures computed by the job's kind from the run's files, by name, if known."""
         return {}
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the run card: one HTML file with everything about the run, that needs no network and no script.
+        """Write the run card: an HTML file about the whole run, without network access or scripts.
 
         Args:
-            path: The file; one that is there is replaced.
+            path: The file; an existing file is replaced.
 
         Returns:
             The file, absolute.
 
         Raises:
-            RunError: The run directory is gone, or the file cannot be written.
+            RunError: The run directory is missing, or the file cannot be written.
         """
         target = Path(path).expanduser().absolute()
         replace_text(target, as_page(card_of(self, target.name)))
         return target
 
     def _card(self, name: str) -> Card:
-        """Gather what the card states; a kind adds its parts."""
+        """Collect the content of the card. A job kind adds its parts."""
         missing: list[str] = []
         view = readable("curves and logs", lambda: RunView(self.path), missing)
         spec = read_json(RunPaths(self.path).spec)
@@ -137,29 +137,29 @@ class RunResult(Shown, ResultRecord):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """All that a run card states. A part that cannot be read is None, and `missing` says why."""
+    """Content of a run card. An unreadable part is None, and `missing` has the reason."""
 
     result: RunResult
     view: RunView | None
     communication: Sequence[str]
-    """What torch's flight recorder and NCCL say of its collectives, a line each."""
+    """Findings of torch's flight recorder and NCCL on the collectives, a line per finding."""
     recipe: Recipe | None
-    """How to repeat the run without this project; None where the job's kind has no recipe."""
+    """Recipe to repeat the run without this project; None if the job's kind has no recipe."""
     spec: str
     missing: tuple[str, ...]
     name: str
-    """The file that it is written to."""
+    """Name of the card's file."""
 
 
 def card_of(result: RunResult, name: str = "card.html") -> Card:
-    """Gather what a run's card states; a broken part is left out, and named."""
+    """Collect the content of a run's card. A broken part is left out and listed as missing."""
     if not result.path.is_dir():
         raise RunError(f"not a run directory: {result.path}")
     return result._card(name)
 
 
 def readable(what: str, read: Callable[[], _T], missing: list[str]) -> _T | None:
-    """Read a part of a card; where that fails, add a line to `missing` and return None."""
+    """Read a part of a card. On an error, add a line to `missing` and return None."""
     try:
         return read()
     except WorkbenchError as error:
@@ -168,7 +168,7 @@ def readable(what: str, read: Callable[[], _T], missing: list[str]) -> _T | None
 
 
 def replace_text(target: Path, text: str) -> None:
-    """Write a file whole, in place of one that is there; a reader never sees half of it."""
+    """Write a file atomically, in place of an existing file."""
     try:
         write_bytes(target, text.encode(errors="replace"), mode=0o644)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the ranks of a function returned: JSON and safetensors that pods left. Nothing here reads a pickle."""
+"""Values that a function's ranks returned, read from JSON and safetensors, never from pickles."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from workbench.base.json_values import parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
 
-_LARGEST = 4 << 30  # bytes of a rank's arrays; they are in this process's memory then
+_LARGEST = 4 << 30  # bytes of a rank's arrays, all read into this process's memory
 
 
 def returned(paths: RunPaths, ranks: int) -> list[object]:
-    """Return the value of each rank, in their order; arrays and tensors as arrays of numpy."""
+    """Return the values of the ranks in their order; arrays and tensors as numpy arrays."""
     return [_of_rank(paths, rank) for rank in range(ranks)]
 
 
 def _of_rank(paths: RunPaths, rank: int) -> object:
-    # Rank 0's pod leaves its files at the top, others below their name.
+    # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
     folders = [
         paths.outputs,
         *sorted(path for path in paths.outputs.glob("*") if path.name != RETURNED),

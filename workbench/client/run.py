@@ -1,4 +1,4 @@
-"""`Run`: a handle like a Future that any process may hold, as it reads the run directory; few calls need the keeper."""
+"""`Run`: a handle that reads the run directory in any process. Few calls need the keeper."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _ASK_S = 2.0
-_READ_S = 30.0  # for a result that was seen to be read
-_SUCCESSORS = 3  # of a keeper that died, while somebody waits
-_LOST_S = 3.0  # a run must be lost for so long before `wait` returns that
-_ADOPTED_S = 120.0  # a keeper that takes over from one that died knows its runs by then
+_READ_S = 30.0  # limit for reading a result whose state was readable
+_SUCCESSORS = 3  # new keepers for dead ones during a wait
+_LOST_S = 3.0  # a run must be lost for this time before `wait` returns
+_ADOPTED_S = 120.0  # a new keeper knows the runs of a dead keeper by then
 
 
 class Detached(KeyboardInterrupt):
-    """The notebook stopped waiting while the run goes on."""
+    """The notebook stopped waiting; the run continues."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -60,15 +60,15 @@ class Detached(KeyboardInterrupt):
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen, `name` and `note` could not be set
 class Run(ShownLive):
-    """A run of any kind of job, live or finished. Make one with `Cluster.submit` or `Run.load`.
+    """A run of any kind of job, live or finished, from `Cluster.submit` or `Run.load`.
 
-    `Cluster.submit` and `Run.load` return the class that belongs to the job's kind: `FineTuneRun` for a `FineTune`.
+    Both return the class of the job's kind: `FineTuneRun` for a `FineTune`.
     """
 
     path: Path
-    """The run directory, absolute."""
+    """Run directory, absolute."""
     _home: tuple[Path, str] = field(init=False, repr=False, compare=False)
-    """The cluster, and the id by which its keeper knows the run also when its own directory is gone."""
+    """Cluster and id, with which the keeper finds the run even without the run directory."""
 
     _totals: TotalsTail = field(init=False, repr=False, compare=False)
 
@@ -78,12 +78,12 @@ class Run(ShownLive):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Attach to the run in a directory: after a kernel restart, from another notebook, on another day.
+        """Attach to the run in a directory, after a kernel restart or in another notebook.
 
-        Where the keeper of a run of your own died before its end, another one is started, which goes on with it.
+        If the keeper of your own run died before the run's end, a new keeper continues the run.
 
         Raises:
-            RunError: It is not a run directory, or this class belongs to another kind of job than the run.
+            RunError: The path is no run directory, or this class belongs to another kind of job.
         """
         paths = run_at(path)
         found = class_for(paths.root, "run_class", cls)
@@ -93,25 +93,26 @@ class Run(ShownLive):
 
     @property
     def paths(self) -> RunPaths:
-        """Every path in the run directory."""
+        """All paths in the run directory."""
         return RunPaths(self.path)
 
     @property
     def result(self) -> RunResult:
-        """The facts of the finished run, as the class that belongs to the job's kind.
+        """The facts of the finished run, in the result class of the job's kind.
 
         Raises:
-            RunError: It has not ended.
+            RunError: The run has not ended.
         """
         return RunResult.load(self.path)
 
     def plot(self, name: str = "loss") -> RunPlot:
-        """Return a plot that answers: values under the pointer, zoom, logarithm, steps or time, smoothing.
+        """Return an interactive plot with pointer values, zoom, log scale, time axis and smoothing.
 
-        A cell that ends with it shows it; of a run that goes on, it follows.
+        A cell that ends with the plot shows it, and updates it during the run.
 
         Args:
-            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, or `memory` of each pod.
+            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, or `memory`
+                of each pod.
 
         Raises:
             ConfigError: There is no such plot.
@@ -122,16 +123,16 @@ class Run(ShownLive):
     def before_submit(
         cls, job: Job, paths: RunPaths, *, pods: int, gpus: int, memory_gib: float | None
     ) -> None:
-        """Write into a prepared run directory what the kind of the job adds before the keeper gets the run.
+        """Write the files of the job's kind into a prepared run directory before the submission.
 
-        A run directory that cannot be written to fails nothing here.
+        An unwritable run directory raises no error here.
 
         Args:
             job: The job of the run.
             paths: The prepared run directory.
-            pods: Number of pods that the run takes.
-            gpus: Number of GPUs of each pod.
-            memory_gib: Memory of each pod, in GiB; None if unknown.
+            pods: Number of pods of the run.
+            gpus: Number of GPUs per pod.
+            memory_gib: Memory per pod, in GiB; None if unknown.
         """
 
     @property
@@ -141,11 +142,11 @@ class Run(ShownLive):
 
     @property
     def name(self) -> str:
-        """What the run is called in panel, card, `history`, `compare` and reports; empty until somebody sets it.
+        """Name of the run in panel, card, `history`, `compare` and reports; empty until you set it.
 
         Raises:
-            ConfigError: When set to anything but text of at most 80 letters.
-            RunError: When set, and the run directory cannot be written.
+            ConfigError: The new name is not a text of at most 80 letters.
+            RunError: The run directory cannot be written.
         """
         return read_label(self.paths).name
 
@@ -155,7 +156,7 @@ class Run(ShownLive):
 
     @property
     def note(self) -> str:
-        """What somebody remarked on the run, shown with it; empty until somebody sets it. At most 2,000 letters."""
+        """Note on the run, shown with the run; empty until you set it. At most 2,000 letters."""
         return read_label(self.paths).note
 
     @note.setter
@@ -164,21 +165,21 @@ class Run(ShownLive):
 
     @property
     def spec(self) -> RunSpec:
-        """What was asked, as `spec.json` holds it."""
+        """Specification of the run from `spec.json`."""
         return RunSpec.load(self.paths.spec, of_run=True)
 
     @property
     def state(self) -> RunState:
-        """Where it is in its life; `lost` where its keeper died before it ended and no other has taken over.
+        """State of the run; `lost` if its keeper died before the end and no other has taken over.
 
-        `unknown` where the files of the run cannot be read at this moment: the run may well continue.
+        `unknown` if the files of the run cannot be read now: the run may well continue.
         """
         outcome = self._outcome() if self._is_gone else {}
         return RunState(outcome["state"]) if outcome else state_of(self.paths)
 
     @property
     def message(self) -> str:
-        """One line on the state, for people."""
+        """One line about the state, for people."""
         if not self._is_gone:
             return message_of(self.paths, self.state)
         outcome = self._outcome()
@@ -187,10 +188,10 @@ class Run(ShownLive):
 
     @property
     def returned(self) -> list[object]:
-        """What each rank of a `Function` returned, in the order of ranks.
+        """Values that the ranks of a `Function` returned, in the order of ranks.
 
         Raises:
-            RunError: A rank returned nothing: it was no function, has not ended, or failed.
+            RunError: A rank returned nothing: the job was no function, has not ended, or failed.
         """
         from workbench.client.returned import returned
 
@@ -198,20 +199,20 @@ class Run(ShownLive):
 
     @property
     def progress(self) -> Progress:
-        """How far it is: step, loss, speed, time left."""
+        """Progress of the run: step, loss, speed, time left."""
         return self._totals.read().progress(self.state, self.message)
 
     def events(self) -> Events:
-        """Return all events so far, in the order in which the keeper read them; to iterate over, or as a DataFrame."""
+        """Return all events so far in the keeper's order, to iterate over or as a DataFrame."""
         return Events(self.paths.events)
 
     def logs(self, rank: int = 0, stream: str = "both", tail: int | None = 200) -> str:
-        """Return what a rank printed, without its event lines.
+        """Return a rank's output, without its event lines.
 
         Args:
-            rank: Which rank.
-            stream: stdout, stderr, or both in the order in which they came.
-            tail: How many last lines; None for all.
+            rank: Number of the rank.
+            stream: stdout, stderr, or both in the order of output.
+            tail: Number of last lines; None for all.
 
         Raises:
             RunError: There is no such log.
@@ -228,36 +229,38 @@ class Run(ShownLive):
         return mask_secrets("\n".join(lines))
 
     def manifest(self, kind: str, **options: object) -> Manifest:
-        """Write this job as one that Kubeflow carries out unattended; `str()` is the YAML. Nothing is sent anywhere.
+        """Return this job as a manifest for Kubeflow; `str()` is the YAML. Nothing is sent.
 
         Args:
             kind: `trainjob`, `pytorchjob` or `mpijob`.
-            options: See `HandoverOptions`; where the run came from `KubernetesPods`, theirs are the default.
+            options: See `HandoverOptions`. For a run on `KubernetesPods`, their options are the
+                default.
 
         Raises:
-            ConfigError: The kind or an option is unknown, the image is missing, or the job cannot run there so.
+            ConfigError: The kind or an option is unknown, the image is missing, or the job cannot
+                run on Kubeflow.
         """
         from workbench.handover.kubeflow.manifest import manifest_of
 
         return manifest_of(self.path, kind, options)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
-        """Block until the run has ended, with a line of progress, and return its result.
+        """Wait for the end of the run with a progress line, and return its result.
 
         Args:
-            timeout_s: Seconds to wait at most; None for as long as it takes.
+            timeout_s: Maximum seconds to wait; None: no limit.
             progress: Whether to show the line.
 
         Returns:
-            The result, also of a run that failed; `raise_for_status` on it raises.
+            The result, also of a failed run; `raise_for_status` on the result raises.
 
         Raises:
-            TimeoutError: The time is over; the run goes on.
-            Detached: An interrupt came (the notebook's stop button); the run goes on.
+            TimeoutError: The time is over; the run continues.
+            Detached: An interrupt came (the notebook's stop button); the run continues.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         successors, asked_s, warned = _SUCCESSORS, time.monotonic(), False
-        lost_s: float | None = None  # since when the run is lost
+        lost_s: float | None = None  # start of the time that the run is lost
         try:
             with follow(self if progress else None) as draw:
                 while True:
@@ -273,14 +276,13 @@ class Run(ShownLive):
                         if time.monotonic() - lost_s >= _LOST_S:
                             break
                     if not self._is_gone:
-                        with suppress(OSError):  # what cannot be read now is drawn at the next look
+                        with suppress(OSError):  # unreadable now: the next look draws it
                             draw()
                     elif not warned:
                         warnings.warn(self.message, RuntimeWarning, stacklevel=2)
                         warned = True
-                    if (
-                        time.monotonic() > asked_s + _ASK_S
-                    ):  # what no file could take, the keeper has in memory
+                    # The keeper has the result in memory, even if no file could hold it.
+                    if time.monotonic() > asked_s + _ASK_S:
                         if raw := self._outcome().get("result"):
                             return RunResult.at(self.path, raw)
                         settle_handover(self.paths)
@@ -310,7 +312,7 @@ class Run(ShownLive):
         return RunResult.at(self.path, raw)
 
     def _outcome(self) -> dict[str, Any]:
-        """Ask its keeper how it stands; empty where that does not answer."""
+        """Return the run's outcome from its keeper, or {} without an answer."""
         cluster, run = self._home
         with suppress(RunError):
             return ask(ClusterPaths(cluster).socket, {"op": "outcome", "run": run}, timeout_s=5.0)
@@ -324,35 +326,35 @@ class Run(ShownLive):
             return False
 
     def cancel(self) -> None:
-        """Ask the run to stop; it ends as cancelled within seconds. Returns at once; a run that has ended stays so.
+        """Cancel the run and return at once. The run ends in seconds; an ended run is unchanged.
 
-        While another keeper takes over from one that died, it waits until that keeper knows the run.
+        While a new keeper takes over from a dead keeper, wait until the new keeper knows the run.
 
         Raises:
-            RunError: Its keeper does not answer.
+            RunError: The keeper does not answer.
         """
         self._ask_to_end("cancel")
 
     def stop(self) -> None:
-        """Ask the run to end as stopped within two steps, with a checkpoint and the model as it is then.
+        """Stop the run within two steps, with a checkpoint and the current model. Returns at once.
 
-        Ranks look for the request when a step begins, and end after that step; under `local-sgd` they look when they
-        synchronise.
+        Ranks check for the request at the start of a step and end after the step. With `local-sgd`
+        they check when they synchronise.
 
-        In a script, a Trainer of transformers ends after a step, and the script goes on behind it; ranks without one
-        get SIGTERM where they have a handler for it, else SIGINT (KeyboardInterrupt in Python). Either has
-        `stop_grace_s` to end. Returns at once; `cancel` works after it.
+        In a script, a Trainer of transformers ends after a step, and the script continues. Ranks
+        without a Trainer get SIGTERM if they handle SIGTERM, else SIGINT (KeyboardInterrupt in
+        Python). Both have `stop_grace_s` to end. `cancel` works after `stop`.
 
         Raises:
-            RunError: Its keeper or its first pod does not answer.
+            RunError: The keeper or the first pod of the run does not answer.
         """
         self._ask_to_end("stop")
 
     def stacks(self) -> dict[int, str]:
-        """Ask every rank where it is: the answer to why a run is stuck. Takes up to some seconds.
+        """Return the Python stacks of every rank, to see why a run is stuck. Takes some seconds.
 
         Returns:
-            By rank the Python stacks of all threads; "" where it cannot tell: a stopped rank, a silent pod.
+            Stacks of all threads by rank; "" for a stopped rank or a silent pod.
 
         Raises:
             RunError: The run is not running, or its keeper does not answer.
@@ -363,10 +365,12 @@ class Run(ShownLive):
         return {int(rank): str(text) for rank, text in stacks.items()}
 
     def fetch(self) -> list[str]:
-        """Bring back what found no room here at the end (model, files, checkpoints, logs); return what stays there.
+        """Copy back the files that did not fit on this disk. Return notes on files left on pods.
+
+        Such files are the model, outputs, checkpoints and logs.
 
         Raises:
-            RunError: The run has not ended, its cluster is closed, or there is no room still.
+            RunError: The run has not ended, its cluster is closed, or the disk is still full.
         """
         return list(
             map(
@@ -378,28 +382,27 @@ class Run(ShownLive):
     def _ask_to_end(self, how: str) -> None:
         deadline = time.monotonic() + _ADOPTED_S
         while True:
-            # Looked at before the request: a keeper that takes over does not know its runs before it is ready.
+            # Read before the request: a new keeper does not know its runs before it is ready.
             adopts = cluster_status(self._cluster.root).phase == "starting"
             try:
                 ask(self._cluster.socket, {"op": how, "run": self.id})
                 return
             except WorkbenchError:
-                if (
-                    self.state.is_terminal
-                ):  # it has ended, and its keeper is gone or does not answer
+                # The run has ended, and its keeper is gone or does not answer.
+                if self.state.is_terminal:
                     return
                 if not adopts or time.monotonic() > deadline:
                     raise
             time.sleep(_LOOK_S)
 
     def tensorboard(self) -> Board:
-        """Return TensorBoard of this run, until this kernel ends; a cell that ends with it has a button for the page.
+        """Return a TensorBoard of this run, which ends with this kernel.
 
-        Event files that a script wrote into its folder are there too, once they have come back. `workbench.tensorboard`
-        takes several runs.
+        A cell that ends with the value has a button for the page. Event files that a script wrote
+        into its folder are included once copied back. `workbench.tensorboard` takes several runs.
 
         Raises:
-            BackendError: It did not start.
+            BackendError: TensorBoard did not start.
         """
         from workbench.client.tensorboard.board import board_folder, show_tensorboard
 
@@ -425,6 +428,6 @@ class Run(ShownLive):
         as_live(self)
 
     def show(self) -> None:
-        """Display the panel, live while the run is; its buttons come with it, also for a run that has ended."""
+        """Display the panel with buttons, live during the run, also for an ended run."""
         reattach(self.paths)
         as_live(self, buttons=True)

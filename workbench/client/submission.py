@@ -27,11 +27,11 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status
 
-_ANSWER_S = 30.0  # the keeper takes a run over in milliseconds
+_ANSWER_S = 30.0  # usually the keeper takes a run in milliseconds
 
 
 class Submission:
-    """What is run on the pods, and how; whoever inherits has them."""
+    """Base class with the methods that submit jobs to a cluster's pods."""
 
     spec: ClusterSpec
     _paths: ClusterPaths
@@ -48,14 +48,15 @@ class Submission:
     def submit(
         self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None
     ) -> Run:
-        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
+        """Check a job, prepare its data and submit it to the keeper. Return before the start.
 
-        Runs start in the order of submission, each once as many pods are free as it takes: runs of one pod go beside
-        each other on a cluster of several.
+        Runs start in the order of submission, as soon as enough pods are free. On a cluster of
+        several pods, runs of one pod run at the same time.
 
         Args:
-            job: What to run.
-            pods: How many of the pods it takes, the first that are free. Default: all; one for technique `single`.
+            job: The job to run.
+            pods: Number of pods; the first free pods are used. Default: all; one for technique
+                `single`.
             path: The run directory, new or empty. Default: a new folder below the cluster's `runs`.
 
         Raises:
@@ -74,28 +75,31 @@ class Submission:
         progress: bool = True,
         **kwargs: object,
     ) -> list[object]:
-        """Call a function of the notebook on every rank, wait with a line of progress, and return what each returned.
+        """Call a function of the notebook on every rank, show the progress and return the values.
 
-        What it may return: numbers, text, None, lists, tuples, dicts, and arrays of numpy or torch, which come back as
-        arrays of numpy. It travels as a `Function`, with which `submit` does not wait and more can be asked.
+        The function may return numbers, text, None, lists, tuples, dicts, and arrays of numpy or
+        torch, which arrive as numpy arrays. `submit` of a `Function` does the same without waiting,
+        and has more options.
 
         Args:
-            function: A function of the notebook; it may use others, and variables that can be pickled.
-            *args: Its arguments by place.
-            pods: How many of the pods it takes, the first that are free. Default: all.
-            timeout_s: Seconds after which the run is cancelled; None for as long as it takes.
+            function: A function of the notebook. The function may use other functions, and
+                variables that can be pickled.
+            *args: Positional arguments of the function.
+            pods: Number of pods; the first free pods are used. Default: all.
+            timeout_s: Seconds until the run is cancelled; None: no limit.
             progress: Whether to show the line.
-            **kwargs: Its arguments by name.
+            **kwargs: Keyword arguments of the function.
 
         Returns:
-            What each rank returned, in the order of ranks.
+            The returned values in the order of ranks.
 
         Raises:
-            ConfigError: Something, which the message names, cannot be pickled, or the pods have another Python; nothing
-                has started.
-            RunFailed: It raised, or a rank failed; the message has its traceback, a notebook shows the card.
+            ConfigError: An object, named in the message, cannot be pickled, or the pods have
+                another Python. Nothing has started.
+            RunFailed: The function raised, or a rank failed. The message has the traceback; a
+                notebook shows the card.
             TimeoutError: The time is over.
-            Detached: An interrupt came; the run goes on.
+            Detached: An interrupt came; the run continues.
         """
         run = self.submit(Function(function, args, kwargs), pods=pods)
         try:
@@ -113,13 +117,13 @@ class Submission:
     def submit_prepared(
         self, prepared: PreparedRun, note: Mapping[str, object] | None = None
     ) -> Run:
-        """Hand a run that `prepare_run` made to the keeper; the note goes into its `run.json`.
+        """Submit a run from `prepare_run` to the keeper. The note is added to the run's `run.json`.
 
-        Where the keeper's answer is late, a warning says so and the run is returned: it is queued until the keeper
-        answers, and `wait` asks the keeper whether it has the run.
+        If the keeper's answer is late, a warning is shown and the run is returned. The run is
+        queued until the keeper answers, and `wait` asks the keeper for the run.
 
         Raises:
-            RunError: The cluster is not ready, or the run wants more pods than it has.
+            RunError: The cluster is not ready, or has fewer pods than the run needs.
         """
         info = {
             **(note or {}),
@@ -132,7 +136,7 @@ class Submission:
         try:
             write_json(paths.info, info)
         except DiskFull:
-            shutil.rmtree(paths.root, ignore_errors=True)  # it could not even say why it never ran
+            shutil.rmtree(paths.root, ignore_errors=True)  # no room even for the error of the run
             raise
         pods = prepared.spec.pods or self.spec.count
         gpus, memory_gib = self.spec.pods.gpus, self.spec.pod_memory_gib(pods)
@@ -141,12 +145,11 @@ class Submission:
         try:
             asked = {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods}
             ask(self._paths.socket, asked, timeout_s=_ANSWER_S)
-        except (
-            Unanswered
-        ) as error:  # the request may still lie in the keeper's socket: the run may start later
+        # The request may still wait in the keeper's socket: the run may start later.
+        except Unanswered as error:
             late = f"{error}. Run {prepared.run_id} starts once the keeper takes it; run.wait() asks the keeper for it"
             warnings.warn(late, RuntimeWarning, stacklevel=2)
-        except RunError as error:  # its directory must say why it never ran
+        except RunError as error:  # the directory must have the reason why the run never started
             with suppress(OSError):
                 fail_unstarted(paths, prepared.spec, error)
             raise
@@ -155,8 +158,8 @@ class Submission:
     def command(self, job: Job | Function, *, pods: int | None = None) -> LaunchCommand:
         """Return the command that starts the ranks of a job, without starting it: the dry run.
 
-        The job waits on the pods, so the line works in a terminal for as long as the cluster lives. It is nobody's run:
-        its output goes to that terminal alone.
+        The job waits on the pods, so the command works in a terminal while the cluster lives. The
+        command's output goes to the terminal alone, and there is no `Run`.
 
         Raises:
             ConfigError: As for `submit`.

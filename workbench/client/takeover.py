@@ -1,7 +1,7 @@
-"""Start a keeper in the place of one that died, where cluster and run are this user's own, on this machine.
+"""Start a new keeper for a dead one, if cluster and run belong to this user on this machine.
 
-Nothing that somebody else could have written makes anything start: neither a run directory that was copied, nor one
-that names a cluster which does not name it too.
+Files that another user could have written start nothing: neither a copied run directory, nor a run
+whose cluster does not list the run.
 """
 
 from __future__ import annotations
@@ -47,17 +47,15 @@ from workbench.rundir.status import (
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
-_SETTLE_S = 20.0  # for a run whose ranks have ended to have its result
+_SETTLE_S = 20.0  # from the end of the ranks to the result of a run
 _LOOK_S = 0.05
 _SETTLED_S = 2.0
-_HANDED_S = (
-    40.0  # from the time of submission until the request that hands a run over has been given up
-)
-_TWICE_S = 1.0  # a request that lay in the socket of a keeper that was asleep is carried out within this time
+_HANDED_S = 40.0  # from a submission until its request has timed out
+_TWICE_S = 1.0  # a request in the socket of a suspended keeper is carried out within this time
 
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
-    """Start a keeper where a cluster's own died and wait for it; one that is there will do. RunError says why not."""
+    """Start a keeper for a cluster without a live keeper. RunError: no keeper could start."""
     if why := end_broken_off(cluster):
         raise RunError(
             f"the cluster in {cluster} is closed: {why}, and what it left has been removed; start another"
@@ -68,20 +66,23 @@ def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
     keeper = spawn_successor(paths, spec or stored_spec(cluster))
     deadline = time.monotonic() + _START_S
     while not (status := cluster_status(cluster)).alive or status.phase == UNKNOWN:
-        ended = keeper.poll() not in (None, TAKEN)  # who found another waits until that one says so
+        ended = keeper.poll() not in (None, TAKEN)  # TAKEN: another keeper is starting
         if ended or time.monotonic() > deadline:
             raise RunError(f"another keeper for {cluster} did not start; see {paths.keeper_log}")
         time.sleep(_LOOK_S)
 
 
 def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
-    """Take over the cluster of a run, for its checkpoints also after its end; whether there is a keeper now."""
+    """Take over the cluster of a run if its keeper died; return whether a keeper is alive now.
+
+    With `for_checkpoints`, also after the run's end.
+    """
     cluster = cluster_of(run)
     over = result_file(run).exists() and not (for_checkpoints and run.held.exists())
     if over or not is_folder(cluster):
         return False
     try:
-        # A keeper that was killed this moment still has its lock while the system takes it apart.
+        # A keeper that was just killed has its lock until the system has removed the process.
         if settled_status(cluster, _SETTLED_S).alive:
             return True
         if why := _foreign((run.root, run.info, run.state)):
@@ -98,10 +99,11 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
 
 
 def settle_handover(run: RunPaths) -> bool:
-    """End a run that was never handed over, which its directory then says; return whether it was so.
+    """End a run that no keeper ever took, with a result in its directory; return whether it was so.
 
-    A run has been handed over once a keeper has written its state, or it is in its cluster's queue. Only a keeper that
-    lives can say that it has no such run. It then refuses to take the run later, for the directory has a result.
+    A keeper has taken a run once the keeper has written the run's state, or the run is in the
+    cluster's queue. Only a live keeper can deny a run. The keeper then refuses a later request for
+    the run, since the directory has a result.
     """
     submitted_s = number(read_json(run.info).get("submitted_s"))
     if was_taken(run) or submitted_s is None or time.time() < submitted_s + _HANDED_S:
@@ -121,7 +123,7 @@ def settle_handover(run: RunPaths) -> bool:
             return False
         except Refused:
             time.sleep(pause_s)
-        except RunError:  # it does not answer: nothing is known
+        except RunError:  # no answer proves nothing
             return False
     try:
         words = "it was never handed over: its notebook ended before the keeper took it; submit it again"
@@ -135,7 +137,10 @@ def settle_handover(run: RunPaths) -> bool:
 def checkpoint_on_pods(
     cluster: Path, run: RunPaths, last_step: int | None, ranks: int
 ) -> Checkpoint | None:
-    """Return the checkpoint that a run's pods hold, as a new keeper finds it if theirs died; see `held_checkpoint`."""
+    """Return the checkpoint on a run's pods, after a takeover if their keeper died.
+
+    See `held_checkpoint`.
+    """
     home, ended = cluster_of(run), result_file(run).exists()
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
         deadline = time.monotonic() + stored_spec(home).start_timeout_s
@@ -153,7 +158,7 @@ def checkpoint_on_pods(
 
 
 def obstacle(cluster: Path) -> str:
-    """Return why no keeper can take over a cluster; empty where one can."""
+    """Return why no keeper can take over a cluster, or ""."""
     status = cluster_status(cluster)
     if status.alive:
         return "its keeper lives" if status.phase != UNKNOWN else status.message
@@ -163,7 +168,10 @@ def obstacle(cluster: Path) -> str:
 
 
 def end_broken_off(cluster: Path) -> str:
-    """Remove what a keeper left that died before its cluster was there, or while it closed; say which, if it did."""
+    """Remove the leftovers of a keeper that died during the cluster's start or close.
+
+    Return which of the two, or "" for other clusters.
+    """
     paths = ClusterPaths(cluster)
 
     def why() -> str:
@@ -174,7 +182,7 @@ def end_broken_off(cluster: Path) -> str:
         return ""
     with paths.lock.open("ab") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # nobody starts another one there meanwhile
+            fcntl.flock(lock, fcntl.LOCK_EX)  # no other start may use the directory meanwhile
         except OSError as error:
             raise RunError(f"{no_locks_there(paths.lock, error)}; nothing was removed") from error
         if words := why():
@@ -203,8 +211,8 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
     paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
         return f"its keeper ran on {status.host or 'another machine'}; only there can another take its place"
-    # A lock's inode cannot be known before the directory is where it is: no other proof that a keeper of this user
-    # wrote the state is as good, and without one the directory may be anybody's.
+    # A lock's inode is unknown before the directory is in its place. Nothing else proves as well
+    # that a keeper of this user wrote the state: without it the directory may be any user's.
     if status.lock is None:
         return (
             f"{paths.state} names no lock of a keeper: an earlier version wrote it, or another person. Nothing is"
@@ -220,7 +228,10 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
 
 
 def _brought_along(cluster: Path) -> str:
-    """Return which file that the place uses lies in a directory that may have been given away with it; else empty."""
+    """Return a message if a file of the place's options lies in a cluster or run, else "".
+
+    The directory may come from another user, together with the file.
+    """
     paths = ClusterPaths(cluster)
     folders = [
         _real(str(folder)) for folder in (cluster, *(run.path for run in read_queue(paths.queue)))
@@ -233,14 +244,14 @@ def _brought_along(cluster: Path) -> str:
 
 
 def _real(path: str) -> str:
-    """Return a path with links and `~` resolved; empty where it holds what no path may."""
+    """Return a path with links and `~` resolved, or "" for an invalid path."""
     with suppress(ValueError):
         return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for no such user)
     return ""
 
 
 def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
-    """Yield all texts in a JSON value, each with the name of its innermost key."""
+    """Yield all texts in a JSON value with the names of their innermost keys."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict):
@@ -252,12 +263,12 @@ def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
 
 
 def unfinished_runs(cluster: Path) -> bool:
-    """Whether a keeper that died left runs without a result."""
+    """Whether a dead keeper left runs without a result."""
     return any(not result_file(RunPaths(run.path)).exists() for run in own_runs(cluster))
 
 
 def not_its_keeper(cluster: Path, status: ClusterStatus) -> str:
-    """Return that the live process that a state file names is not the keeper of that directory; empty where it is."""
+    """Return a message if a state file names a live process that is not the keeper, else ""."""
     if status.pid is None or not status.alive or is_keeper(status.pid, cluster):
         return ""
     return (
@@ -267,13 +278,16 @@ def not_its_keeper(cluster: Path, status: ClusterStatus) -> str:
 
 
 def not_to_be_tidied(cluster: Path) -> str:
-    """Return why nothing may be removed for a cluster whose keeper has died; empty where it may, or none is named."""
+    """Return why nothing may be removed for a cluster with a dead keeper, or "" if all may be."""
     status = cluster_status(cluster)
     return "" if status.pid is None or status.alive else _not_ours(cluster, status)
 
 
 def stored_spec(cluster: Path) -> ClusterSpec:
-    """Read what a cluster was asked to be; of its pods' variables, those that are set here, for no value is stored."""
+    """Read the specification of a cluster, with the pods' variables from this environment.
+
+    The specification on disk has no values of variables.
+    """
     raw = read_json(ClusterPaths(cluster).config)
     match raw.get("pods"):
         case {"env": dict() as env, **rest}:
@@ -286,7 +300,7 @@ def _foreign(paths: Iterable[Path]) -> str:
     for path in paths:
         if path.is_symlink():
             return f"{path} is a symbolic link"
-        with suppress(FileNotFoundError):  # what is missing is missed by whoever reads it
+        with suppress(FileNotFoundError):  # the reader of a missing file reports the error
             if why := not_ours(path):
                 return why
     return ""

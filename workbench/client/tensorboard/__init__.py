@@ -1,1 +1,1 @@
-"""A TensorBoard server for a run's folder and the URL that reaches it."""
+"""A TensorBoard server for a run's folder, and the URL for the browser."""

@@ -1,4 +1,4 @@
-"""TensorBoard inside the notebook: which URL reaches its server from the browser."""
+"""TensorBoard inside the notebook: the URL with which the browser reaches the server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from workbench.client.tensorboard.server import HOST, BoardServer, is_free, priv
 from workbench.rundir.paths import RunPaths
 
 BOARD_PATH = "workbench/tensorboard"
-"""Where a Jupyter server that has our extension passes requests on, below its base URL."""
+"""Path below the base URL of a Jupyter server with our extension, which forwards the requests."""
 JUPYTER_VARIABLE = "WORKBENCH_JUPYTER"
-"""What such a server sets for its kernels: its process, its base URL and the folder whose files it serves."""
+"""Variable that a Jupyter server with our extension sets: process, base URL and folder of files."""
 
 _PORT = "%PORT%"
 _KEY = "%KEY%"
@@ -27,33 +27,33 @@ _LONGEST_NAME = 240  # bytes; a file's name may have 255
 
 
 class Way(StrEnum):
-    """How a browser gets to a server that listens on the kernel's loopback address."""
+    """Way of a browser to a server on the kernel's loopback address."""
 
     CUSTOM = "TENSORBOARD_PROXY_URL"
-    """The URL that the user or the administrator gave."""
+    """URL from the user or the administrator."""
     CLOUDERA = "Cloudera ML"
     """A port that the platform publishes under the session's own host name."""
     JUPYTER = "the Jupyter server"
-    """Through the Jupyter server that started the kernel, by our extension: behind its login, and no port is open."""
+    """Our extension of the kernel's Jupyter server: behind its login, without an open port."""
     HUB = "JupyterHub"
-    """Through the user's Jupyter server, below its prefix on the hub."""
+    """The user's Jupyter server, below its prefix on the hub."""
     VSCODE = "VS Code"
-    """Straight; VS Code forwards the port itself, or says how in VSCODE_PROXY_URI."""
+    """Direct access. VS Code forwards the port itself, or has the form in VSCODE_PROXY_URI."""
     DIRECT = "direct"
-    """Straight to the loopback address: browser and kernel are on one machine."""
+    """Direct access to the loopback address: browser and kernel are on the same machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The way to a server that may not have started yet."""
+    """The way to a server, maybe before its start."""
 
     way: Way
     template: str
-    """The URL, with `%PORT%` for the port or `%KEY%` for the server's key; a path is one on the notebook's own host."""
+    """URL with `%PORT%` for the port or `%KEY%` for the key. A path is on the notebook's host."""
     port: int | None = 0
-    """Where the server must listen for that; 0 for any port, None for its Unix socket."""
+    """Port for the server; 0 for any port, None for its Unix socket."""
     hint: str = ""
-    """What to do where the frame stays empty."""
+    """Remedy for a frame that stays empty."""
 
     def url(self, server: BoardServer) -> str:
         if self.port is None:
@@ -68,7 +68,9 @@ def find_route(
     jupyter: str | None,
     free: Callable[[int], bool] = lambda _port: True,
 ) -> Route:
-    """Decide how the browser reaches a server on this machine; `jupyter` is the URL of one that has our extension.
+    """Return the way from the browser to a server on this machine.
+
+    `jupyter` is the base URL of a Jupyter server with our extension.
 
     Example:
         >>> find_route({}, jupyter="/lab/").template
@@ -104,12 +106,12 @@ def find_route(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Board(ShownLive):
-    """TensorBoard of a folder, running; a cell that ends with it links to the page, and a button shows it there."""
+    """A running TensorBoard. A cell that ends with it has a link and a button for the page."""
 
     server: BoardServer
     route: Route
     runs: tuple[str, ...]
-    """What it calls the runs that it shows."""
+    """Names of the shown runs."""
 
     @property
     def url(self) -> str:
@@ -124,7 +126,7 @@ class Board(ShownLive):
 
     @property
     def facts(self) -> list[str]:
-        """What is shown and where, and what to do where it stays empty."""
+        """The shown runs and the URL, and the remedy for an empty frame."""
         hint = self.route.hint.replace(_PORT, str(self.server.port))
         facts = [
             f"TensorBoard of {', '.join(self.runs)} at {self.url} ({self.route.way}); it ends with this kernel."
@@ -133,13 +135,13 @@ class Board(ShownLive):
 
 
 def board_folder(paths: RunPaths) -> Path:
-    """Return the folder of a run's event files: all of the run, where a script wrote some itself."""
+    """Return the folder of a run's event files: the whole run if a script wrote some."""
     own = next(paths.outputs.rglob("events.out.tfevents.*"), None)
     return paths.root if own is not None else paths.tensorboard
 
 
 def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:
-    """Return the TensorBoard of some folders, each below its own name, started now unless it runs already."""
+    """Return a TensorBoard of folders by name, newly started unless it runs already."""
     links = {_file_name(name): os.path.realpath(folder) for name, folder in folders.items()}
     digest = hashlib.sha256(json.dumps(sorted(links.items())).encode()).hexdigest()
     shown = private_folder() / f"runs-{digest[:20]}"
@@ -151,19 +153,19 @@ def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> Board
 
 
 def _file_name(name: str) -> str:
-    """Make a name one of a file."""
+    """Return a name as a valid file name."""
     plain_name = name.replace("/", " ").replace("\0", " ").lstrip(".")
     return plain_name.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore") or "run"
 
 
 def show_tensorboard(folders: Mapping[str, Path]) -> Board:
-    """Return the TensorBoard of some folders, each below its own name; returns when it answers."""
+    """Return a TensorBoard of folders by name, once the server answers."""
     route = find_route(os.environ, jupyter=jupyter_server(os.environ)[0] or None, free=is_free)
     return Board(server=serve_folders(folders, route.port), route=route, runs=tuple(folders))
 
 
 def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
-    """Take the first published port that is free: JupyterLab itself sits on CDSW_APP_PORT where it is the editor."""
+    """Return the first free published port. If JupyterLab is the editor, it uses CDSW_APP_PORT."""
     host = f"{environ['CDSW_ENGINE_ID']}.{environ['CDSW_DOMAIN']}"
     taken = []
     for name, before in (("CDSW_APP_PORT", ""), ("CDSW_READONLY_PORT", "read-only-")):
@@ -178,6 +180,6 @@ def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
 
 
 def jupyter_server(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return base URL and folder of the Jupyter server that started this kernel; empty if it lacks our extension."""
+    """Return base URL and folder of this kernel's Jupyter server; "" without our extension."""
     process, base_url, root, *_ = [*environ.get(JUPYTER_VARIABLE, "").split(" ", 2), "", ""]
     return (base_url, root) if process == environ.get("JPY_PARENT_PID") else ("", "")

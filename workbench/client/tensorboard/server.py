@@ -1,8 +1,8 @@
-"""A TensorBoard server for a folder: one per folder, gone with the process that asked for it.
+"""A TensorBoard server for a folder: one per folder, which ends with the requesting process.
 
-It listens on a Unix socket in a folder of this user alone, where the Jupyter server can pass requests on to it, else on
-a loopback port. Its pages lie below a token that only this user can read; a nonce that it must state tells it from
-other listeners.
+The server listens on a Unix socket in a private folder if the Jupyter server can forward requests,
+else on a loopback port. Its pages are below a token that only this user can read. A nonce in the
+title distinguishes the server from other listeners.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _LOOK_LIMIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoardServer:
-    """A server that answers, or did when it was looked for."""
+    """A server that answered when it was found."""
 
     folder: str
-    """The folder of event files that it shows, absolute."""
+    """Folder of the shown event files, absolute."""
     port: int
-    """0 where it listens on its socket."""
+    """Port; 0 for a server on its Unix socket."""
     pid: int
     start_time: int | None
-    """When it started, in clock ticks since boot; pid and start time together name it."""
+    """Start time in clock ticks since boot; pid and start time together identify the process."""
     owner: int
-    """The process with which it ends: the notebook's kernel."""
+    """Pid of the notebook's kernel, with which the server ends."""
     token: str = field(repr=False)
-    """The folder of its URL below which its pages are."""
+    """Folder in the URL, above all pages."""
     nonce: str = field(repr=False)
-    """What its title ends with."""
+    """End of the title."""
 
     @property
     def is_alive(self) -> bool:
@@ -80,7 +80,7 @@ class BoardServer:
 
     @property
     def answers(self) -> bool:
-        """Whether it, and nobody else, answers where it should listen."""
+        """Whether this server, and no other listener, answers at its address."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=_LOOK_LIMIT_S)
         try:
             if not self.port:
@@ -107,7 +107,7 @@ class BoardServer:
 
 
 def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) -> BoardServer:
-    """Return the server of a folder, started now if there is none; with `port` None it listens on its Unix socket."""
+    """Return the server of a folder, started if necessary. `port` None: on its Unix socket."""
     record = _record(folder)
     with record.with_suffix(".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -125,12 +125,12 @@ def find(folder: Path) -> BoardServer | None:
 
 
 def find_by_key(key: str) -> BoardServer | None:
-    """Return the live server of the folder that a key stands for, or None."""
+    """Return the live server of the folder with a key, or None."""
     return _read(private_folder() / f"{key}.json") if key.isalnum() else None
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port now, one of ours that makes way included."""
+    """Whether a server could listen on this port now, maybe after stopping a server of ours."""
     if any(server.port == port for server in _all()):
         return True
     with socket.socket() as probe:
@@ -142,7 +142,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-# Ours to reap: a child that ended stays a zombie until its parent looks.
+# This process must reap them: an ended child stays a zombie until its parent polls.
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -176,7 +176,7 @@ def _reap() -> None:
 
 
 def private_folder() -> Path:
-    """Return the folder of records, sockets and links: this user's alone, and this machine's as the pids in it are."""
+    """Return the folder of records, sockets and links, private to this user on this machine."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"workbench-tensorboard-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def _all() -> list[BoardServer]:
 
 
 def _main() -> None:
-    """Be the server: listen, leave the record, and live as long as the owner."""
+    """Run the server: listen, write the record, and end with the owner."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("record", type=Path)
@@ -221,7 +221,7 @@ def _main() -> None:
     token, nonce = secrets.token_urlsafe(24), secrets.token_hex(4)
     at_socket = None if args.port is not None else _socket_server(args.record.with_suffix(".sock"))
     board = program.TensorBoard(default.get_plugins(), server_class=at_socket)
-    # The fast loader is a second process, which would outlive this one when it is killed.
+    # The fast loader is a second process, which would outlive a killed server.
     options = {"logdir": args.folder, "host": HOST, "port": args.port or 0, "load_fast": "false"}
     options |= {
         "reload_interval": _RELOAD_S,
@@ -233,14 +233,15 @@ def _main() -> None:
     port, me = urlsplit(board.launch()).port or 0, os.getpid()
     record = {"folder": args.folder, "port": port, "pid": me, "start_time": process_start_time(me)}
     write_json(args.record, {**record, "owner": args.owner, "token": token, "nonce": nonce})
-    # A dead parent's children get another parent; a signal at its death would be bound to its thread, not to it.
+    # Children of a dead parent get another parent. A signal at the parent's death would be bound to
+    # the parent's thread instead of the process.
     while os.getppid() == args.owner:
         time.sleep(_LOOK_S)
     os._exit(0)  # TensorBoard's threads would hold the exit
 
 
 def _socket_server(path: Path) -> Callable[[Any, object], object]:
-    """Return what makes the server of TensorBoard's pages on a Unix socket; its own can only listen on ports."""
+    """Return a factory for TensorBoard's page server on a Unix socket: its own needs a port."""
     from werkzeug.serving import ThreadedWSGIServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request
