@@ -101,9 +101,8 @@ class WarmLink:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         request = {"agent": os.getpid(), "python": sys.executable, "env": self._env}
         try:
-            line.connect(
-                os.path.relpath(path)
-            )  # a Unix socket's address is too short for long paths
+            # A Unix socket's address is too short for long paths.
+            line.connect(os.path.relpath(path))
             socket.send_fds(line, [json.dumps(request).encode()], [1, 2])
         except OSError as error:
             _log.info("warm server: no fork server at %s: %s", path, error)

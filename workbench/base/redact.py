@@ -23,17 +23,17 @@ _LEAST = 4  # characters of a value whose name says that it is a secret
 _LEAST_UNNAMED = 8
 _DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[A-Za-z]")
 _STAR = re.compile(r"\*")
-_PIECE = 8 << 10  # characters of a line that are masked at once,
-_OVERLAP = (
-    4 << 10
-)  # with so many of what follows: a secret that is no longer is whole in one of two pieces
+# Characters of a line that are masked at once, with an overlap: a secret up to the overlap's length
+# is whole in one of two pieces.
+_PIECE = 8 << 10
+_OVERLAP = 4 << 10
 _BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
 
-_PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
+_PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put a host or rank before every line
 _PEM_LINE = (
     rf"(?:\s|\\[nr]){{1,200}}{_PREFIX}(?:[\w-]{{1,60}}:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
 )
-# The rest of a key in whose midst another process spoke; read backwards, from its end on.
+# The rest of a key that another process's output interrupts; matched backwards, from the key's end.
 _PEM_REST = re.compile(
     r"-----YEK ETAVIRP[ A-Z]{0,30}DNE-----"
     r"(?:(?:[ ]:\]?[\w.:-]{1,40}\[?)?(?:\s|[nr]\\){1,200}[A-Za-z0-9+/=]{1,80}(?!\\))*"
@@ -43,8 +43,8 @@ _PEM = re.compile(
     rf"-----BEGIN[ A-Z]{{0,30}}PRIVATE KEY-----(?:{_PEM_LINE})*"
     rf"(?:(?:\s|\\[nr]){{0,200}}{_PREFIX}-----END[ A-Z]{{1,60}}-----)?"
 )
-# Patterns, with strings that a matching text must contain: searching for these is a hundred times as
-# fast. If a pattern has a group, only the group is masked.
+# Patterns, with strings that a matching text must contain: searching for the strings is a hundred
+# times as fast. If a pattern has a group, only the group is masked.
 _LOOKS = [
     (hints, re.compile(pattern))
     for pattern, *hints in (
@@ -133,9 +133,8 @@ class Redactor:
         for value in self._values:
             if value in masked:
                 masked = masked.replace(value, _stars(value))
-        looks = mask_secrets(
-            text
-        )  # of the text as it was: what a mask hides may tell what stands beside it
+        # Of the original text: a masked value may be the context of another secret.
+        looks = mask_secrets(text)
         if text in (masked, looks):
             return looks if text == masked else masked
         return "".join("*" if "*" in pair else pair[0] for pair in zip(masked, looks, strict=True))
@@ -157,9 +156,8 @@ def mask_secrets(text: str) -> str:
         >>> mask_secrets("GET /?api_key=a1b2c3d4e5 as Bearer abc123def, loss 3.25, tokens: 12345678")
         'GET /?api_key=********** as Bearer *********, loss 3.25, tokens: 12345678'
     """
-    if (
-        "PRIVATE KEY-----" in text
-    ):  # first: another pattern may match within a key, and leave no key to be seen
+    # First: another pattern may match within a key, and then no key is found.
+    if "PRIVATE KEY-----" in text:
         text = _PEM.sub(_masked, text)
         text = _PEM_REST.sub(_masked, text[::-1])[::-1]
     if looks := [pattern for hints, pattern in _LOOKS if any(map(text.__contains__, hints))]:

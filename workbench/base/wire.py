@@ -21,7 +21,7 @@ class Refused(RunError):
 
 
 class Unanswered(RunError):
-    """Report a sent request without an answer: the keeper may have acted on it, or may do so later."""
+    """Report a sent request without an answer: the keeper may have acted on it, or will."""
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Submission:
         progress: bool = True,
         **kwargs: object,
     ) -> list[object]:
-        """Call a function of the notebook on every rank, show the progress and return the values.
+        """Call a function of the notebook on every rank, with a progress line. Return the values.
 
         The function may return numbers, text, None, lists, tuples, dicts, and arrays of numpy or
         torch, which arrive as numpy arrays. `submit` of a `Function` does the same without waiting,

@@ -41,7 +41,7 @@ class ClusterView:
     path: str
     count: int
     pods: Sequence[Pod] = ()
-    """The pods as last seen; none before they have come."""
+    """The pods at the last look; empty before their start."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """Memory in use by the run in progress, GiB, by address."""
     running: str = ""

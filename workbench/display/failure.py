@@ -197,7 +197,7 @@ def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
 
 
 def readable(text: str) -> str:
-    r"""Turn what faulthandler writes into a block for each thread, the main one first, its newest frame on top.
+    r"""Format faulthandler's output as a block per thread, main thread and newest frame first.
 
     Example:
         >>> print(readable('''Thread 0x00007f31 (most recent call first):

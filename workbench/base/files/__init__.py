@@ -96,9 +96,8 @@ def read_given(path: Path) -> str:
 
     Raises OSError, ValueError; of devices too.
     """
-    return read_bytes(Path(os.path.realpath(path))).decode(
-        "utf-8"
-    )  # which never raises for a circle of links
+    # `os.path.realpath` never raises for a cycle of links.
+    return read_bytes(Path(os.path.realpath(path))).decode("utf-8")
 
 
 def is_there(path: Path) -> bool:
@@ -251,10 +250,8 @@ class KeptFile:
                 now = time.time_ns()
                 os.utime(self._path, ns=(now, now), follow_symlinks=False)
                 after = self._look()
-                if after is not None and (after[0], after[2]) == (
-                    self._stamp[0],
-                    self._stamp[2],
-                ):  # still our file
+                # Still our file.
+                if after is not None and (after[0], after[2]) == (self._stamp[0], self._stamp[2]):
                     self._stamp = after
 
     def _write(self, data: Mapping[str, object]) -> None:

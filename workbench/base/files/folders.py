@@ -96,15 +96,14 @@ def _others_in(group: int) -> list[str]:
         for user in pwd.getpwall()
         if user.pw_gid == group and user.pw_uid != os.geteuid()
     }
-    with contextlib.suppress(
-        KeyError
-    ):  # a number without a name has no members that could be named
+    # A number without a name has no named members.
+    with contextlib.suppress(KeyError):
         members.update(grp.getgrgid(group).gr_mem)
     return sorted(members - {"root", _name(os.geteuid())})
 
 
 def _has_account(user: int) -> bool:
-    # In a container the owner of a mounted folder often has no name: no process there is that user.
+    # In a container the owner of a mounted folder often has no name, and no process runs as it.
     with contextlib.suppress(KeyError):
         return bool(pwd.getpwuid(user).pw_name)
     return os.geteuid() != 0

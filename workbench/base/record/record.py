@@ -214,7 +214,7 @@ def read_kind(
 
 
 def _shown(value: object) -> str:
-    """Return a refused value for the message; only the type of an object, which may hold secrets."""
+    """Return a refused value for the message; of an object, which may hold secrets, its type."""
     return f"a {type(value).__name__}" if parts(items(value) or [value]) else shortened(value)
 
 

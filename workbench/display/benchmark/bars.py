@@ -1,4 +1,4 @@
-"""Bars over the rows of a benchmark, as SVG and text: memory measured and predicted, and where a step's time goes."""
+"""Bars of a benchmark's rows, as SVG and text: measured and predicted memory, and step time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
 
 
 def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
-    """Draw, for every row, the seconds of forward pass, backward pass and optimizer in the profiled step."""
+    """Draw every row's seconds of forward pass, backward pass and optimizer in a profiled step."""
     names = ("forward", "backward", "optimizer")
     parts = {
         label: [p.fwd_latency_s or 0.0, p.bwd_latency_s or 0.0, p.step_latency_s or 0.0]
@@ -154,7 +154,7 @@ def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
 
 
 def text_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
-    """Draw bars as text, a line each: its name, its share of the width, and its words."""
+    """Draw bars as text, a line per bar with name, bar and words."""
     names = max((len(name) for name, _, _ in bars), default=0)
     lines = [
         f"{name:<{names}}  {'█' * max(1, round(share * _BAR)):<{_BAR}}  {text}"

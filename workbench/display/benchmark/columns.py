@@ -91,7 +91,7 @@ MEMORY = "peak memory of a pod"
 """The section whose titles say little on their own."""
 
 WORK = "work"
-"""Section of the requested options. A column with equal values in all rows stands above the table."""
+"""Section of the requested options. A column of equal values stands above the table."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("samples_per_s", "samples/s", "speed", best=_MOST),
@@ -187,7 +187,7 @@ def figures_of(column: Column, values: Sequence[float]) -> Figures:
 
 
 def _decimals(values: Sequence[float], column: Column) -> int:
-    """Return the decimals for the largest figure's digits and two digits of the smallest nonzero one."""
+    """Return the decimals for the digits of the largest and smallest nonzero figure."""
     positive = [value for value in values if value > 0]
     if not positive:
         return 0

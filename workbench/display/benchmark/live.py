@@ -1,4 +1,4 @@
-"""A benchmark before its start and during its run: a line per row, drawn at most four times a second."""
+"""A benchmark before and during its run: a line per row, drawn at most four times a second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {
     "exact match": ("exact_match", percent),
     "steps": ("steps", count),
 }
-"""By the column's title, the field of a row or of a run's progress, and how it is written."""
+"""Field of a row or of a run's progress, and its format, by the column's title."""
 _COLUMNS = ("row", "runs", "predicted memory", "predicted time", "time is", "before it starts")
 
 
@@ -58,7 +58,7 @@ class LiveLine:
 
     @property
     def outcome_text(self) -> str:
-        """The outcome as a mark and a word, and whether that was so before."""
+        """The outcome as a mark and a word, and whether the row was read from disk."""
         return f"{MARKS[self.outcome]} {self.outcome}" + (", from disk" if self.from_disk else "")
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ def _figures(it: BenchmarkRow | Progress | None) -> dict[str, str]:
 
 
 class BenchmarkLive:
-    """The lines of a benchmark where the user looks; closing it draws the last state."""
+    """The live lines of a benchmark. `close` draws the last state."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -174,7 +174,7 @@ class BenchmarkLive:
     def update(
         self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None
     ) -> None:
-        """Take the state of all rows and draw it, at most four times a second; draw an end at once."""
+        """Draw the state of all rows at most four times a second, and an end at once."""
         before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
         self._speeds = {
             n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None

@@ -1,4 +1,4 @@
-"""Speed-up against pods, and losses against steps and seconds, over the rows of a benchmark, as plots and in words."""
+"""Plots of a benchmark's rows: speed-up against pods, and losses against steps and seconds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
-    """State what the scaling plot shows, or why there is none, and where its published line is from."""
+    """State the scaling plot's content and the source of its published line, or its absence."""
     series = scaling_series(sheet)
     if not series:
         why = "no row on several pods succeeded beside a row on one pod that did the same work"
@@ -164,7 +164,7 @@ def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
 
 
 def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[LossPlot]:
-    """Draw training losses, at most eight rows a plot: a part of the table at once, or by its numbers of pods."""
+    """Draw training losses, at most eight rows per plot: a part of the table, or split by pods."""
     plots = []
     for part in sheet.parts:
         lines = [
@@ -254,7 +254,7 @@ def _svg(
 
 
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:
-    """Return the mean of every so many points, at the place of the last of them."""
+    """Return the mean of every `width` points, at the place of the last."""
     pieces = [points[first : first + width] for first in range(0, len(points), width)]
     return [
         LossPoint(p[-1].step, p[-1].seconds, sum(point.loss for point in p) / len(p))

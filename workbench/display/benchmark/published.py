@@ -1,4 +1,4 @@
-"""The figures of other people's benchmarks as tables, one for each source."""
+"""Published figures of other benchmarks, in a table per source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = {column.field: column for column in COLUMNS}
 
 
 def published_blocks(published: Sequence[Published] = PUBLISHED) -> list[Block]:
-    """State the figures as tables, one for each source, with the caveats beneath."""
+    """Return a table per source, followed by the caveats."""
     blocks: list[Block] = []
     for source in dict.fromkeys(row.source for row in published):
         rows = [row for row in published if row.source == source]

@@ -1,4 +1,7 @@
-"""A benchmark's report as an HTML page and as Markdown, which has text for pictures: GitHub shows no data URIs."""
+"""A benchmark's report as an HTML page and as Markdown, with text in place of pictures.
+
+Markdown has no pictures because GitHub shows no data URIs.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
 
 
 def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
-    """Put the shares of right answers side by side, and the answers of at most four rows to the same questions."""
+    """Compare the shares of right answers, and some answers of at most four rows."""
     answered = [
         (line, card.predictions) for line, card in _cards(sheet, report) if card.predictions
     ]
@@ -206,7 +206,7 @@ def _provenance_grid(sheet: Sheet) -> Grid:
 
 
 def _cut(fingerprint: str) -> str:
-    """Return as much of a fingerprint as tells it from others, and whether files were changed."""
+    """Return the distinguishing part of a fingerprint, and whether files were changed."""
     head, plus, changes = plain(fingerprint).partition("+")
     return head[:_FINGERPRINT] + plus + changes or UNKNOWN
 

@@ -284,7 +284,7 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _alike(lines: Sequence[Line]) -> list[list[int]]:
-    """Return the largest sets of equal lines: ranges that all contain the lowest value of a range."""
+    """Return the largest sets of equal lines: all their ranges contain one range's lowest value."""
     spreads = {line.number: line.summary.spreads[_SPEED] for line in lines}
     sets = [
         {n for n, its in spreads.items() if its.low <= one.low <= its.high}

@@ -1,4 +1,4 @@
-"""The table of a benchmark as HTML, and as tables narrow enough for text, with the published figures beneath."""
+"""A benchmark's table as HTML, and as narrow text tables, with published figures beneath."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
 
 
 def benchmark_text(groups: Sequence[Group]) -> str:
-    """Draw the same as text.
+    """Draw a benchmark's table as text.
 
     A table too wide for a screen goes on in a second one with the same rows.
     """
@@ -65,7 +65,7 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def _reach_px(sheet: Sheet, places: Sequence[tuple[int, int, int]], column: int) -> float:
-    """Return the approximate right edge of a column in pixels, with all columns in a single table."""
+    """Return a column's approximate right edge in pixels, with all columns in a single table."""
     outcome = max((len(line.outcome_text) for line in sheet.lines), default=0)
     letters = [outcome]
     for n, figures in enumerate(sheet.figures[: column + 1]):

@@ -1,1 +1,1 @@
-"""The form that writes a cell."""
+"""The form for composing a cell."""

@@ -1,4 +1,4 @@
-"""What a person has chosen in the form of `compose()`: options and checks are the records' own. Pure."""
+"""The choices in the form of `compose()`. Options and checks come from the records. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 
 _ALWAYS = ("model", "dataset", "technique", "cpus", "count")
-"""What the cell says also where it is the default."""
+"""Fields that the cell states even at their defaults."""
 
 
 class Composition(Mapping[str, Any]):
@@ -53,7 +53,7 @@ class Composition(Mapping[str, Any]):
 
     @property
     def fields(self) -> list[FormField]:
-        """The fields that mean something by what else is chosen."""
+        """The fields that have a meaning with the current choices."""
         return [
             field
             for field in FIELDS.values()
@@ -61,7 +61,7 @@ class Composition(Mapping[str, Any]):
         ]
 
     def options(self, record: type[Record]) -> dict[str, Any]:
-        """Return the options of a record that differ from its own, and those that a reader wants to see anyhow."""
+        """Return a record's options that differ from the defaults, or are always stated."""
         return {
             field.option.name: value
             for field in self.fields
@@ -70,7 +70,7 @@ class Composition(Mapping[str, Any]):
         }
 
     def value(self, name: str) -> Any:
-        """Return what an option is to be, by the name of its field."""
+        """Return the value of an option, by the name of its field."""
         return FIELDS[name].read(self[name])
 
     @property
@@ -90,13 +90,13 @@ class Composition(Mapping[str, Any]):
 
     @property
     def cluster_options(self) -> dict[str, Any]:
-        """The options of `Cluster`, beside its place and pods."""
+        """The options of `Cluster`, besides place and pods."""
         options = self.options(ClusterSpec)
         return {name: value for name, value in options.items() if name != "backend"}
 
     @property
     def job_options(self) -> dict[str, Any]:
-        """The options of the job that differ from `FineTune`'s own, and those that say what it is."""
+        """The job's options that differ from `FineTune`'s defaults, or are always stated."""
         options = self.options(FineTune)
         options |= {
             name: inner for name, (record, _, _) in INNER.items() if (inner := self.options(record))
@@ -108,11 +108,11 @@ class Composition(Mapping[str, Any]):
         return {name: options[name] for name in names if name not in unused}
 
     def make_backend(self) -> Place:
-        """Make the place where pods come from; starts nothing."""
+        """Make the place of the pods without starting any."""
         return backend_from_dict({**self.place_options, "kind": self["backend"]})
 
     def make_cluster(self) -> ClusterSpec:
-        """Make what the cluster is asked to be; starts nothing."""
+        """Make the specification of the cluster without starting it."""
         return ClusterSpec(
             backend=self.make_backend().to_dict(), pods=self.pods, **self.cluster_options
         )
@@ -121,7 +121,7 @@ class Composition(Mapping[str, Any]):
         return FineTune(**self.job_options)
 
     def check(self) -> None:
-        """Make everything that can be made before anything starts."""
+        """Make and check all records and files that can be made before the start."""
         cluster = self.make_cluster()
         match backend := self.make_backend():
             case SSHPods():
@@ -138,7 +138,7 @@ class Composition(Mapping[str, Any]):
 
 
 def find_problems(composition: Composition) -> dict[str, str]:
-    """Explain what is wrong, at the fields where a change would cure it.
+    """Return the reasons of refusals, at the fields where a change would help.
 
     Example:
         >>> sorted(find_problems(Composition(technique="single", launcher="pdsh", count=0)))
@@ -158,7 +158,7 @@ def find_problems(composition: Composition) -> dict[str, str]:
 
 
 def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Name the fields of objects that were given whole: a place, options of adapters or of FSDP."""
+    """Yield the fields of whole objects: a place, and options of adapters or of FSDP."""
     for name, value in choices.items():
         match value:
             case Place() if name == "backend":
@@ -177,7 +177,7 @@ def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _where(composition: Composition, cures: list[str], named: list[str]) -> list[str]:
-    """Return the fields to explain a refusal at: those of a place, rather than the choice of the place."""
+    """Return the fields to show a refusal at: a place's fields rather than its choice."""
     parents = {
         field.needs
         for field in composition.fields
@@ -198,7 +198,7 @@ def _refusal(check: Callable[[], object]) -> str | None:
 
 
 def _cures(composition: Composition, refusal: str) -> list[str]:
-    """Name the changed fields whose default makes all well; if none does, those that make it another refusal."""
+    """Return the changed fields whose default removes the refusal, or else changes the refusal."""
     after = {
         field.name: _refusal(composition.replace(**{field.name: field.default}).check)
         for field in composition.fields

@@ -1,4 +1,4 @@
-"""The fields of the form, made from the options of the records: what each is called, holds, and is read as. Pure."""
+"""The fields of the form, made from the options of the records: label, kind and parsing. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _LABELS = {
     "cml.root": "Folder on the workers",
     "warm": "Keep libraries imported",
 }
-"""Where the name of an option, spelled out, is not how the field is called."""
+"""Labels of fields that differ from the spelled-out name of the option."""
 _SPELLED = {
     "gib": "(GiB)",
     "s": "(s)",
@@ -106,7 +106,7 @@ _MAIN = {
     "save_steps",
     "seed",
 }
-"""What most people set; the other options stand behind a fold."""
+"""Options that most people set. The other options are in a fold."""
 _MAIN_OF_PLACE = 6  # the first options of a place are what it is reached by
 _PROPOSALS: Mapping[str, Sequence[str]] = {
     "model": ("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small"),
@@ -120,7 +120,7 @@ INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
     "fsdp": (Fsdp, "technique", (FSDP.name,)),
     "local_sgd": (LocalSgd, "technique", (LocalSGD.name,)),
 }
-"""Options with options of their own, and the field and its values with which these mean something."""
+"""Options that are records, with the field and its values that make their options meaningful."""
 _BEGIN_WITH = {"count": 3}  # one pod, the default elsewhere, would show nothing of a cluster
 _DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
 
@@ -128,31 +128,31 @@ _DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormField:
     name: str
-    """The option's, behind the object it belongs to: `max_steps`, `lora.r`, `ssh.hosts`."""
+    """Name of the option after its object: `max_steps`, `lora.r`, `ssh.hosts`."""
     label: str
     kind: str
-    """`choice`, `switch`, `number`, which may be empty, or `text`."""
+    """`choice`, `switch`, `text` or `number`, which may be empty."""
     default: Any
-    """What it holds before anything is chosen."""
+    """Value before any choice."""
     section: str
     option: Option
     record: type[Record]
     is_main: bool = False
-    """Whether most people set it."""
+    """Whether most people set the field."""
     needs: str = ""
-    """The field of which one value must be chosen for this one to mean anything; empty: none."""
+    """Field on whose value this field depends; empty: none."""
     values: Sequence[str] = ()
-    """Those values."""
+    """Values of the needed field with which this field has a meaning."""
     choices: Sequence[str] = ()
     proposals: Sequence[str] = ()
     hint: str = ""
-    """What stands in the empty field."""
+    """Text in the empty field."""
 
     def written(self, value: object) -> Any:
         return _written(self.kind, value)
 
     def read(self, value: Any) -> object:
-        """Return what the option is to be; a ConfigError where it should be JSON and is not."""
+        """Return the option's value for a field's value. ConfigError for invalid JSON."""
         allowed = self.option.allowed
         if value == self.written(self.option.default):
             return self.option.default
@@ -190,12 +190,12 @@ class FormField:
 
     @property
     def mention(self) -> str:
-        """How a refusal of its record names the option."""
+        """Name of the option in a refusal of its record."""
         return f"{self.record.label} {self.option.name}"
 
 
 def in_labels(refusal: str, fields: Sequence[FormField]) -> tuple[str, list[str]]:
-    """Return a refusal that names the fields of the form where it named options, and those fields.
+    """Return a refusal with field labels in place of option names, and the names of the fields.
 
     Example:
         >>> in_labels("job max_steps is -1; it must be a whole number", [FIELDS["max_steps"]])
@@ -217,7 +217,7 @@ def in_labels(refusal: str, fields: Sequence[FormField]) -> tuple[str, list[str]
 
 
 def _written(kind: str, value: object) -> Any:
-    """Return what a field of a kind holds for the value of an option."""
+    """Return a field's value for the value of an option."""
     match value:
         case bool() if kind == "switch":
             return value
@@ -335,4 +335,4 @@ def _hint(option: Option) -> str:
 
 
 FIELDS: Mapping[str, FormField] = {field.name: field for field in _fields()}
-"""The fields by name, in the order in which a person meets them."""
+"""Fields by name, in the order of the form."""

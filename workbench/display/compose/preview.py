@@ -1,4 +1,4 @@
-"""What a composition comes to: global batch, memory, the Python cell, and what will be started. Pure."""
+"""Consequences of a composition: global batch, memory, Python cell, and files. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMMAND_NOTE = (
 
 
 class Page(NamedTuple):
-    """A text to look at, and what to know about it."""
+    """A text to show, with a note."""
 
     text: str = ""
     note: str = ""
@@ -45,22 +45,22 @@ class Page(NamedTuple):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
     problems: Mapping[str, str]
-    """Explanations by field, `""` for all together; empty when it can start."""
+    """Explanations by field, `""` for the whole composition; empty if it can start."""
     cell: str = ""
-    """The Python cell that does the same; empty while something is refused."""
+    """Equivalent Python cell; empty for a refused composition."""
     pages: Mapping[str, Page] = field(default_factory=dict)
-    """What will be started, by title; empty while something is refused."""
+    """Files and commands of the start by title; empty for a refused composition."""
     batch: str = ""
     memory: str = ""
-    """What a pod is predicted to need, or how to learn it; empty while something is refused."""
+    """Predicted memory per pod, or the way to find out; empty for a refused composition."""
     is_short: bool = False
-    """Whether that is more than a pod was given."""
+    """Whether the prediction exceeds a pod's memory."""
     is_counted: bool = True
-    """Whether `memory` says all that can be known; else `count_memory` finds it in some seconds."""
+    """Whether `memory` is final; else `count_memory` computes the prediction in some seconds."""
 
 
 def preview_of(composition: Composition) -> Preview:
-    """Work out what a composition comes to; of one that is refused, only why."""
+    """Return the preview of a composition; for a refused composition, only the problems."""
     if problems := find_problems(composition):
         return Preview(problems=problems)
     job = composition.make_job()
@@ -85,7 +85,7 @@ def preview_of(composition: Composition) -> Preview:
 
 
 def count_memory(composition: Composition) -> None:
-    """Count what a composition needs, which takes some seconds and is then cached; never raises."""
+    """Compute and cache the memory of a composition, which takes some seconds. Never raises."""
     with contextlib.suppress(WorkbenchError, OSError):
         predict(composition.make_job(), pods=composition.value("count"), gpus=composition.pods.gpus)
 

@@ -25,7 +25,7 @@ from workbench.display.kit.templates import html_table, macro, render, styled
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A title; a link finds it by its anchor."""
+    """A title, with an anchor for links."""
 
     text: str
     level: int = 2
@@ -51,7 +51,7 @@ class Figure:
     title: str = ""
     text: str = ""
     plot: Plot | None = None
-    """The same, for where it can be asked: a page of its own, and a notebook's output of its own."""
+    """Interactive form of the plot, for a page or an output of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Blocks to unfold; text shows them all."""
+    """Blocks in a fold; text shows all of them."""
 
     title: str
     blocks: Sequence[Block]
@@ -96,7 +96,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """What no other block can draw: HTML from a template of its own, and text."""
+    """Content for which no other block fits: HTML from a template of its own, and text."""
 
     html: str
     text: str = ""
@@ -120,12 +120,12 @@ def to_html(doc: Doc) -> str:
 
 
 def to_bundle(doc: Doc) -> dict[str, object]:
-    """Draw a document as a notebook takes it, by media type."""
+    """Draw a document as the data of a notebook's output, by media type."""
     return {"text/plain": to_text(doc), "text/html": to_html(doc)}
 
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
-    """Draw a document as several outputs: the title with the style sheet, and every interactive plot."""
+    """Draw a document as several outputs: title with style sheet, and every interactive plot."""
     for plot, group in groupby(
         doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None
     ):
@@ -143,7 +143,7 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
 
 
 def to_page(doc: Doc, title: str, *styles: str) -> str:
-    """Draw a document as a whole page that loads nothing, and runs nothing but its plots, by their checksums."""
+    """Draw a document as a page without network access. Only plot scripts run, by checksum."""
     body = blocks_html(doc.blocks, asked=True)
     scripts = [Markup(plotly_js()), render("assets/plots.js")] if "<div data-plot=" in body else []
     checksums = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
@@ -180,7 +180,7 @@ def _inside(block: Block, asked: bool) -> Markup:
 
 
 def to_text(doc: Doc) -> str:
-    """Draw a document as text; an empty line stands before what is more than a line."""
+    """Draw a document as text, with an empty line before blocks of several lines."""
     text = ""
     for block in doc.blocks:
         drawn = _text(block)
@@ -258,7 +258,7 @@ def _fenced(text: str) -> str:
 
 
 def markdown_table(grid: Grid) -> str:
-    r"""Write a table, its caption above it.
+    r"""Write a table below its caption.
 
     Example:
         >>> print(markdown_table(Grid(columns=("pod", "GiB"), rows=[("a|b", "1.5")], right={"GiB"})))

@@ -1,4 +1,4 @@
-"""One line of progress: rewritten in place in a terminal or a notebook, a line per tenth of the way in a file."""
+"""A progress line: rewritten in place in a terminal or notebook, ten lines in a file."""
 
 from __future__ import annotations
 

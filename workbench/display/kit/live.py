@@ -61,7 +61,7 @@ class Watched(Protocol):
         return None
 
     def bar(self) -> ButtonBar:
-        """Return its buttons, the same at each call."""
+        """Return the picture's buttons, the same object at every call."""
         ...
 
     def unfold(self, title: str, is_open: bool) -> None:  # noqa: ARG002 - unless there is something to unfold
@@ -135,7 +135,7 @@ class Picture:
         return self.watched.over and self._main.sent == self._main.kept is not None
 
     def show(self, *, clicks: bool, keep_bar: bool = False, reserved: bool = False) -> None:
-        """Display the picture in the cell or at a `reserved` position, with buttons if the front end `clicks`."""
+        """Display the picture in the cell or at a `reserved` place, with buttons if `clicks`."""
         with self._lock:
             if clicks and (keep_bar or self.watched.clickable):
                 self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
@@ -156,7 +156,7 @@ class Picture:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop following; what is drawn stays. Idempotent."""
+        """Stop redrawing; the last drawing stays. Idempotent."""
         self._closing.set()
 
     def refresh(self, *, keep: bool = False) -> None:
@@ -224,7 +224,7 @@ _PICTURES: dict[Path, Picture] = {}
 
 
 def reserve() -> str:
-    """Display nothing where a picture is to come, from whichever thread, and return the place."""
+    """Display empty outputs for a later picture, from any thread, and return their place."""
     place = uuid.uuid4().hex
     for part in _PARTS:
         put(NOTHING, f"{place}-{part}", update=False)

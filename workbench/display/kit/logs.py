@@ -1,4 +1,4 @@
-"""Logs of many ranks for the eye: lines that differ only in times, ranks, pids and addresses are shown once. Pure."""
+"""Fold the logs of many ranks: lines may differ in times, ranks, pids and addresses. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FoldedLine:
 
 
 def clean(text: str) -> str:
-    r"""Take away what a terminal would obey: colours, cursor moves, control characters other than line ends and tabs.
+    r"""Remove terminal sequences and control characters other than line ends and tabs.
 
     Example:
         >>> clean("\x1b[31mloss\x1b[0m is nan\x07")
@@ -52,7 +52,7 @@ def clean(text: str) -> str:
 
 
 def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
-    """Merge the lines of several ranks, keeping the order of each.
+    """Merge the lines of several ranks, in every rank's order.
 
     Example:
         >>> for line in fold({0: ["start on rank 0", "loss 3"], 1: ["start on rank 1", "end"]}):
@@ -89,7 +89,7 @@ def _keys(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 
 def ranks_word(ranks: Sequence[int], world_size: int) -> str:
-    """Return which ranks.
+    """Return ranks as ranges, or `all`.
 
     Example:
         >>> ranks_word((0, 1, 2), 3), ranks_word((1,), 3), ranks_word((0, 1, 2, 5), 8)
@@ -107,7 +107,7 @@ def ranks_word(ranks: Sequence[int], world_size: int) -> str:
 
 
 def folded_text(lines: Sequence[FoldedLine], world_size: int) -> str:
-    """Draw folded lines as text, the ranks before each."""
+    """Draw folded lines as text, with the ranks before the lines."""
     words = [ranks_word(line.ranks, world_size) for line in lines]
     width = max((len(word) for word in words), default=0)
     return "\n".join(

@@ -43,7 +43,7 @@ def heard_at_once(widget: Any) -> None:
 
 
 def widget_bundle(widget: Any, words: str) -> dict[str, object]:
-    """Return a widget as a notebook takes it, with the words for where there are none."""
+    """Return a widget as notebook data, with words for front ends without widgets."""
     return {
         "text/plain": words,
         VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id},
@@ -74,7 +74,7 @@ class Button:
     text: str
     tip: str
     sure: str = ""
-    """Question before the action; a second click within some seconds confirms. Empty: no question."""
+    """Question before the action, confirmed by a second click within seconds. Empty: none."""
     disabled: bool = False
     urgent: bool = False
     """Whether the button is highlighted for the user."""
@@ -104,7 +104,7 @@ class ButtonBar:
     def bundle(
         self, picture: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
     ) -> dict[str, object]:
-        """Return the bar's bundle for the picture of a name; `answer` receives requests other than clicks."""
+        """Return the bar's bundle for a picture. `answer` receives requests other than clicks."""
         self._answer = answer
         self.widget.picture = picture
         return widget_bundle(self.widget, f"({self.widget.label}: they need the kernel)")

@@ -170,7 +170,7 @@ def conversation_doc(
 
 
 def show_conversation(conversation: Conversation) -> None:
-    """Display a chat, which a saved notebook keeps, with a field to write in where there are widgets."""
+    """Display a chat, which a saved notebook keeps, with a text field if widgets are available."""
     name = uuid.uuid4().hex
     put(to_bundle(conversation_doc(conversation)), name, update=False)
     if has_widgets():

@@ -1,4 +1,4 @@
-"""TensorBoard below a cell: a line, and a frame once a button is pressed, so that no saved notebook loads a port."""
+"""TensorBoard below a cell: a line, and on request a frame, so no saved notebook loads a port."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def board_html(board: Board) -> str:
 
 
 def show_board(board: Board) -> None:
-    """Display the line, and where there are widgets the button that shows the page."""
+    """Display the line, with a button for the page if widgets are available."""
     show_bundle(as_bundle(board))
     if has_widgets():
         from IPython.display import display

@@ -1,4 +1,4 @@
-"""Display of runs: runs below a folder as a table, equal options above; selected runs side by side."""
+"""Views of runs: runs below a folder as a table, with equal options above, and comparisons."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Column:
     right: bool = False
     cut: bool = False
     above: bool = False
-    """Whether it may stand above the table where all of its cells are equal."""
+    """Whether a column of equal cells may stand above the table."""
 
     @property
     def tells(self) -> bool:
@@ -70,7 +70,7 @@ class _Column:
 
     @property
     def width_px(self) -> float:
-        """About how wide it is; titles go on in a second line at blanks."""
+        """Approximate width in pixels. Titles wrap at blanks."""
         longest = max(
             [
                 *(len(cell_text(cell, self.cut)) for cell in self.cells),

@@ -45,7 +45,7 @@ def plan_doc(table: PlanTable) -> Doc:
 
 
 def gpus_doc(table: GpuTable) -> Doc:
-    """State what to take of every kind of GPU."""
+    """State the required number of GPUs of every kind."""
     titles = (
         "GPU",
         "GiB",
@@ -118,9 +118,9 @@ def _grid(table: PlanTable) -> Grid:
 
 
 def _speed_titles(table: PlanTable) -> dict[str, str]:
-    """Return the columns of what was predicted of the speed, with their fields.
+    """Return the columns of predicted speed, with their fields.
 
-    None where nothing was timed.
+    None without a timing.
     """
     if not table.paces:
         return {}
@@ -253,7 +253,7 @@ def _fastest(table: PlanTable) -> str:
 
 
 def _more(table: PlanTable, speed_up: float) -> str:
-    """Say with how many micro-batches a step several pods would be faster than that."""
+    """Return the number of micro-batches per step at which several pods would be faster."""
     most = max(table.speed_ups.values(), default=0.0)
     if speed_up > 0.9 * most:
         return ""
@@ -320,7 +320,7 @@ def _method(table: PlanTable) -> list[str]:
 
 
 def _stages(table: PlanTable) -> list[str]:
-    """Say where a pod's own memory is highest, and how much of the model's files passes through it."""
+    """State the stages with a pod's highest host memory, and the size of the model's files."""
     highest: dict[str, list[str]] = {}
     for row in table.rows:
         if row.stages:

@@ -1,4 +1,4 @@
-"""What is known of pods before a job: the doctor's findings and speeds, and the nodes of a Kubernetes cluster."""
+"""Pods before a job: the doctor's findings and speeds, and the nodes of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ACROSS = 120  # letters of all hosts' findings, where these are few
 
 
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
-    """State the hosts, then what to do, then how fast the pods exchange data."""
+    """State the hosts, the remedies, and the speed of the exchange between pods."""
     todos, exchange = _todo(diagnosis), diagnosis.exchange
     html = render(
         "doctor.html",
@@ -98,7 +98,7 @@ def _short(finding: Finding, most: int) -> str:
 
 
 def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
-    """Return the problems, with the pods that share each of them."""
+    """Return the problems, with the affected pods per problem."""
     pods: dict[Finding, list[str]] = {}
     for host, finding in diagnosis.problems:
         pods.setdefault(finding, []).append(host.pod)
@@ -142,7 +142,7 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
 
 
 def _prediction(exchange: Exchange) -> str:
-    """Return the meaning of the bandwidth for a well-known model: t5-small has 60.5 M parameters."""
+    """Return the bandwidth's meaning for a well-known model: t5-small has 60.5 M parameters."""
     if not exchange.sizes:
         return ""
     size, took = exchange.sizes[-1]
@@ -150,7 +150,7 @@ def _prediction(exchange: Exchange) -> str:
 
 
 def nodes_doc(table: NodeTable) -> Doc:
-    """State the verdict, the nodes, and what could not be seen."""
+    """State the verdict, the nodes, and the data that was not readable."""
     if not table.nodes:
         return Doc(blocks=[Note(_sentence(table.verdict))])
     columns = (

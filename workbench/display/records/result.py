@@ -147,7 +147,7 @@ def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
 
 
 def profile_doc(profile: Profile) -> Doc:
-    """State the figures, and all modules as a tree to unfold; text has those of the first levels."""
+    """State the figures, and all modules as a tree in a fold; text has the first levels."""
     blocks: list[Block] = [Table(profile.summary())]
     blocks += [Note(profile.note)] if profile.note else []
     blocks += (

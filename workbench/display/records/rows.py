@@ -1,4 +1,4 @@
-"""A dataset as its model reads it: sample rows with the learned part marked, lengths, cuts, duplicates."""
+"""A dataset as the model reads it: sample rows with marked labels, lengths, cuts, duplicates."""
 
 from __future__ import annotations
 

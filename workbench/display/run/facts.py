@@ -44,14 +44,14 @@ _STAGES = (
     ),
     "training",
 )
-"""What the start of a trainer consists of: how its message or phase begins."""
+"""Steps of a trainer's start, by the beginning of the message or phase."""
 
 
 class RunFacts:
     """All facts of a panel. Foreign text is on a single line but not escaped."""
 
     def __init__(self, view: RunView, *, alone: bool = False):
-        """Compute the current facts of a run; `alone` is for a page without notebook and cluster."""
+        """Compute the current facts of a run. `alone`: for a page without notebook or cluster."""
         job = view.spec.job if view.spec else None
         fault = view.result.error if view.result else None
         label, ended = read_label(view.paths), view.state.is_terminal
@@ -65,17 +65,17 @@ class RunFacts:
         """Names and values of model, technique, hosts, global batch and time."""
         self.progress = view.progress
         self.share = _share(view, self.progress)
-        """How much of the way is done, or of its start while it starts, 0 to 1."""
+        """Share of the run, or during the start of the start, from 0 to 1."""
         self.bar = _bar(view, self.progress)
         self.figures = _figures(view, self.progress)
         self.memory = _memory(view)
-        """Pod and what its memory is and was at most."""
+        """Pod with its current and peak memory."""
         self.card = fault_card(fault, job, read_json(view.paths.prediction)) if fault else None
         self.receipt = _receipt(view, alone=alone) if ended else []
         """How a user ended the run, and what is left after the end, a line per fact; empty before
         the end."""
         self.links = run_links(view.paths) if ended and not alone else []
-        """To its card and its model, after the end, where a Jupyter server has them."""
+        """Links to card and model after the end, if a Jupyter server has the files."""
         self.stop_grace_s: float | None = getattr(job, "stop_grace_s", None)
         """Seconds for a script's ranks to end on request; None for a trainer, which ends after a
         step."""

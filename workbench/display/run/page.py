@@ -83,7 +83,7 @@ class RunPage:
         *,
         alone: bool = False,
     ):
-        """Take in the view; `folds` is what the user unfolded, by title; `alone`: the page outlives its cluster."""
+        """Compute the facts. `folds`: open folds by title. `alone`: without notebook or cluster."""
         self.facts = RunFacts(view, alone=alone)
         self._view, self._plot = view, plot
         self._grids = worker_grids(view.totals.book)
@@ -254,7 +254,7 @@ def card_html(card: Card) -> str:
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
     """Draw all of a card but its title, for a page that may hold several.
 
-    Only some may `carry` their files.
+    With `carry`, the card contains the recipe and its files.
     """
     return str(blocks_html(_blocks(card, anchor, carry=carry)))
 
@@ -287,7 +287,7 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
 
 @singledispatch
 def _of_kind(_card: Card) -> Mapping[str, list[Block]]:
-    """Return the sections that a card has for the kind of its job, by their titles."""
+    """Return the card sections of the job's kind, by title."""
     return {}
 
 

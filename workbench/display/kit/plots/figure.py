@@ -51,7 +51,7 @@ class Series:
     end: str = ""
     """Text on the last point, where the name does not suffice."""
     joined: bool = True
-    """Whether points are joined. Evaluations are markers: values between evaluations are unknown."""
+    """Whether points are joined. Evaluations are markers: values between them are unknown."""
     low: Sequence[float] = ()
     """Lower bounds of the points, paired with `high`; empty for single measurements."""
     high: Sequence[float] = ()

@@ -36,11 +36,11 @@ _INK, _FRAME, _GRID, _PAPER = "#333333", "#8a8a8a", "#e4e4e4", "#ffffff"
 _BUTTON_PX = (-50, 62, 202)  # where each group of buttons begins, from the left of the axes
 Json = dict[str, Any]
 _Button = tuple[str, str, list[Any]]
-"""Label, plotly's method, its arguments."""
+"""Label, plotly's method and its arguments."""
 
 
 def interactive(plot: Plot) -> Json:
-    """Return the figure as JSON: each line above a pale copy of its values, and buttons."""
+    """Return the figure as JSON: lines above pale copies of their values, and buttons."""
     import plotly.graph_objects as go
 
     lines = [one for one in plot.series if one.ys]
@@ -88,7 +88,7 @@ def interactive(plot: Plot) -> Json:
 
 @cache
 def plotly_js() -> str:
-    """Return the source of plotly.js, which the Python package brings; nothing is loaded from a network."""
+    """Return the source of plotly.js from the Python package, without network access."""
     spec = importlib.util.find_spec("plotly")
     if spec is None or spec.origin is None:
         return ""
@@ -134,7 +134,7 @@ def _over(lines: Sequence[Series], axis: str) -> list[object]:
 
 
 def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> list[object]:
-    """Replace the numbers of the lines; the pale ones behind them stay."""
+    """Replace the values of the lines; the pale copies stay."""
     drawn = [
         smoothed(lines[place].ys, weight) if weight else list(lines[place].ys) for place in curves
     ]

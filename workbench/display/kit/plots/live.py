@@ -1,4 +1,4 @@
-"""A plot that follows a run: a static picture for the saved notebook, and a widget for the live one.
+"""A live plot of a run: a static picture for the saved notebook, a widget for the live one.
 
 The picture hides itself where the widget is drawn. The kernel sends plotly.js to pages on request.
 """
@@ -25,13 +25,13 @@ _PICTURES = 8  # looks to one drawing of the static picture, which takes longer
 
 
 def show_doc(doc: Doc) -> None:
-    """Display a document; interactive plots are outputs of their own, for front ends with plotly."""
+    """Display a document, with interactive plots as separate outputs if plotly is supported."""
     for bundle in to_bundles(doc):
         show_bundle(bundle)
 
 
 def show_live_plot(look: Callable[[], tuple[Doc, bool]]) -> None:
-    """Display a document of a single plot and follow `look`, where the front end supports updates."""
+    """Display a document of a single plot, and follow `look` if the front end allows updates."""
     doc, over = look()
     if over or not has_widgets():
         show_doc(doc)

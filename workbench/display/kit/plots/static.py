@@ -173,7 +173,7 @@ def legend_above(axes: Any, columns: int, **more: Any) -> None:
 
 
 def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
-    """Dress axes in the house's look: two thin spines, a faint grid, everything in the page's text colour."""
+    """Style axes: two thin spines, a faint grid, everything in the page's text colour."""
     axes.set_xlabel(xlabel, color=FOREGROUND)
     axes.set_ylabel(ylabel, color=FOREGROUND)
     axes.tick_params(color=FOREGROUND, labelcolor=FOREGROUND, length=3)
@@ -185,7 +185,7 @@ def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
 
 
 def _for_a_page(svg: str, label: str) -> str:
-    """Fit an SVG file for the inside of a page: no prolog, no rules that reach outside, the page's font and colour."""
+    """Adapt an SVG file to a page: no prolog, no rules for the page, the page's font and colour."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # matplotlib writes each text as a comment before the group of its glyphs.
@@ -302,7 +302,7 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
 def write_labels(
     axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0
 ) -> None:
-    """Write every line's name at the right, with a sample of the line, near its end and without overlap."""
+    """Write every line's name at the right near the line's end, with a sample, without overlap."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)  # what stands beside the axes must not widen them
     span = right - left
