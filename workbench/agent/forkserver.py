@@ -162,7 +162,7 @@ def _check_same_world(agent: int, python: str) -> None:
 def _become_child_of(agent: int, env: Mapping[str, str]) -> None:
     """Copy the agent's limits, groups and folder, and the requested environment."""
     os.setsid()
-    # sshd and the login have set these for the agent.
+    # sshd and the login have set these limits for the agent.
     for name in filter(lambda name: name.startswith("RLIMIT_"), dir(resource)):
         limit = getattr(resource, name)
         if (wanted := resource.prlimit(agent, limit)) != resource.getrlimit(limit):
@@ -179,7 +179,7 @@ def _become_child_of(agent: int, env: Mapping[str, str]) -> None:
     os.chdir(Path(f"/proc/{agent}/cwd").readlink())
     os.environ.clear()
     os.environ.update(env)
-    tempfile.tempdir = None  # the imports looked it up before the pod's own was known
+    tempfile.tempdir = None  # the imports set the folder before the pod's own was known
 
 
 if __name__ == "__main__":

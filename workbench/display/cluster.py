@@ -26,9 +26,9 @@ from workbench.rundir.view import RunView
 
 _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 _TICK_S = 1.0
-_WORD_S = 60.0  # between two words to the keeper; sooner where it does not wait long for one
+_WORD_S = 60.0  # seconds between requests to the keeper; fewer with a short idle timeout
 _ENDED = ("closed", "failed", "lost")
-_PATIENCE_S = 0.3  # a start that is over by then needs no words
+_PATIENCE_S = 0.3  # a faster start shows no progress
 _DRAW_S = 0.25
 
 
@@ -122,7 +122,7 @@ def cluster_grid(
             pod.name,
             _where(pod),
             str(pod.slots),
-            # What the keeper saw last is no more true of a cluster that is closed.
+            # The keeper's last look no longer holds for a closed cluster.
             "stopped" if phase == "closed" and not pod.phase.is_terminal else str(pod.phase),
             *(pod.versions.get(name, "") for name in shown),
             *(

@@ -42,7 +42,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARY = re.compile(
     r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/|^.*/(?=workbench/(?:base|rundir|worker)/)|^(?=<frozen )"
 )
-_COPY = re.compile(r"^.*/runs/[^/]+/script/")  # of a script's folder
+_COPY = re.compile(r"^.*/runs/[^/]+/script/")  # a script's folder on a pod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def fault_text(card: FaultCard, *, brief: bool = False) -> str:
 
 def error_lines(error: WorkbenchError) -> list[str]:
     """Draw an error below its cell: message and place. `%tb` shows the full traceback."""
-    if sys.exc_info()[1] is None:  # it has been handled: this is %tb
+    if sys.exc_info()[1] is None:  # the exception was handled: the user called %tb
         return _whole(error)
     lines = [f"{_RED}{type(error).__name__}{_PLAIN}: {printable(_words(error))}"]
     lines += [f"  {_BOLD}{where}{_PLAIN}  {plain(line)}" for where, line in _places(error)]

@@ -59,7 +59,7 @@ def bridge(root: Path) -> int:
         return 1
     agent.settimeout(None)
     agent.set_inheritable(True)
-    loader: Any = getattr(find_spec(_RELAY), "loader", None)  # of a folder or of a zip
+    loader: Any = getattr(find_spec(_RELAY), "loader", None)  # reads from a folder or a zip
     return os.execv(
         sys.executable,
         [sys.executable, "-ISc", loader.get_source(_RELAY), str(agent.fileno()), str(root)],

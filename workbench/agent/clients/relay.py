@@ -19,7 +19,7 @@ def _inward(agent: _socket.socket) -> None:
             _write(agent.fileno(), data)
         agent.shutdown(_socket.SHUT_WR)
     except OSError:
-        pass  # either side has ended: so does the relay
+        pass  # a side has ended: the relay ends too
     time.sleep(_LAST_WORDS_S)
     os._exit(0)
 

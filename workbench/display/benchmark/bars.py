@@ -22,7 +22,7 @@ _LETTER_IN = 0.083
 _HATCHES = ("", "////", "....")
 _NOT_FITTING = (Outcome.SKIPPED, Outcome.OUT_OF_MEMORY)
 _BAR = 30  # letters
-_FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it is cut, and says so
+_FAR = 1.6  # a prediction beyond this times the largest measured figure is cut
 
 
 def memory_blocks(sheet: Sheet) -> list[Block]:
@@ -66,7 +66,7 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
         for size in (x.row.peak_memory_gib, x.row.predicted_memory_gib)
         if size
     ]
-    # What does not fit is predicted far off the scale of the rows that ran.
+    # Predictions of rows that do not fit are far off the scale of measured rows.
     ran = [
         size
         for row, size in sizes

@@ -169,7 +169,7 @@ class BenchmarkLive:
         self._drawn_at = float("-inf")
         self._began_at = clock()
         self._written: set[int] = set()
-        self._passing = False  # whether the terminal's last line is to be overwritten
+        self._passing = False  # whether the next drawing overwrites the terminal's last line
 
     def update(
         self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None

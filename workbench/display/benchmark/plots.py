@@ -33,7 +33,7 @@ _SCALING = (6.6, 3.4), (0.075, 0.13, 0.585, 0.83)  # inches, and the place of th
 _PODS = COUNTS[1]
 _LOSS = (5.6, 2.9), (0.11, 0.155, 0.535, 0.81)
 _MOST_LINES = 8
-_POINTS = 40  # a longer curve is drawn as so many means
+_POINTS = 40  # longer curves are drawn as this number of means
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK = 16  # letters
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -216,7 +216,7 @@ def _loss_plot(
         )
         for n, (line, points) in enumerate(means)
     ]
-    # Of techniques that do the same work the lines lie on each other: one is drawn, and the rest is said.
+    # Lines of techniques with the same work coincide: draw one, and name the others.
     groups = equal_series(series, STEP)
     notes = [f"Each point is the mean of {widest} logged steps."] if widest > 1 else []
     notes += [

@@ -35,9 +35,7 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.run.page import card_body, run_text
 
-_MOST_CARRIED = (
-    24 << 20
-)  # bytes of archives in all cards: beyond it a browser opens the page slowly
+_MOST_CARRIED = 24 << 20  # bytes of archives in all cards: browsers open a larger page slowly
 _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
     ("samples_per_s", "Most samples/s", True, number),
     ("pod_hours", "Fewest pod-hours", False, number),

@@ -167,7 +167,7 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
         for column in COLUMNS
     }
     measured = tuple(figures_of(column, values) for column, values in seen.items() if values)
-    # A column of what was asked for stands above the table where it tells the lines of no group apart.
+    # A column of requested options is above the table if its values are equal within every group.
     figures = tuple(
         one
         for one in measured

@@ -20,9 +20,9 @@ _WHO_AGAIN = ("#", "technique", "pods")  # in the second and further tables of a
 _TEXT_COLUMNS = 150
 _WHY_LETTERS = 44
 _MOST_LETTERS = 20
-_LETTER_PX = 7.2  # of the fonts that notebooks use, at 13 px
-_WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # of the widest of them, bold; between columns
-_CELL_PX = 1190  # of a notebook's cell in a window of 1400
+_LETTER_PX = 7.2  # mean width in notebooks' fonts at 13 px
+_WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # width in the widest font, bold; space between columns
+_CELL_PX = 1190  # width of a notebook's cell in a window of 1400 px
 
 
 def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:

@@ -103,7 +103,7 @@ class Composition(Mapping[str, Any]):
         }
         unused = {"epochs"} if options.get("max_steps") else set()
         if options.get("deepspeed") and self["technique"] == FIELDS["technique"].default:
-            unused.add("technique")  # left open, the stage of the JSON says which
+            unused.add("technique")  # without the option, the JSON's stage determines the technique
         names = [option.name for option in FineTune.options() if option.name in options]
         return {name: options[name] for name in names if name not in unused}
 
@@ -217,5 +217,5 @@ def _worded(refusal: str) -> str:
 
 @lru_cache(maxsize=64)
 def _gpu_refusal(count: int) -> str | None:
-    # Asking the driver takes long; the machine's GPUs do not change while a form is open.
+    # The driver answers slowly, and the machine's GPUs do not change while a form is open.
     return _refusal(partial(visible_gpus, count))

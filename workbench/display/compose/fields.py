@@ -107,7 +107,7 @@ _MAIN = {
     "seed",
 }
 """Options that most people set. The other options are in a fold."""
-_MAIN_OF_PLACE = 6  # the first options of a place are what it is reached by
+_MAIN_OF_PLACE = 6  # the first options of a place are its address and access
 _PROPOSALS: Mapping[str, Sequence[str]] = {
     "model": ("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small"),
     "dataset": ("wikisql-mini", "wikisql"),
@@ -121,7 +121,7 @@ INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
     "local_sgd": (LocalSgd, "technique", (LocalSGD.name,)),
 }
 """Options that are records, with the field and its values that make their options meaningful."""
-_BEGIN_WITH = {"count": 3}  # one pod, the default elsewhere, would show nothing of a cluster
+_BEGIN_WITH = {"count": 3}  # the usual default of one pod would show no cluster
 _DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
 
 

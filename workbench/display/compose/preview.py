@@ -107,7 +107,7 @@ def _batch_text(composition: Composition) -> str:
             return text
         steps = max(
             1, round(job.epochs * -(-train_rows // rows))
-        )  # the last step of an epoch takes what is left
+        )  # the last step of an epoch takes the rest
         return f"{text}, about {count(steps)} steps"
     share = "" if train_rows is None else f", {job.max_steps * rows / train_rows:.2g} epochs"
     return f"{text}; {count(job.max_steps)} steps read {count(job.max_steps * rows)} rows{share}"
@@ -152,7 +152,7 @@ def _lines(options: Mapping[str, object]) -> str:
 
 def _literal(value: object) -> str:
     match value:
-        case str():  # JSON's form of a string is Python's too, with the quotes that this project writes
+        case str():  # JSON's form of a string is valid Python, with this project's quotes
             return json.dumps(value, ensure_ascii=False)
         case float() if value.is_integer() and abs(value) < 1e6:
             return str(int(value))

@@ -19,7 +19,7 @@ _INTERVAL_S = 0.25
 _NOTEBOOK_COLUMNS = 120
 _BAR = 20
 _MIN_BAR_COLUMNS = 60
-_SHARE = 0.05  # of the waiter's time for working out the progress, which reads all events
+_SHARE = 0.05  # share of the waiting time for the progress, which reads all events
 
 
 def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
@@ -40,7 +40,7 @@ def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
     if progress.eta_s is not None:
         parts.append(f"{duration(progress.eta_s)} left")
     text = ", ".join(parts)
-    # What failed matters more than how fast it was.
+    # A failure matters more than the speed.
     if progress.message:
         text = (
             f"{parts[0]}: {plain(progress.message)}"
@@ -61,9 +61,9 @@ class Screen:
 
     def show(self, bundle: Mapping[str, object]) -> None:
         """Draw into a notebook, in place of what was drawn before."""
-        # Not as text with \r, where each drawing is a further output of the cell: nbclient's `coalesce_streams` joins
-        # those when the cell ends but keeps the old indices of the displays behind them, and their next update is an
-        # IndexError or lands in another output.
+        # Not as text with \r: every drawing would be an output of the cell. nbclient's
+        # `coalesce_streams` joins the outputs at the end of the cell but keeps the old indices of
+        # later displays. Their next update raises IndexError or changes another output.
         from IPython.display import display
 
         if self._display is None:
@@ -130,7 +130,7 @@ class ProgressLine:
         elif not self._screen.is_live:
             self._screen.write(progress_text(self._pending, columns=10_000) + "\n")
         else:
-            # One column stays free: a terminal would otherwise wrap, and \r not find the line's start.
+            # One column stays free: otherwise a terminal wraps, and \r misses the line's start.
             columns = shutil.get_terminal_size().columns - 1
             text = progress_text(self._pending, columns)
             self._screen.write("\r" + text.ljust(min(self._drawn_columns, columns)))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 NOTHING: Mapping[str, object] = {"text/plain": "", "text/html": ""}
 _PARTS = ("buttons", "main", "image")  # in the order of the outputs
-_SHARE = 0.03  # of a core for drawing
+_SHARE = 0.03  # share of a core for drawing
 _MOST_S = 2.0
-_STILL_S = 30.0  # between two images during a run: images are for front ends that strip the rest
+_STILL_S = 30.0  # between images during a run, for front ends that strip SVG and style
 
 
 class Watched(Protocol):
@@ -189,7 +189,7 @@ class Picture:
         return {}
 
     def _bundle(self, doc: Doc) -> dict[str, object]:
-        if self.watched.clickable:  # a reader without a kernel sees that it went on from there
+        if self.watched.clickable:  # without a kernel, readers see the age of the picture
             doc = replace(
                 doc, blocks=[*doc.blocks, Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")]
             )

@@ -11,7 +11,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@
 _DIFFERENT = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"  # times
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?"
-    r"|(?:local_)?rank[ =:_-]{0,3}\d+"  # who speaks
+    r"|(?:local_)?rank[ =:_-]{0,3}\d+"  # ranks
     r"|\[?pid[ =:]\d+\]?|\[\d{3,}\]"
     r"|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"
     r"|0x[0-9a-f]+",

@@ -115,8 +115,8 @@ def _style(grid: Grid, title: str, share: int) -> str:
     space = (
         "white-space: nowrap" if title in grid.whole or title in grid.right else _wrap(grid, title)
     )
-    # Sentences share what room there is, however long one of them is, and stay wide enough to read in a table that
-    # scrolls.
+    # Columns of sentences share the room equally and stay wide enough to
+    # read in a table that scrolls.
     wide = f"; min-width: 14em; width: {share}%" if share else ""
     return f"text-align: {side}; padding: 2px 8px; vertical-align: top; {border}; {space}{wide}"
 

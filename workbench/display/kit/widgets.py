@@ -133,9 +133,7 @@ class ButtonBar:
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):
             self.bring_up("")
-        elif message.get(
-            "hello"
-        ):  # from a page that shows no button: what was sent before it listened is lost
+        elif message.get("hello"):  # from a page without buttons: earlier messages are lost
             self.widget.send_state()
         else:
             answer = self._answer(message)

@@ -24,7 +24,7 @@ from workbench.finetune.data.rows import PREFIX
 
 _ROWS = 50
 _EMPTY = "(nothing)"
-_ALIKE = 1 / 3  # of the words, below which no word is marked
+_ALIKE = 1 / 3  # least share of equal words for marking words
 _REFRESH_S = 0.25
 _INVITES, _WAITS = "Write, and press Enter", "Wait for the answer"
 
@@ -119,7 +119,7 @@ def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
         if alone and row.expected
         else row.expected or UNKNOWN
     )
-    # Without a known answer, models are compared with the first that answered.
+    # Without a known answer, models are compared with the first answer.
     given = (answer.predicted for answer in row.answers if answer.predicted.strip())
     right = next(given, "") if row.expected is None else row.expected
     for answer in row.answers:

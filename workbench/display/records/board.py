@@ -11,7 +11,7 @@ from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import has_widgets
 from workbench.display.kit.templates import macro
 
-_USABLE_S = 600.0  # a frame that is drawn again later, as from a saved notebook, stays empty
+_USABLE_S = 600.0  # a frame drawn later, as from a saved notebook, stays empty
 _LATE = "Run the cell again."
 
 

@@ -33,7 +33,7 @@ from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
-_CELL_PX = 1140  # of a notebook's cell in a window of 1400, less the boxes to tick
+_CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without the tick boxes
 _LETTER_PX, _BETWEEN_PX = 7.6, 16.0
 _ORDER = (
     "#",
@@ -51,7 +51,7 @@ _ORDER = (
     "when",
 )
 """Columns by priority for a narrow window: results first, then options that often differ."""
-_OUTPUTS = 4  # that a comparison has: what is not alike, a title, the plot, the tables
+_OUTPUTS = 4  # outputs of a comparison: differences, title, plot, tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +229,7 @@ def _option(name: str, values: Sequence[object]) -> _Column:
     ]
     numbers = not any(isinstance(key, str) for key in keys)
     cells = [UNKNOWN if value is None else str(value) for value in values]
-    title = name.removeprefix("per_device_").replace("_", " ")  # which can go on in a second line
+    title = name.removeprefix("per_device_").replace("_", " ")  # titles wrap at blanks
     return _Column(title=title, keys=keys, cells=cells, right=numbers, cut=True)
 
 
@@ -240,7 +240,7 @@ def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool =
 
 
 def _near(record: RunRecord, folder: Path) -> str:
-    # A run's folder is named after its id, unless the user chose another name.
+    # A run's folder has the run's id as name, unless the user chose another.
     place = record.path.parent if record.path.name == record.id else record.path
     near = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     return "" if near == "." else near

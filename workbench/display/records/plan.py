@@ -19,11 +19,11 @@ _PARTS = (
     "communication",
     "overhead",
 )
-_NAMES = {"overhead": "runtime"}  # no two begin alike
+_NAMES = {"overhead": "runtime"}  # all names begin differently
 _GIB = 2**30
 _MIB = 2**20
-_TINY_GIB = 0.1  # the largest part below which all is in MiB
-_WIDEST = 1.6  # times the limit: beyond it a bar is cut, so that those that fit can be told apart
+_TINY_GIB = 0.1  # if the largest part is smaller, all parts are in MiB
+_WIDEST = 1.6  # a bar beyond this times the limit is cut, so that fitting bars stay distinct
 _MARKS = {Fit.FITS: "✓ ", Fit.TIGHT: "~ ", Fit.NOT: "✗ ", Fit.REFUSED: "✗ "}
 
 

@@ -20,11 +20,9 @@ _SIGN = {
     Verdict.UNKNOWN: "?",
     Verdict.ABSENT: "–",
 }
-_SHORT = 32  # letters of a finding that are shown, at least
-_SHARED = (
-    1.2  # times longer that pods compute beside each other, from which on they share a processor
-)
-_ACROSS = 120  # letters of all hosts' findings, where these are few
+_SHORT = 32  # least shown letters of a finding
+_SHARED = 1.2  # pods that compute this times slower together share a processor
+_ACROSS = 120  # letters of all hosts' findings if few
 
 
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:

@@ -30,9 +30,9 @@ from workbench.finetune.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.paths import RunPaths
 
-_OPEN = 2  # levels that are unfolded, and shown as text
+_OPEN = 2  # levels that are open, and shown as text
 _DEEPEST = 20  # levels
-_MODULES = 600  # in a tree, so that a deep model's page stays below some 300 kB
+_MODULES = 600  # modules in a tree, so that a deep model's page stays below some 300 kB
 
 
 def result_doc(result: RunResult) -> Doc:
@@ -43,7 +43,7 @@ def result_doc(result: RunResult) -> Doc:
 
 def facts_of_result(result: RunResult) -> Table:
     message = f": {result.message}" if result.message and not result.error else ""
-    # A script, for one, reports no loss.
+    # A script, for example, reports no loss.
     pairs = [(name, text) for name, text in _pairs(result) if text not in ("", UNKNOWN)]
     return Table(facts(f"Run {result.state}{message}", pairs), width=100)
 

@@ -9,8 +9,8 @@ from workbench.base.words import count, percent, plain, short_list
 from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.finetune.plan.reading import RowPreview
 
-_BARS = 8  # ranges of lengths, about
-_NAMES = 20  # of columns
+_BARS = 8  # approximate number of length ranges
+_NAMES = 20  # number of column names
 _WIDTH = 24  # letters of the longest bar
 
 

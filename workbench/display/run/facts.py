@@ -101,7 +101,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         case FineTune():
             adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
             pairs.append(("model", f"{middle_cut(job.model, 40)}{_size(view)}"))
-            # The ranks have the last word: a format that was chosen for GPUs that lack it is another one there.
+            # The ranks decide: GPUs without the chosen format use another.
             precision = text(view.start.get("precision")) or job.number_format
             pairs.append(("technique", f"{job.technique}{adapters} {precision}"))
             pairs.append(("chosen for it", _chosen(view)))
@@ -170,7 +170,7 @@ def _size(view: RunView) -> str:
 
 
 def _ticking(seconds: float) -> str:
-    # Under the reader's eyes a length of time changes: no fractions.
+    # A live duration has no fractions.
     return f"{int(seconds)} s" if seconds < 60 else duration(seconds)
 
 
@@ -219,7 +219,7 @@ def _stage(view: RunView) -> int:
         return 0
     now = view.totals.phases.get(0, view.message)
     stage = next((n for n, name in enumerate(_STAGES, 1) if now.startswith(name)), 0)
-    # It is set up under the name of training before the first evaluation.
+    # The phase is named training before the first evaluation.
     return stage - (now == "training" and view.totals.eval_loss is None)
 
 
@@ -262,7 +262,7 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
     for address in addresses:
         host = view.memory.get(address)
         now = f"now {gib(host.gib.last)}" if host and not view.state.is_terminal else ""
-        # Ranks report their peak at evaluations only: what was sampled since may be more.
+        # Ranks report their peak only at evaluations: later samples may be higher.
         measured = [host.peak_gib, host.gib.highest] if host else []
         highest = peaks.get(address) or max(
             (size for size in measured if size is not None), default=None

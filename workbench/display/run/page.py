@@ -48,13 +48,13 @@ from workbench.rundir.view import RunView
 _BAR = 30
 _TEXT_LINES = 10
 _PAGE_LINES = 60
-_FOLDED_LINES = 120  # of each rank
+_FOLDED_LINES = 120  # of a rank's log
 _RANKS = 8
 Drawing = Callable[[], str]
 _MOST_ROWS = 64
 _ANSWERS = 12
 _MOST_ANSWERS = 500
-_TEXT_FILES = 200_000  # bytes of a file above which its text is only in the archive
+_TEXT_FILES = 200_000  # bytes; the text of a larger file is only in the archive
 
 
 def run_doc(run: Run) -> Doc:

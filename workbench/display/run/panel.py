@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 _TICK_S = 0.5
-_ENDED_TICK_S = 2.0  # then only the cluster can still change
-_PLOT_SHARE = 0.01  # of a core for each plot: what it took decides when it is due again
-_PLOT_AHEAD_S = 0.3  # some ten drawings: a short run's plots keep up with its figures
-_PLOT_MOST_S = 0.1  # of what one drawing took is counted: the first may load the library
+_ENDED_TICK_S = 2.0  # after the end only the cluster can change
+_PLOT_SHARE = 0.01  # share of a core per plot: the drawing time determines the next drawing
+_PLOT_AHEAD_S = 0.3  # about ten drawings: plots of a short run are up to date
+_PLOT_MOST_S = 0.1  # counted at most per drawing: the first may load the library
 _PLOT_EVERY_S = 1.0
 _STUCK = (
     "no step for",
     "no output and no CPU for",
     "the last step was",
     "rank ",
-)  # how a stall's remark begins
+)  # beginning of a stall's hint
 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
@@ -52,7 +52,7 @@ def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
     Buttons vanish at the end, unless `buttons` are requested.
     """
     state, problem = state_or_problem(run.paths)
-    if problem and state.is_terminal:  # a state that is unknown now may be known at the next look
+    if problem and state.is_terminal:  # an unknown state may be known at the next look
         show_bundle(to_bundle(run_doc(run)))
         return
     show_live(run.path, lambda: RunPanel(run), keep_bar=buttons, place=place)
@@ -201,7 +201,7 @@ class RunButtons(ButtonBar):
         ended = facts.state.is_terminal
         if ended and not self._ended:
             self._ended = True
-            self.say("")  # what was asked for has come to its end
+            self.say("")  # the requested action has ended
         stuck = facts.hint.startswith(_STUCK) and not ended
         self._asked, stop, kill = _wording(facts.stop_grace_s)
         stacks = Button(

@@ -18,7 +18,7 @@ STEP = "optimizer step"
 COUNTS = (STEP, "pods", "row")
 """The axes that have whole numbers alone."""
 _UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, float("inf")))
-_NEAR = 0.01  # of a plot's height: closer lines are one line to the eye
+_NEAR = 0.01  # share of a plot's height: closer lines look like one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

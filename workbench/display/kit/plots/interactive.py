@@ -45,7 +45,7 @@ def interactive(plot: Plot) -> Json:
 
     lines = [one for one in plot.series if one.ys]
     curves = [place for place, one in enumerate(lines) if one.joined and len(one.ys) >= _SMOOTHABLE]
-    # Pale copies of the lines that can be smoothed: the smoothing leaves these as they are.
+    # Pale copies of the smoothable lines, which the smoothing does not change.
     traces = [_trace(one, plot.axes[0]) for one in lines]
     for place in curves:
         pale = go.Scatter(traces[place])
@@ -58,7 +58,7 @@ def interactive(plot: Plot) -> Json:
             hovertemplate=None,
         )
         traces.append(pale)
-    # Buttons for the scale, for the axis where there are two, and for the smoothing.
+    # Buttons for the scale, for the axis if there are two, and for the smoothing.
     scale: list[_Button] = [
         ("linear", "relayout", [{"yaxis.type": "linear"}]),
         ("log", "relayout", [{"yaxis.type": "log"}]),
@@ -100,7 +100,7 @@ def _trace(one: Series, axis: str) -> go.Scatter:
     import plotly.graph_objects as go
 
     colour = _INK if one.look.colour == FOREGROUND else one.look.colour
-    name = html.escape(one.name, quote=False)  # plotly.js takes names for markup
+    name = html.escape(one.name, quote=False)  # plotly.js treats names as markup
     mode = "markers"
     if one.joined:
         mode = "lines+markers" if one.look.marker else "lines"

@@ -21,7 +21,7 @@ from workbench.display.kit.widgets import make_widget, widget_bundle
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.5
-_PICTURES = 8  # looks to one drawing of the static picture, which takes longer
+_PICTURES = 8  # looks per drawing of the static picture, which takes longer
 
 
 def show_doc(doc: Doc) -> None:
@@ -82,7 +82,7 @@ class LivePlot:
                 self.draw(doc)
                 if count % _PICTURES == 0:
                     put(self._picture(doc), self._name)
-        except Exception:  # thread boundary: what is drawn stays
+        except Exception:  # thread boundary: the last drawing stays
             logger.exception("following a plot")
 
     def _send_library(self) -> None:

@@ -23,20 +23,24 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
-_LARGEST = 1.34  # pixels of a page to a point: letters are as large in all plots that have the room
+_LARGEST = (
+    1.34  # pixels of a page per point: letters have the same size in all plots with enough room
+)
 _AXES = (
     0.125,
     0.19,
     0.83,
     0.67,
-)  # fixed: working out what fits takes as long as the drawing itself
+)  # fixed: computing a layout takes as long as the drawing
 _NAMED = 12
-_MARKERS = 8  # on a line, however many points it has
-_BANDS = 48  # of lines with more points, about so many are told; markers are told all
+_MARKERS = 8  # markers per line, for any number of points
+_BANDS = 48  # tooltips per line with more points; markers have all
 _GAP_PT = 5
 _NAMES = tuple(technique.name for technique in TECHNIQUES)
-_LABEL_SHARE = 0.075  # of the plot's height, that one label takes
-_NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is joined to its label
+_LABEL_SHARE = 0.075  # share of the plot's height per label
+_NEAR = (
+    0.1  # share of the plot's width: a line that ends nearer to the right is joined to its label
+)
 
 
 def plot_svg(
@@ -169,7 +173,7 @@ def legend_above(axes: Any, columns: int, **more: Any) -> None:
         **more,
     )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # a name with a dollar sign is a name
+        text.set_parse_math(False)  # a dollar sign in a name is not math
 
 
 def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
@@ -282,7 +286,7 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
         [0.8, 1.3, 5.0]
     """
     order = sorted(range(len(wanted)), key=lambda n: wanted[n])
-    blocks: list[tuple[float, list[int]]] = []  # middle, and who shares it
+    blocks: list[tuple[float, list[int]]] = []  # middle, and the labels there
     for n in order:
         middle, members = wanted[n], [n]
         while blocks and middle - least * (len(members) - 1) / 2 < (
@@ -304,14 +308,14 @@ def write_labels(
 ) -> None:
     """Write every line's name at the right near the line's end, with a sample, without overlap."""
     left, right = axes.get_xlim()
-    axes.set_xlim(left, right)  # what stands beside the axes must not widen them
+    axes.set_xlim(left, right)  # labels beside the axes must not widen the axes
     span = right - left
     places = apart([one.ys[-1] for one in lines], _LABEL_SHARE * (top - bottom))
     lift = max(0.0, bottom - min(places, default=0.0))
     for one, place in zip(lines, places, strict=True):
         at, x, y = place + lift, one.xs[axis][-1], one.ys[-1]
-        if x > right - _NEAR * span:  # from far away such a line would look like data
-            axes.plot(  # level up to the side: slanted from where lines end, they would cross
+        if x > right - _NEAR * span:  # longer connections would look like data
+            axes.plot(  # level to the side: slanted connections would cross
                 [x, right, right + 0.02 * span],
                 [y, y, at],
                 color=one.look.colour,
