@@ -154,9 +154,9 @@ class Agent:
             self.warm.revive()
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
-        """Extend the lease by a third after a sleep of the machine: the keeper may have slept too.
+        """Leave the keeper a third of the lease after a sleep of the machine: it may have slept too.
 
-        The lease is extended once until the keeper sends a message.
+        Once, until the keeper's next message.
         """
         late_s = now - self._ticked
         self._ticked = now

@@ -75,7 +75,7 @@ class WarmLink:
         self._again_at = 0.0
 
     def start(self, root: Path, fork_server: str = "") -> None:
-        """Start the server, by the fork server if possible. Its log is this process's output."""
+        """Start the server, by the fork server if possible. The log is this process's output."""
         self._start, self._was_ready = (root, fork_server), False
         self._why, self._ending, self.forked, self.process = (
             "it ended by itself",

@@ -1,4 +1,4 @@
-"""This package as a zip, and digests of files: a pod receives only content with a new SHA-256."""
+"""The package as a zip, and digests of files: a pod receives only content with a new SHA-256."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _byte_code(path: Path, name: str) -> bytes:
 
 
 def _named(code: CodeType, name: str) -> CodeType:
-    """Return code whose tracebacks name the package's files without this machine's folders."""
+    """Return code with the package's file names in tracebacks, without this machine's folders."""
     parts = (_named(part, name) if isinstance(part, CodeType) else part for part in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(parts))
 

@@ -99,7 +99,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
 
 
 def settle_handover(run: RunPaths) -> bool:
-    """End a run that no keeper ever took, with a result in its directory; return whether it was so.
+    """End a run that no keeper ever took, with a result in its directory. Return whether it did.
 
     A keeper has taken a run once the keeper has written the run's state, or the run is in the
     cluster's queue. Only a live keeper can deny a run. The keeper then refuses a later request for
@@ -170,7 +170,7 @@ def obstacle(cluster: Path) -> str:
 def end_broken_off(cluster: Path) -> str:
     """Remove the leftovers of a keeper that died during the cluster's start or close.
 
-    Return which of the two, or "" for other clusters.
+    Return the reason as text, or "" if nothing was removed.
     """
     paths = ClusterPaths(cluster)
 

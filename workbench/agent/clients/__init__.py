@@ -1,1 +1,1 @@
-"""Programs on the pod that connect to the agent: a launcher's rank and SSH's bridge."""
+"""Programs on the pod with a connection to the agent: a launcher's rank and SSH's bridge."""

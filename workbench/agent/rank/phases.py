@@ -18,7 +18,7 @@ def phase(name: str, **how_far: int) -> None:
 
 
 def counted(items: Iterable[T], total: int, name: str) -> Iterator[T]:
-    """Return the items one by one. Rank 0 reports once a second the number of finished batches."""
+    """Yield the items. Rank 0 reports the number of finished batches once a second."""
     told_s = time.monotonic() if ranks.rank() == 0 else float("inf")
     for done, item in enumerate(items):
         if time.monotonic() - told_s >= _EVERY_S:

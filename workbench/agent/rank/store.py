@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def when_imported(name: str, change: Callable[[Any], None]) -> None:
-    """Change a module now if it is imported, else as soon as it is imported. Once for a name."""
+    """Change a module now if imported, else at its import. Once for a name."""
     if (module := sys.modules.get(name)) is not None:
         change(module)
     elif name not in [getattr(finder, "changes", "") for finder in sys.meta_path]:

@@ -1,1 +1,1 @@
-"""A run on this pod: its request, and the start, state and output of its ranks."""
+"""A run on the pod: request, ranks and output."""

@@ -1,1 +1,1 @@
-"""The folder of the `sitecustomize` for ranks of scripts, which Python imports first."""
+"""The folder of the first import of Python in ranks of scripts: `sitecustomize`."""

@@ -120,7 +120,7 @@ INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
     "fsdp": (Fsdp, "technique", (FSDP.name,)),
     "local_sgd": (LocalSgd, "technique", (LocalSGD.name,)),
 }
-"""Options that are records, with the field and its values that make their options meaningful."""
+"""Options that are records, with the field and values on which their options depend."""
 _BEGIN_WITH = {"count": 3}  # the usual default of one pod would show no cluster
 _DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
 
@@ -140,9 +140,9 @@ class FormField:
     is_main: bool = False
     """Whether most people set the field."""
     needs: str = ""
-    """Field on whose value this field depends; empty: none."""
+    """Field whose value decides if the field has a meaning; empty: none."""
     values: Sequence[str] = ()
-    """Values of the needed field with which this field has a meaning."""
+    """Values of the needed field at which the field has a meaning."""
     choices: Sequence[str] = ()
     proposals: Sequence[str] = ()
     hint: str = ""

@@ -105,9 +105,8 @@ def _batch_text(composition: Composition) -> str:
         text = f"{text}; {job.epochs:g} epoch{'s' if job.epochs != 1 else ''}"
         if train_rows is None:
             return text
-        steps = max(
-            1, round(job.epochs * -(-train_rows // rows))
-        )  # the last step of an epoch takes the rest
+        # The last step of an epoch takes the rest.
+        steps = max(1, round(job.epochs * -(-train_rows // rows)))
         return f"{text}, about {count(steps)} steps"
     share = "" if train_rows is None else f", {job.max_steps * rows / train_rows:.2g} epochs"
     return f"{text}; {count(job.max_steps)} steps read {count(job.max_steps * rows)} rows{share}"

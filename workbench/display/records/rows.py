@@ -1,4 +1,4 @@
-"""A dataset as the model reads it: sample rows with marked labels, lengths, cuts, duplicates."""
+"""A dataset in the model's reading: sample rows with marked labels, lengths, cuts, duplicates."""
 
 from __future__ import annotations
 

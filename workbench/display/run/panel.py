@@ -38,12 +38,8 @@ _PLOT_SHARE = 0.01  # share of a core per plot: the drawing time determines the 
 _PLOT_AHEAD_S = 0.3  # about ten drawings: plots of a short run are up to date
 _PLOT_MOST_S = 0.1  # counted at most per drawing: the first may load the library
 _PLOT_EVERY_S = 1.0
-_STUCK = (
-    "no step for",
-    "no output and no CPU for",
-    "the last step was",
-    "rank ",
-)  # beginning of a stall's hint
+# Beginnings of a stall's hint.
+_STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")
 
 
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:

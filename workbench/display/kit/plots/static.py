@@ -23,24 +23,18 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
-_LARGEST = (
-    1.34  # pixels of a page per point: letters have the same size in all plots with enough room
-)
-_AXES = (
-    0.125,
-    0.19,
-    0.83,
-    0.67,
-)  # fixed: computing a layout takes as long as the drawing
+# Pixels of a page per point: letters have the same size in all plots with enough room.
+_LARGEST = 1.34
+# Fixed: computing a layout takes as long as the drawing.
+_AXES = (0.125, 0.19, 0.83, 0.67)
 _NAMED = 12
 _MARKERS = 8  # markers per line, for any number of points
 _BANDS = 48  # tooltips per line with more points; markers have all
 _GAP_PT = 5
 _NAMES = tuple(technique.name for technique in TECHNIQUES)
 _LABEL_SHARE = 0.075  # share of the plot's height per label
-_NEAR = (
-    0.1  # share of the plot's width: a line that ends nearer to the right is joined to its label
-)
+# Share of the plot's width: a line that ends nearer to the right is joined to its label.
+_NEAR = 0.1
 
 
 def plot_svg(
