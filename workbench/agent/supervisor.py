@@ -154,7 +154,7 @@ class Agent:
             self.warm.revive()
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
-        """Leave the keeper a third of the lease after a sleep of the machine: it may have slept too.
+        """Leave the keeper a third of the lease after the machine has slept, maybe with the keeper.
 
         Once, until the keeper's next message.
         """

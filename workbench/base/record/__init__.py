@@ -1,4 +1,4 @@
-"""Checked records and the types of their options. The agent never imports pydantic, so never this."""
+"""Checked records and the types of their options. Needs pydantic: never imported by the agent."""
 
 from workbench.base.record.record import Option, Record, nested, read_kind
 from workbench.base.record.types import (
