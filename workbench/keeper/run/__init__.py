@@ -1,1 +1,1 @@
-"""One run from start to result."""
+"""Start a run on its pods, follow the ranks, and write the result."""

@@ -1,4 +1,4 @@
-"""One attempt at a run: prepare the pods, start the ranks, follow them, and leave nothing of them running."""
+"""Execute a run once: prepare the pods, start the ranks, follow and finally stop them."""
 
 from __future__ import annotations
 
@@ -40,33 +40,35 @@ from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_GRACE_S = 3.0  # between asking ranks to end and killing them
-_SETTLE_S = (
-    1.0  # after the first failure, for the error records of the rank that really failed first
-)
-_PATIENCE_S = 15.0  # for a pod that does not answer, when others failed because of something on it
-_LAUNCHER_S = 2.0  # for ranks to end after their launcher did
-_UNANSWERED_S = 1.0  # a pod that answers does so several times a second
+# Grace between asking ranks to end and killing them.
+_GRACE_S = 3.0
+# After the first failure, wait for the error record of the rank with the first error.
+_SETTLE_S = 1.0
+# Wait for a silent pod if the failures of other ranks may come from there.
+_PATIENCE_S = 15.0
+# Time for ranks to end after their launcher.
+_LAUNCHER_S = 2.0
+# A healthy pod answers several times a second.
+_UNANSWERED_S = 1.0
 _SWEEP_S = 15.0
-_GIVEN_UP_S = (
-    12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
-)
+# A pod with a longer silence is skipped when ranks are stopped.
+_GIVEN_UP_S = 12.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What an attempt takes the time from, hears its pods by and starts a launcher by; a test gives its own."""
+    """Clock, report queue, pod watch and launcher of an attempt. Tests pass their own."""
 
     clock: Callable[[], float] = awake
-    """Seconds, without those in which this machine slept."""
+    """Clock in seconds. The time in which this machine slept does not count."""
     reports: Callable[[], queue.Queue[PodReport]] = queue.Queue
-    """Makes the queue that the watches put their reports into."""
+    """Factory of the queue for the reports of the pod watches."""
     watch: Callable[[AgentLink, RunContext, queue.Queue[PodReport]], PodWatch] = PodWatch
     launch: Callable[[LaunchCommand, str, Path], LauncherProcess] = LauncherProcess.start
 
 
 class Attempt:
-    """Start the ranks of a run once and see them to their end."""
+    """Start the ranks of a run once and follow them until all have ended."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Attempt:
         names = [link.pod.name for link in context.links]
         self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=self._clock)
         self.command: LaunchCommand | None = None
-        """What starts its ranks; None before `prepare`, and where a keeper that died started them."""
+        """Command that starts the ranks. None before `prepare` and after the death of a keeper."""
         self.master_port = 0
         """Port of torch's rendezvous; 0 before `prepare`."""
         self._context = context
@@ -94,22 +96,22 @@ class Attempt:
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
         self._unasked: dict[str, tuple[float, bool]] = {}
-        """Pods that could not be asked to end ranks yet, with the grace and whether they are only to be asked."""
+        """Pods that could not be asked to end ranks: grace in seconds, and whether only to ask."""
         self._stalls = StallGuard(context, self._clock)
         self.begun = self._prepared = False
         self._rejoins = rejoin
-        self._gone: PodGone | None = None  # a pod that was lost before the ranks were found again
-        self._unwatched = (
-            False  # whether ranks ended with their agent, before a new keeper was there
-        )
+        # Pod that was lost before the ranks were found again.
+        self._gone: PodGone | None = None
+        # Whether ranks ended with their agent before the new keeper started.
+        self._unwatched = False
 
     @property
     def left_processes(self) -> int | None:
-        """Processes of it that are still alive; None where a pod does not answer."""
+        """Number of processes of the run still alive. None: a pod does not answer."""
         return self.ledger.left_processes if self.begun else 0
 
     def run(self) -> RunFault | None:
-        """Do all of it; blocks until nothing of it is left on any pod that answers."""
+        """Run the attempt. Blocks until no process of the run is left on any reachable pod."""
         fault: RunFault | None = None
         watches: list[PodWatch] = []
         try:
@@ -126,7 +128,7 @@ class Attempt:
         except RemoteError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
             fault = None if self._unwanted else fault_of(self._context, error)
-        except Exception as error:  # thread boundary: any failure is a failed run with a result
+        except Exception as error:  # Thread boundary: any failure becomes a failed run.
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
         if watches:
@@ -155,7 +157,7 @@ class Attempt:
         try:
             left = ranks_left(self._context)
         except PodGone as error:
-            # Ranks on the other pods may live: they are watched, and ended as after any loss of a pod.
+            # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
             self._gone = error
             self.begun = self._prepared = True
             return True
@@ -168,7 +170,7 @@ class Attempt:
         return True
 
     def prepare(self) -> None:
-        """Send the inputs and the request to every pod and make the launch command; nothing starts."""
+        """Send inputs and the request to every pod and build the launch command. Starts no rank."""
         c = self._context
         c.everywhere(partial(self._lasting, AgentLink.ensure))
         address = c.links[0].pod.address
@@ -184,9 +186,8 @@ class Attempt:
 
         def again(link: AgentLink) -> None:
             rank = c.ranks_on(link)[0]
-            if not link.call("prepared", run=c.run_id, rank=rank)[
-                "mine"
-            ]:  # its agent is another one by now
+            # The agent was replaced in the meantime.
+            if not link.call("prepared", run=c.run_id, rank=rank)["mine"]:
                 one(link)
 
         for step in (one, again):
@@ -202,12 +203,12 @@ class Attempt:
 
     @property
     def _unwanted(self) -> bool:
-        """Whether it is to end, and nothing more of it is to start: of ranks that stop by a signal, a stop too."""
+        """Whether the run must end without starting ranks: cancelled, or stopped by signal."""
         by_signal = self._context.spec.job.stop.by == "signal"
         return self._wishes.cancel.is_set() or (by_signal and self._wishes.stop.is_set())
 
     def stop(self) -> None:
-        """Pass the wish to stop on, by a file or by a signal as the job says. Idempotent."""
+        """Forward the stop request by file or signal, as the job asks. Idempotent."""
         how = self._context.spec.job.stop
         if how.by == "file" and self._prepared:
             first = self._context.links[0]
@@ -241,7 +242,7 @@ class Attempt:
             )
         else:
             c = self._context
-            # mpirun passes lines on in pieces and mixes those of ranks: a secret in them could not be told any more.
+            # mpirun splits and mixes the lines of ranks, so secrets inside could not be masked.
             command = build_command(launch_plan(c, self.master_port, quiet=True))
             self._launcher = self._around.launch(command, c.run_id, c.paths.launcher_log)
 
@@ -294,7 +295,7 @@ class Attempt:
         started = self.ledger.started
         self.ledger.see(report)
         self._stalls.watch.see(report)
-        # Of ranks that may not send state events, the start of their processes is all that is known.
+        # If ranks send no state events, the start of their processes is the only sign.
         if self.ledger.started and not started and not self._context.spec.job.events:
             self._journal.state(RunState.RUNNING, "running")
         self._peaks.see(report.ranks)
@@ -308,9 +309,9 @@ class Attempt:
                 self._journal.state(*news)
 
     def _settle(self) -> None:
-        # Longer while it may be a pod that does not answer.
+        # Wait longer if a pod may be silent.
         c, began = self._context, self._clock()
-        # A run that may go on waits until the pod counts as lost: its peers ended at once, its lease has not.
+        # Peers of a lost pod fail at once, but the pod counts as lost only after its lease.
         patience_s = _PATIENCE_S + (
             c.spec.cluster.lease_s if c.spec.job.restarts > c.restart else 0.0
         )
@@ -365,7 +366,7 @@ class Attempt:
             self._launcher.end()
             try:
                 mask_file(self._context.paths.launcher_log, self._context.redact)
-            except OSError as error:  # a disk that takes no byte now took none before
+            except OSError as error:  # The disk is full, and an earlier message says so.
                 logger.warning("cannot mask %s: %s", self._context.paths.launcher_log, error)
         deadline = self._clock() + _SWEEP_S
         while self._clock() < deadline and not self.ledger.gone_from(
@@ -388,7 +389,7 @@ class Attempt:
             self._unasked.pop(name, None)
 
     def _ask_again(self) -> bool:
-        """Ask pods that answer again to end ranks, where they could not be asked; return whether one was."""
+        """Retry failed stop requests on pods that answer again. Return whether a pod was asked."""
         answering = self.ledger.answering(_UNANSWERED_S) if self._unasked else []
         late = [link for link in self._context.links if link.pod.name in answering]
         late = [link for link in late if link.pod.name in self._unasked]

@@ -1,4 +1,7 @@
-"""Fetch files of a folder on a pod: small ones in one stream, cut apart here by the list; no name comes with it."""
+"""Fetch files of a folder on a pod: many small files in one stream, large files singly.
+
+The stream carries no names. It is split here by the sizes in the list of files.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,38 @@ from workbench.base.package import file_digest
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.ssh.bulk.transfer import LARGE
 
-_TRIES = 3  # times that a small file is fetched when it arrives as another
-_FEWEST = 24  # on loopback a file alone takes 4 ms, and a connection of their own 250; elsewhere five round trips each
-_MOST_BYTES = 64 << 20  # of a batch, which lies twice on this machine's disk for a moment
-_MOST_LETTERS = (
-    20 << 10
-)  # of names in a command, which may have 128 KiB; a quote becomes five letters there
+# Attempts to fetch a small file whose checksum differs.
+_TRIES = 3
+# On loopback a single file takes 4 ms, and a separate connection 250 ms. Elsewhere both take five
+# round trips.
+_FEWEST = 24
+# Size limit of a batch. A batch is briefly on the local disk twice.
+_MOST_BYTES = 64 << 20
+# Length limit of the names in a command. The system allows 128 KiB, and a quote becomes five
+# letters.
+_MOST_LETTERS = 20 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class FileLeft:
     name: str
-    """Below its folder."""
+    """Name of the file relative to its folder."""
     size: int
     digest: str
-    """SHA-256; empty for a large file, which is hashed on its way."""
+    """SHA-256 of the file. Empty for a large file, as the hash is computed during the transfer."""
 
 
 Arrival = tuple[FileLeft, Path]
-"""A file on a pod, and its place here."""
+"""File on a pod, and its local path."""
 
 
 def fetch_files(
     link: AgentLink, folder: PurePosixPath, files: Sequence[Arrival], pile: Path
 ) -> Iterator[tuple[FileLeft, str]]:
-    """Fetch files of one folder, checked; yield each once it is in place. `pile` keeps what a break leaves."""
+    """Fetch and verify files of a folder; yield every file once in place.
+
+    `pile` is the temporary file of a stream. An interrupted transfer leaves it behind.
+    """
     alone = [each for each in files if not _is_small(each)]
     for batch in _batches(filter(_is_small, files)):
         late = list(batch)
@@ -68,7 +78,7 @@ def _batches(files: Iterable[Arrival]) -> Iterator[Sequence[Arrival]]:
 def _fetch_together(
     link: AgentLink, folder: PurePosixPath, batch: Sequence[Arrival], pile: Path
 ) -> Generator[tuple[FileLeft, str], None, list[Arrival]]:
-    """Fetch small files in one stream, and return those that arrived as others."""
+    """Fetch small files in one stream and return the files with a wrong checksum."""
     others: list[Arrival] = []
     link.get_many(str(folder), [file.name for file, _ in batch], pile)
     with pile.open("rb") as source:
@@ -86,11 +96,12 @@ def _fetch_together(
 def _put(data: bytes, target: Path) -> None:
     with full_disk_named(target.parent, len(data)):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(target, data)  # under a name that nobody could have put a link at
+        # The temporary name is unpredictable, so no pod can have put a link there.
+        write_bytes(target, data)
 
 
 def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> str:
-    """Fetch one file, checked against the SHA-256 of the list where that has one; return its SHA-256."""
+    """Fetch a file, compare with `digest` unless empty, and return its SHA-256."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not digest:
         return link.get(str(source), target)

@@ -1,6 +1,7 @@
-"""Bring back what a run left on its pods: rank 0's results, and what a script wrote into its own folder.
+"""Copy the outputs of a run from its pods: results of rank 0, and new files of a script's folder.
 
-Names come from pods, which may lie: files land in a run's own places whatever a pod says, and no link is followed.
+Pods choose the names and may lie. Files are written only to the run's own folders, and no link is
+followed.
 """
 
 from __future__ import annotations
@@ -29,39 +30,41 @@ from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_left, is_output
 
 logger = logging.getLogger(__name__)
-_LISTED_S = 600.0  # the pod hashes its small files for a list
+# The pod hashes its small files before returning the list.
+_LISTED_S = 600.0
 _LATER = "run.fetch() brings all while the pod is there"
-_HASH_ALL = 1 << 62  # files that are moved and not fetched are checked by a hash of the list
+# Files in a shared folder are moved, so the list must have a hash of every file.
+_HASH_ALL = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilesLeft:
     out: Sequence[FileLeft] = ()
-    """What rank 0 put into `out/`."""
+    """Files of rank 0 in `out/`."""
     script: Sequence[FileLeft] = ()
     """New and changed files of a script's folder."""
     links: Sequence[str] = ()
-    """Links, pipes and sockets there, which are not followed."""
+    """Links, pipes and sockets in the script's folder. They are not followed."""
     unread: Sequence[str] = ()
-    """Files there that cannot be read."""
+    """Unreadable files in the script's folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Brought:
-    """What came back from the pods, and what did not."""
+    """Files copied back from the pods, and notes about files left there."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of each file, by its name in the run directory."""
+    """SHA-256 of every file, by its name in the run directory."""
     notes: Sequence[str] = ()
-    """What stays on which pod, where, and why."""
+    """Notes about files left on pods: pod, folder and reason."""
     keeps: Collection[str] = ()
     """Names of the pods whose folder of the run must stay."""
     strange: Sequence[str] = ()
-    """Names in `out/` that no run may leave: not taken."""
+    """Invalid names in `out/`. Such files are not copied."""
 
 
 def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
-    """Ask a pod what the run left there; of a script's folder only what is not as it was sent."""
+    """Return the list of output files on a pod. A script's unchanged input files are excluded."""
     paths, sent = context.paths, "-"
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
@@ -80,9 +83,10 @@ def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
 
 
 class FolderCollector:
-    """Copies back what ranks wrote into the folder that they start in.
+    """Copy new files of a script's folder back from the pods.
 
-    Of the first pod that is all, of other pods what `outputs` names, or all for `rest`.
+    From the first pod all files are copied. From other pods only the files selected by
+    `outputs` are copied, or all with `rest`.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class FolderCollector:
         self._left = [0, 0]
 
     def bring(self, first: FilesLeft, before: Mapping[str, str], lost: Collection[str]) -> Brought:
-        """Do so, from all pods at once; `before` has the SHA-256 of what an earlier call brought."""
+        """Copy files from all pods at once. `before`: SHA-256 of files copied by earlier calls."""
         links = self._context.links
         same = {file for file in first.script if file.digest}
         places = {file.name for file in first.script}
@@ -205,7 +209,7 @@ class FolderCollector:
 
 
 def _here(target: Path, file: FileLeft, before: str) -> str:
-    """Return the SHA-256 of a file that came before; empty where it has to come."""
+    """Return the SHA-256 of a file that is already here, or an empty string."""
     if target.is_symlink() or not target.is_file() or target.stat().st_size != file.size:
         return ""
     digest = before or file_digest(target)
@@ -228,7 +232,7 @@ def bring_back(
     *,
     rest: bool = False,
 ) -> Brought:
-    """Bring it all back; `rest` also what a script's options leave on its pods. Blocks."""
+    """Copy all outputs back. `rest` includes files beyond the script's output options. Blocks."""
     link, paths = context.links[0], context.paths
     left = files_left(context, link)
     manifest, strange = fetch(link, context.on_pod(link), paths, left.out)
@@ -236,11 +240,12 @@ def bring_back(
     old = {name: digest for name, digest in before.items() if is_output(name)}
     brought = Brought()
     wanted, archive = context.spec.job.folder_outputs, context.spec.job.archive_in(paths.root)
-    # Without the archive, which a user may have deleted with the run directory, new files cannot be told from old.
+    # Without the archive (a user may have deleted it), new files cannot be told from old ones.
     if wanted is not None and archive is not None and archive.exists():
         brought = FolderCollector(context, wanted, report, rest=rest).bring(left, old, lost)
     manifest = {**(before if rest else old), **brought.digests, **manifest}
-    with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
+    # If nothing was copied, a failed write does not matter.
+    with suppress(OSError) if not manifest else nullcontext():
         write_json(paths.manifest, manifest)
     return Brought(digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange)
 
@@ -248,7 +253,7 @@ def bring_back(
 def fetch(
     link: AgentLink, pod: PodRunPaths, paths: RunPaths, out: Collection[FileLeft]
 ) -> tuple[dict[str, str], list[str]]:
-    """Bring back what rank 0 left; return the SHA-256 of each file, and names that no run may leave: not taken."""
+    """Copy the files of rank 0. Return the SHA-256 of every file, and the invalid names."""
     shared = link.sees(paths.arrivals)
     manifest: dict[str, str] = {}
     strange: list[str] = []
@@ -273,7 +278,7 @@ def fetch(
 
 
 def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> None:
-    """Remove a run's folder from a pod; only for a run whose files are all back."""
+    """Remove a run's folder from a pod. Call only after all files were copied back."""
     if all_but_checkpoints:
         others = ["-mindepth", "1", "-maxdepth", "1", "-not", "-name", pod.checkpoints.name]
         link.run(["find", str(pod.root), *others, "-exec", "rm", "-rf", "--", "{}", "+"])
@@ -282,14 +287,14 @@ def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> No
 
 
 def output_facts(paths: RunPaths) -> dict[str, object]:
-    """Return how many files in `outputs/` came back and their bytes, by the name of the result's field."""
+    """Return the number and bytes of files in `outputs/`, by the result's field names."""
     names = [name for name in read_json(paths.manifest) if is_output(name)]
     sizes = [path.stat().st_size for name in names if (path := paths.root / name).is_file()]
     return {"output_files": len(sizes), "output_bytes": sum(sizes)} if sizes else {}
 
 
 def _taken(here: Path, target: Path, digest: str) -> bool:
-    """Move what a pod wrote into a shared folder to its place; False where this machine sees something else there."""
+    """Move a file from a shared folder to its place. Return False if the local copy differs."""
     if not here.is_file() or here.is_symlink() or file_digest(here) != digest:
         return False
     here.replace(target)

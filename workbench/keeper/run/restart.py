@@ -1,4 +1,4 @@
-"""How a run goes on, that lost pods or had a rank killed from outside, or whose keeper died while ranks were there."""
+"""Continue a run after lost pods, killed ranks or the death of its keeper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
 
 _KILLED = ("killed by SIGKILL", "killed by SIGTERM")
-"""The whole message: one that adds that memory ran out is of a job that would die of it again."""
+"""Exact messages. A longer message (out of memory) means a job that would fail again."""
 _LOOK_S = 0.2
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
@@ -33,7 +33,7 @@ def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
 
 
 def loss_of(ledger: RunLedger, fault: RunFault) -> str:
-    """Return what an attempt lost, in words; empty where its end is the job's own.
+    """Describe the loss of an attempt. Return an empty string if the job itself ended it.
 
     Example:
         >>> fault = RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL")
@@ -50,12 +50,12 @@ def loss_of(ledger: RunLedger, fault: RunFault) -> str:
 def restored(
     context: RunContext, lost: Collection[str], wishes: Wishes
 ) -> Sequence[AgentLink] | None:
-    """Have lost pods replaced; return the lines to all that there are now, None where the run was cancelled first."""
+    """Replace lost pods and return the links to all pods. Return None if the run was cancelled."""
     if not lost:
         return None if wishes.cancel.is_set() else context.links
     pool = ThreadPoolExecutor(max_workers=1)
     task = pool.submit(context.restore, lost)
-    pool.shutdown(wait=False)  # the thread ends by itself
+    pool.shutdown(wait=False)  # The thread ends on its own.
     while not wishes.cancel.is_set():
         if wait([task], timeout=_LOOK_S).done:
             left = task.result()
@@ -72,7 +72,7 @@ def gone_on(
     loss: tuple[str, float, RunFault],
     returned: Returned,
 ) -> tuple[RunContext, Event]:
-    """Let a run begin once more on these pods, from its newest good checkpoint; return the event that says so."""
+    """Restart a run on the given pods from the newest good checkpoint. Return the restart event."""
     ranks, totals = len(context.places), ledger.totals
     new = replace(context.on(links), restart=context.restart + 1, left=False)
     step, batch = context.spec.job.resumed(
@@ -102,7 +102,7 @@ def gone_on(
 
 
 def _why_fresh(saved_step: int, step: int | None, returned: Returned) -> str:
-    """Return why a run begins again though it had saved a checkpoint; empty where that is not so.
+    """Explain a restart from step 0 despite a saved checkpoint. Otherwise return an empty string.
 
     Example:
         >>> _why_fresh(10, 0, Returned())
@@ -110,16 +110,20 @@ def _why_fresh(saved_step: int, step: int | None, returned: Returned) -> str:
     """
     if step != 0 or not saved_step:
         return ""
-    # A checkpoint is of use once the parts of all ranks are here; a lost pod takes its part along.
+    # A checkpoint needs the parts of all ranks, and a lost pod takes its part along.
     words = f"the checkpoint of step {saved_step} was not whole here yet when the loss was noticed"
     return "; ".join([words, *returned.notes])
 
 
 def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
-    """Leave no checkpoint of the attempt before on a pod, and its ranks' logs as they are here: they go on."""
+    """Remove the previous attempt's checkpoints from a pod and copy the rank logs there.
+
+    The ranks append to these logs.
+    """
     pod, paths = context.on_pod(link), context.paths
     link.ensure()
-    if resumes:  # else the program finds its own checkpoints, wherever they lie
+    # Otherwise the program looks for its own checkpoints, and their place is unknown.
+    if resumes:
         link.run(["rm", "-rf", "--", *map(str, (pod.checkpoints, pod.resume, pod.stop))])
     for rank in context.ranks_on(link):
         link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(pod.rank(rank))])
@@ -130,20 +134,21 @@ def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
 
 
 def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
-    """Find started ranks again: the launcher unless it has ended, and whether some ended with their agent. Blocks.
+    """Find ranks that are already started. Blocks.
 
     Returns:
-        None where no rank has been started, so that the run begins now.
+        The launcher (None if ended), and whether ranks ended with their agent.
+        None instead of the pair: no rank has been started, and the run starts now.
 
     Raises:
         PodGone: A pod has ended, or has been silent for a lease.
-        RunError: The run cannot begin, or was over already.
+        RunError: The run cannot start, or was already over.
     """
     answers = context.everywhere(lambda link: _ask(context, link))
     phases = {phase for each, _ in answers for phase in each}
     unwatched = any(ended for _, ended in answers)
     launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
-    if not phases and context.paths.manifest.exists():  # written once all ranks have ended
+    if not phases and context.paths.manifest.exists():  # Written once all ranks have ended.
         raise RunError(
             "its keeper died after the run had ended and before the result was written; its pods have no record of it "
             f"any more, so how it ended is not known. Its files are in {context.paths.root}"
@@ -164,7 +169,7 @@ def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | Non
 
 
 def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
-    """Return the phases of a pod's ranks, and whether they ended with their agent."""
+    """Return the phases of a pod's ranks, and whether ranks ended with their agent."""
     until = time.monotonic() + context.spec.cluster.lease_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One run from its start to its result, which is written last: its presence means that the run is over."""
+"""Carry a run from start to result. The result is written last and marks the end of the run."""
 
 from __future__ import annotations
 
@@ -29,28 +29,27 @@ from workbench.rundir.status import result_file
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
-_SILENT_S = (
-    12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
-)
-_COMPANION_S = (
-    3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
-)
+# Do not wait for a pod with a longer silence, unless the run succeeded.
+_SILENT_S = 12.0
+# The companion starts with the run and takes a second of CPU. Only very short runs wait.
+_COMPANION_S = 3.0
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 class Runner:
-    """Carry one run through; `run` blocks until its result is on disk."""
+    """Execute a run. `run` blocks until the result is on disk."""
 
     def __init__(self, context: RunContext, around: Surroundings | None = None):
         self._around = around
         self.context = context
-        """What it is carried out with; another one once it has moved, or goes on after a loss."""
+        """Context of the run. Replaced by `move` and after a restart."""
         self._journal = Journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
         self._wishes = Wishes()
         self._returned = Returned()
         self._brought = Brought()
-        self._emptied: set[str] = set()  # pods that hold no more of it than checkpoints
+        # Pods with nothing of the run left but checkpoints.
+        self._emptied: set[str] = set()
         self._attempt = self._new_attempt(rejoin=context.left)
         self._started_s = now_s()
         self._cleared = self._unbrought = False
@@ -63,35 +62,42 @@ class Runner:
 
     @property
     def outcome(self) -> dict[str, object]:
-        """How it stands, and its result once it has ended: also where no file could take them."""
+        """State and message of the run, and the result after its end, even if no file has them."""
         state, message = self._journal.standing
         return {"state": state, "message": message, "result": self._journal.result}
 
     def enqueue(self) -> None:
-        """Write down that it waits for its turn, and keep room on the disk for its result. Raises OSError if new."""
+        """Record the run as queued and reserve disk space for its result.
+
+        Raises OSError for a new run if the disk has no space.
+        """
         try:
             self._journal.reserve()
         except OSError as error:
             if not self.context.left:
                 raise
             logger.warning("no room is kept for the result of %s: %s", self.context.run_id, error)
-        if not self.context.left:  # else the journal says how far it is
+        # Otherwise the journal already has the state.
+        if not self.context.left:
             self._journal.state(RunState.QUEUED, "waiting for its turn")
 
     def keep_state(self) -> None:
-        """Until its end, have its state file say where it is, whatever somebody did to it."""
+        """Rewrite the state file if it was changed or deleted, until the run ends."""
         if not self._ended:
             self._journal.keep()
 
     def cancel(self) -> None:
-        """Ask the run to stop; it ends as cancelled. One that has ended stays as it is. Idempotent."""
+        """Cancel the run; its state becomes cancelled. Does nothing after the end. Idempotent."""
         if self._ended:
             return
         self._wishes.cancel.set()
         self._journal.wish("cancel")
 
     def stop(self) -> None:
-        """Ask the run to stop within two steps and to leave its model; it ends as stopped. Idempotent."""
+        """Ask the run to stop within two steps and to save its model. Idempotent.
+
+        The state becomes stopped.
+        """
         if self._ended:
             return
         self._wishes.stop.set()
@@ -102,23 +108,26 @@ class Runner:
         return self._attempt.stacks()
 
     def move(self, links: Sequence[AgentLink]) -> None:
-        """Take these pods instead, before `run`; not where its hostfile was changed, which fails it."""
+        """Move the queued run to other pods. Do nothing if its hostfile was edited.
+
+        `run` then fails with the hostfile error.
+        """
         with suppress(RunError):
             check_hostfile(self.context)
             self.context = self.context.on(links)
             self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
-        """Carry it through. An error that is not its ranks' own ends it with a result too, and is not raised."""
+        """Execute the run. Any error, also of the keeper, becomes a result and is not raised."""
         try:
             return self._run()
-        except Exception as error:  # run boundary: the pods and the other runs live on
+        except Exception as error:  # Run boundary: the pods and the other runs continue.
             logger.exception("run %s", self.context.run_id)
             self.fail(error)
             return RunState.FAILED
 
     def fail(self, error: Exception) -> None:
-        """End it as failed because of an error of its folder or of this machine. Raises nothing."""
+        """End the run as failed after an error in its folder or on this machine. Raises nothing."""
         if self._attempt.begun or self.context.left:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
@@ -167,7 +176,8 @@ class Runner:
         if companion is not None:
             companion.wait(_COMPANION_S)
         with self._settling:
-            # The result comes first: without it, another keeper would find empty pods and train the run once more.
+            # Write the result first. Otherwise another keeper would find empty pods and train
+            # again.
             self._write_result(state, message, fault)
             self._ended = True
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
@@ -190,13 +200,13 @@ class Runner:
         return collector, fault
 
     def _loss(self, fault: RunFault) -> str:
-        """Return what the last attempt lost, where the run is to go on after it."""
+        """Describe the loss of the last attempt. Return an empty string if no restart is due."""
         unwanted = self._wishes.cancel.is_set() or self._wishes.stop.is_set()
         spent = self.context.restart >= self.context.spec.job.restarts
         return "" if unwanted or spent else loss_of(self._attempt.ledger, fault)
 
     def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
-        """Make the run ready once more after a loss; False where it was cancelled meanwhile."""
+        """Prepare a restart after a loss. Return False if the run was cancelled meanwhile."""
         context, ledger, lost_s = self.context, self._attempt.ledger, now_s()
         lost, which = (
             pods_lost(ledger, fault),
@@ -229,28 +239,27 @@ class Runner:
                 wish.set()
 
     def dry(self) -> dict[str, object]:
-        """Send the job to the pods and return the JSON form of the command that would start it; nothing starts."""
+        """Prepare the pods and return the launch command as JSON values. Starts no rank."""
         self._attempt.prepare()
         assert self._attempt.command is not None
         return asdict(self._attempt.command)
 
     @property
     def holds(self) -> bool:
-        """Whether checkpoints of it are on its pods alone."""
+        """Whether checkpoints of the run are only on its pods."""
         return self.context.paths.held.exists()
 
     @property
     def _keeps_checkpoints(self) -> bool:
-        return self.holds or bool(
-            self._returned.notes
-        )  # those that did not come back are fetched later
+        # Checkpoints that were not copied back are fetched later.
+        return self.holds or bool(self._returned.notes)
 
     @property
     def failed(self) -> bool:
         return self._journal.standing[0] in (RunState.FAILED, RunState.STOPPED, RunState.CANCELLED)
 
     def bring(self) -> Returned:
-        """Bring its last checkpoint back from its pods, and say so in its result; blocks."""
+        """Copy the last checkpoint from the pods and update the result. Blocks."""
         returned = bring_checkpoints_back(self.context, most=1)
         if returned.steps:
             self.context.paths.held.unlink(missing_ok=True)
@@ -259,8 +268,9 @@ class Runner:
         return returned
 
     def fetch(self) -> list[str]:
-        """Bring back what stayed on its pods when it ended, and correct its result; return what still stays there."""
-        with self._settling:  # its result is there before its pods are cleared
+        """Copy remaining files from the pods and update the result. Return notes on files left."""
+        # The result must be written before its pods are cleared.
+        with self._settling:
             return self._fetch()
 
     def _fetch(self) -> list[str]:
@@ -299,7 +309,7 @@ class Runner:
     def _end(self, state: RunState, message: str, fault: RunFault | None) -> None:
         try:
             self._write_result(state, message, fault)
-        except Exception:  # run boundary: its folder may be stale or gone
+        except Exception:  # Run boundary: the run's folder may be stale or gone.
             logger.exception("the result of %s", self.context.run_id)
             self._journal.finish_in_memory(state, message)
         self._ended = True
@@ -315,28 +325,26 @@ class Runner:
         )
 
     def _port_was_taken(self, fault: RunFault) -> bool:
-        """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
+        """Whether another process took the port of torch's rendezvous, as named in the error."""
         text = fault.message + fault.traceback
         named = re.search(rf"\b{self._attempt.master_port}\b", text) is not None
         return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.totals.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
         context, ledger = self.context, self._attempt.ledger
-        if not (self._attempt.begun or context.left):  # nothing of it ran
+        # Nothing of the run was started.
+        if not (self._attempt.begun or context.left):
             return fault
         try:
-            if not (
-                context.left and context.paths.manifest.exists()
-            ):  # else the keeper before had come so far
+            # Otherwise the previous keeper has already copied the results.
+            if not (context.left and context.paths.manifest.exists()):
                 unreached = (
                     {*ledger.lost, *ledger.silent(_SILENT_S)}
                     if not ledger.all_done
                     else ledger.lost
                 )
                 self._brought = bring_back(context, unreached, progress.say)
-        except (
-            Exception
-        ) as error:  # the run's own outcome must be written whatever happens to its files
+        except Exception as error:  # The run's own outcome must be written in any case.
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
             why = f"the results could not be brought back: {error}; run.fetch() does it while the cluster is there"
@@ -350,7 +358,7 @@ class Runner:
             try:
                 clear(link, self.context.on_pod(link), all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(link.pod.name)
-            except Exception as error:  # run boundary: the run has its result
+            except Exception as error:  # Run boundary: the run has its result.
                 logger.warning("clearing %s: %s", link.pod.name, error)
 
     def _command(self) -> str:

@@ -1,4 +1,4 @@
-"""Send to the pods what a run needs, and bring back what it left."""
+"""Send the inputs of a run to its pods, and fetch the logs of its ranks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rank_request(
         "cwd": program.cwd,
         "argv": [pod.python, "-u", *program.argv],
         "entry": program.entry,
-        # Also of torch's and MKL's own pools: 3 pods of one core each must not start 3 x all cores.
+        # Limit the pools of torch and MKL too: 3 pods of one core must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),
         "restart": context.restart,
         "max_restarts": job.restarts,
@@ -70,7 +70,7 @@ def rank_request(
 
 
 def _core_binding(context: RunContext) -> str:
-    """Return when agents bind ranks to cores; empty: never, as with GPUs."""
+    """Return when agents bind ranks to cores. Empty: never, as with GPUs."""
     cluster = context.spec.cluster
     binding = backend_class(cluster.backend.get("kind")).core_binding
     return "" if cluster.pods.gpus or binding == "never" else binding
@@ -98,32 +98,32 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
 
 
 def send_inputs(context: RunContext, link: AgentLink) -> None:
-    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts that its ranks need."""
+    """Send the inputs of a run to a pod, with the checkpoint parts of its ranks when resuming."""
     job, paths, target = context.spec.job, context.paths, context.on_pod(link)
     packed = job.archive_in(paths.root)
     archive = "" if packed is None else link.put(packed.read_bytes(), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
     link.work("stage", _UNPACKED_S, run=context.run_id, files=files, archive=archive)
-    if link.sees(paths.root):  # results are then written where they belong
+    # On a shared disk, results are written directly to the run directory.
+    if link.sees(paths.root):
         paths.arrivals.mkdir(exist_ok=True)
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     if resume := resumed_from(paths):
         here = context.ranks_on(link)
-        as_many = resume.world_size == len(
-            context.places
-        )  # else each rank takes what it needs of all parts
+        # With another number of ranks, every rank reads from all parts.
+        as_many = resume.world_size == len(context.places)
         send_checkpoint(link, resume, here if as_many else resume.parts.keys(), target.resume)
 
 
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
-    """Return the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
+    """Return the checkpoint chosen when the run was prepared. None: start from the beginning."""
     chosen = read_json(paths.job).get("resume")
     return CHECKPOINT.validate_python(chosen) if isinstance(chosen, dict) else None
 
 
 def fetch_logs(context: RunContext, link: AgentLink) -> None:
-    """Bring back the logs of one pod's ranks that are longer there than here."""
+    """Fetch the logs of a pod's ranks that are longer than the local copies."""
     for rank in context.ranks_on(link):
         for stream in LOG_STREAMS:
             there = str(context.on_pod(link).rank(rank) / f"{stream}.log")
@@ -131,7 +131,8 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
             try:
                 longer = link.size(there) > here.stat().st_size
             except RemoteError:
-                if stream == "order":  # a rank that wrote to one stream alone leaves none
+                # A rank that wrote to a single stream leaves no order file.
+                if stream == "order":
                     continue
                 raise
             if longer:
@@ -140,7 +141,7 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
 
 
 def check_hostfile(context: RunContext) -> None:
-    """Refuse a hostfile that is not as it was written at submission: launchers run what it names."""
+    """Raise RunError if the hostfile changed since submission, as launchers run its content."""
     path = context.paths.hostfile
     try:
         digest = file_digest(path)

@@ -1,4 +1,4 @@
-"""Notice that a run stands still, say who holds it up, keep everybody's stacks, and end it if that is asked."""
+"""Detect stalled runs, name the suspect ranks, save all stacks, and end the run if requested."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from workbench.rundir.paths import FLIGHT
 from workbench.rundir.result import RunFault
 
 _LEAST_S = 30.0
-_UNSTARTED_S = 300.0  # for a launcher to start its first rank
-_STEPS = 5  # times the median time between two reports of steps
+# Time for a launcher to start its first rank.
+_UNSTARTED_S = 300.0
+# Multiple of the median time between two reports of steps.
+_STEPS = 5
 _KEPT = 200
-_IDLE_SHARE = 0.03  # of a core: less is housekeeping
+# Share of a core. Housekeeping uses less.
+_IDLE_SHARE = 0.03
 _IDLE_SLACK_S = 0.2
 _IN_A_COLLECTIVE = re.compile(
     r"torch/distributed/|torch/autograd/|deepspeed/comm|multiprocessing/(connection|synchronize)"
@@ -39,25 +42,29 @@ _FRAMES = 8
 logger = logging.getLogger(__name__)
 _FRAME = re.compile(r'File "(?:[^"\n]{0,4000}/)?([^"/\n]{1,255})", line (\d{1,9}) in (\S{1,255})')
 _WRITTEN_S = 1.0
-_NAMED = 3  # ranks that a remark names; the file has all
+# Number of ranks in a remark. The file has all ranks.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
     seconds: float
     what: str
-    """What has not happened, in words."""
+    """Description of the missing progress."""
     suspects: Sequence[RankStatus] = ()
-    """Ranks that may hold the others up; all that run where nothing tells them apart."""
+    """Ranks that may delay the others. All running ranks if no difference is visible."""
     others: Sequence[RankStatus] = ()
-    """The other ranks that run: they use CPU."""
+    """Other running ranks, all with recent CPU use."""
     halted: bool = False
     """Whether the suspects are stopped by a signal."""
 
 
 @dataclass(slots=True)
 class StallWatch:
-    """What the ranks last did. While they train, CPU time tells nothing: who waits for a peer on a GPU spins."""
+    """Record the last activity of the ranks.
+
+    CPU time proves nothing during training: a rank waiting for a peer on a GPU spins.
+    """
 
     clock: Callable[[], float] = time.monotonic
     _busy: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -99,13 +106,13 @@ class StallWatch:
 
     @property
     def patience_s(self) -> float:
-        """For how long nothing need happen before it is a stall."""
+        """Time without progress, in seconds, before a run counts as stalled."""
         return max(_LEAST_S, _STEPS * statistics.median(self._gaps) if self._gaps else 0.0)
 
     def stall(
         self, ranks: Mapping[int, RankStatus], *, training: bool, least_s: float | None = None
     ) -> Stall | None:
-        """Return the stall that the run is in; `least_s` shortens the patience."""
+        """Return the current stall of the run, or None. `least_s` shortens the patience."""
         now = self.clock()
         patience_s = self.patience_s if least_s is None else min(self.patience_s, least_s)
         running = [rank for rank in ranks.values() if rank.phase == "running"]
@@ -135,7 +142,7 @@ class StallWatch:
 
 
 def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
-    """Return those that do not wait for others, by their stacks; none where nothing tells the ranks apart."""
+    """Return the ranks whose stacks are outside collectives. Empty if all or none differ."""
     waiting = {rank for rank, stack in stacks.items() if _IN_A_COLLECTIVE.search(innermost(stack))}
     apart: list[RankStatus] = []
     for ranks in (stall.suspects, stall.others):
@@ -144,7 +151,7 @@ def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
 
 
 def innermost(stack: str) -> str:
-    # faulthandler writes the thread that runs Python code now last, and its innermost frame first.
+    # faulthandler writes the thread running Python code last, and its innermost frame first.
     current = stack.rpartition("Current thread")[2] or stack.rpartition("Thread 0x")[2]
     return "\n".join(current.splitlines()[1 : 1 + _FRAMES])
 
@@ -153,7 +160,7 @@ class StallGuard:
     def __init__(self, context: RunContext, clock: Callable[[], float] = awake):
         self.watch = StallWatch(clock=clock)
         self.remark = ""
-        """What a person should read now; empty while the run goes on."""
+        """Message for the user. Empty while the run makes progress."""
         self._context = context
         self._clock = clock
         self._limit_s = context.spec.job.stall_timeout_s
@@ -163,7 +170,7 @@ class StallGuard:
         self._launcher_halted_at: float | None = None
 
     def look(self, ledger: RunLedger, launcher: LauncherProcess | None) -> RunFault | None:
-        """Judge the run as it is now; return the fault that ends it."""
+        """Check the run for a stall. Return the fault that ends the run, or None."""
         stall = self._launcher_stall(ledger, launcher) or self.watch.stall(
             ledger.ranks, training=ledger.in_steps, least_s=self._limit_s
         )
@@ -171,7 +178,7 @@ class StallGuard:
             self.remark, self._stacks, self._asked_for, self._flight = "", {}, set(), []
             return None
         suspects = {rank.rank for rank in stall.suspects}
-        # A rank that computed when it was asked may have come to a stand elsewhere.
+        # A rank that was computing at the last request may have stopped elsewhere since.
         if ledger.started and (
             not self._stacks or (not ledger.in_steps and suspects - self._asked_for)
         ):
@@ -214,7 +221,7 @@ class StallGuard:
         name = self._context.spec.job.launcher
         message = f"{self.remark}; the launcher {name} was ended."
         if name == Launcher.OPENMPI:
-            # mpirun waits for ever for a daemon that could not connect back to it.
+            # mpirun waits forever for a daemon that cannot connect back.
             message += " mpirun's daemons on the pods must connect back to this machine; a firewall or a NetworkPolicy"
             message += " may forbid that."
         return RunFault(
@@ -251,7 +258,7 @@ class StallGuard:
         return stacks
 
     def _keep_flight(self) -> list[str]:
-        """Bring each rank's last collectives here, which it writes down a moment after its stacks."""
+        """Fetch the last collectives of every rank, written a moment after its stacks."""
         context = self._context
         if not context.spec.job.records_flight:
             return []
@@ -259,7 +266,8 @@ class StallGuard:
 
         def fetch(link: AgentLink) -> None:
             for rank in context.ranks_on(link):
-                with suppress(WorkbenchError, OSError):  # one that is stopped writes nothing
+                # A stopped rank writes nothing.
+                with suppress(WorkbenchError, OSError):
                     link.get(
                         str(context.on_pod(link).rank(rank) / FLIGHT), context.paths.flight(rank)
                     )

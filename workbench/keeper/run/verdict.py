@@ -1,4 +1,4 @@
-"""In which state a run ended, the line that says how, and whom to blame where no rank failed by itself."""
+"""Decide the final state of a run and its message, and assign faults without a failed rank."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ def verdict(
     *,
     asked_to_stop: bool = False,
 ) -> tuple[RunState, str]:
-    """Return the state in which a run ended, and the line that says how, for people.
+    """Return the final state of a run and the message for people.
 
-    `asked_to_stop`: the run was asked to stop by itself, and was not cancelled afterwards.
+    `asked_to_stop`: the run was asked to stop and was not cancelled later.
     """
     totals = ledger.totals
-    resumed = (
-        None if totals.restarts else resumed_from(context.paths)
-    )  # those say from where themselves
+    # Restart notes already name their starting step.
+    resumed = None if totals.restarts else resumed_from(context.paths)
     notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
     notes += [*ledger.warnings, *returned.notes]
     if strange := brought.strange:
@@ -100,7 +99,7 @@ def _how_it_stopped(ledger: RunLedger) -> str:
 
 
 def fault_of(context: RunContext, error: RemoteError) -> RunFault:
-    """Blame the pod that an error came from."""
+    """Build a fault that blames the pod of an error."""
     names = [link.pod.name for link in context.links if link.pod.address == error.host]
     match error:
         case PodGone():
@@ -111,21 +110,20 @@ def fault_of(context: RunContext, error: RemoteError) -> RunFault:
 
 
 def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | None:
-    """Return a fault whose traceback names files where the user has them, not the copies on the pods."""
+    """Return the fault with file names in the traceback changed from pod copies to user files."""
     if fault is None:
         return None
     return replace(fault, traceback=job.in_users_files(fault.traceback, run_id))
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
-    """Blame the first pod that is lost; where none of several answers, its node or the network."""
+    """Blame the first lost pod, or the network if none of several pods answers."""
     name, why = next(iter(ledger.lost.items()))
     unknown = {
         pod.name: pod.message for pod in _platform_pods(context) if pod.phase is Phase.UNKNOWN
     }
-    if lost := [
-        each for each in ledger.lost if each in unknown
-    ]:  # the platform knows that its node is lost
+    # The platform knows that the pod's node is lost.
+    if lost := [each for each in ledger.lost if each in unknown]:
         name = lost[0]
         why = f"{ledger.lost[name]}; {unknown[name]}"
     elif len(ledger.pods) > 1 and not ledger.heard_within(context.spec.cluster.lease_s / 2):
@@ -139,7 +137,7 @@ def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
 
 
 def place_words(context: RunContext) -> str:
-    """Return what the platform says of the pods of a run that have not ended: of several the same thing once."""
+    """Return the platform's messages about running pods of a run. Equal messages are merged."""
     said: dict[str, list[str]] = {}
     for pod in _platform_pods(context):
         if pod.message and not pod.phase.is_terminal:
@@ -153,7 +151,7 @@ def place_words(context: RunContext) -> str:
 
 
 def _platform_pods(context: RunContext) -> list[Pod]:
-    """Return the pods of a run as their platform sees them; none where it sees them no other way than we do."""
+    """Return the pods as seen by their platform. Empty if the platform cannot observe pods."""
     if not backend_class(context.spec.cluster.backend.get("kind")).observes_pods:
         return []
     ours = {link.pod.name for link in context.links}
@@ -165,7 +163,7 @@ def _platform_pods(context: RunContext) -> list[Pod]:
 
 
 def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool) -> RunFault:
-    """Blame the end of an agent, which took a rank along; `unwatched` where no keeper was there."""
+    """Build the fault for a rank that ended with its agent. `unwatched`: no keeper was running."""
     stopped = next(rank for rank in ledger.ranks.values() if not rank.done)
     why = "was ended together with the agent of its pod, and not by this run's keeper"
     if unwatched:
