@@ -1,1 +1,1 @@
-"""A run without this keeper: Kubeflow manifests, and ranks that run unattended."""
+"""Runs without a keeper: Kubeflow manifests, and unattended ranks."""

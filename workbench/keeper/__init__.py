@@ -1,1 +1,1 @@
-"""The process that owns pods and runs."""
+"""Keeper process: owns the pods and runs of a cluster."""

@@ -1,4 +1,7 @@
-"""A clock that stands still while this machine sleeps or its processes are frozen: silence then is no one's fault."""
+"""Monotonic clock that stops while this machine sleeps or its processes are frozen.
+
+Silence during sleep is not the fault of a pod, so timeouts must not count such time.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,24 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
-_LATE_S = 5.0  # a look that comes so late was no busy processor
+# A busy processor never delays a look for so long.
+_LATE_S = 5.0
 _TOLD_S = 60.0
 
 
 class AwakeClock:
-    """Seconds of a monotonic clock, without those in which nobody looked at it; several threads may."""
+    """Count seconds of a monotonic clock without pauses in its use. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked = clock()
         self._slept_s = 0.0
-        self._last: tuple[float, float] | None = (
-            None  # when it last woke, and after how many seconds
-        )
+        # Time of the last wake-up, and length of the sleep in seconds.
+        self._last: tuple[float, float] | None = None
 
     def __call__(self) -> float:
-        """Return the seconds; `keep` must run in a thread, for only looks tell sleep from work."""
+        """Return the seconds awake. Requires `keep` in a thread: missing looks mean sleep."""
         with self._lock:
             now = self._clock()
             gap_s = now - self._looked
@@ -38,17 +41,17 @@ class AwakeClock:
             return now - self._slept_s
 
     def slept(self, within_s: float = _TOLD_S) -> str:
-        """Return that this machine slept and for how long, if it woke within that time; else nothing."""
+        """Describe the last sleep if the machine woke within `within_s`. Otherwise return ""."""
         self()
         if self._last is None or self._clock() - self._last[0] > within_s:
             return ""
         return f"this machine slept for {self._last[1]:.0f} s"
 
     def keep(self, over: threading.Event) -> None:
-        """Look every second until it is over."""
+        """Look at the clock every second until `over` is set."""
         while not over.wait(_LOOK_S):
             self()
 
 
 awake = AwakeClock()
-"""The clock of this process."""
+"""Shared clock of the process."""

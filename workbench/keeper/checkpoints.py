@@ -1,4 +1,4 @@
-"""Checkpoints between the pods and the run directory: brought back while a run goes on, sent to resume one."""
+"""Copy checkpoints from the pods to the run directory, and send them to pods to resume a run."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 
 logger = logging.getLogger(__name__)
 _PING_S = 2.0
-_READ_S = 3600.0  # the parts of a large model are read whole, on their pods
-# Runs on a pod, with this package on its path: says what is wrong with each part, and what its manifest says it is.
+# Pods read the parts of a large model completely.
+_READ_S = 3600.0
+# Runs on a pod with this package on its path. Prints the problem and manifest of every part.
 _JUDGE = (
     f"import json, sys; from pathlib import Path; from {entries.MANIFEST} import problem_of, read_manifest\n"
     "print(json.dumps([[problem_of(Path(p)), dict(read_manifest(Path(p)))] for p in sys.argv[1:]]))"
@@ -44,24 +45,23 @@ _JUDGE = (
 
 
 PodPart = tuple[AgentLink, int, PurePosixPath]
-"""A pod, a rank, and the folder of the rank's part there."""
+"""Pod, rank, and folder of the rank's part on the pod."""
 _LOOK_S = 0.5
-_SPARED = (
-    256 << 20
-)  # bytes left free on this machine's disk, for the logs and the result of the run
+# Bytes left free on the local disk for the logs and the result of the run.
+_SPARED = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodCheckpoints:
     steps: Mapping[int, Sequence[PodPart]]
-    """By step, all parts that were seen."""
+    """Parts found on the pods, by step."""
     world_size: int
     silent: Sequence[str]
-    """Names of the pods that did not answer."""
+    """Names of the pods without an answer."""
 
     @property
     def whole(self) -> list[int]:
-        """The steps of which every rank's part is there, the newest first."""
+        """Steps with a part of every rank, newest first."""
         whole = [
             step
             for step, parts in self.steps.items()
@@ -71,7 +71,10 @@ class PodCheckpoints:
 
 
 def look(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
-    """Ask the pods of a run which parts of checkpoints they have; of lost ones, those that have but another agent."""
+    """List the checkpoint parts on the pods of a run.
+
+    Pods in `lost` are asked too if a new agent answers there.
+    """
 
     def one(link: AgentLink) -> list[tuple[int, int, PurePosixPath]] | None:
         asked = link.pod.name not in lost or _answers(link)
@@ -89,7 +92,7 @@ def look(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
 
 
 def part_reader(links: Sequence[AgentLink]) -> ReadPart:
-    """Return what reads a part as its own pod sees it: what is wrong with it, and its manifest."""
+    """Return a function that checks a part on its own pod and returns its problem and manifest."""
     by_name = {link.pod.name: link for link in links}
 
     def read(pod: str, folder: Path) -> tuple[str, Mapping[str, object]]:
@@ -117,7 +120,10 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
 def held_checkpoint(
     cluster: Path, paths: RunPaths, last_step: int | None, ranks: int
 ) -> Checkpoint | None:
-    """Ask a cluster's keeper for the checkpoint on a run's pods; what other ranks cannot use there is brought back."""
+    """Ask a cluster's keeper for the checkpoint on a run's pods.
+
+    If the cluster or the number of ranks differs, the checkpoint is copied back from the pods.
+    """
     if not paths.held.exists():
         return None
     info = read_json(paths.info)
@@ -179,16 +185,16 @@ def _parts_on(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Returned:
-    """What came back from the pods, or stays on them."""
+    """Checkpoints copied back or left on the pods."""
 
     steps: Sequence[int] = ()
-    """The steps of the checkpoints, the newest first."""
+    """Steps of the checkpoints, newest first."""
     notes: Sequence[str] = ()
-    """What did not come back, and why."""
+    """Reasons for checkpoints not copied back."""
 
 
 class CheckpointCollector:
-    """Fetch the newest checkpoint of a run into its directory meanwhile: a pod that dies takes its disk along."""
+    """Fetch the newest checkpoint while the run continues, as a dead pod takes its disk along."""
 
     def __init__(self, context: RunContext, saved: Callable[[], int]):
         self._context = context
@@ -205,7 +211,7 @@ class CheckpointCollector:
         return self._context.spec.job.keeps.brings
 
     def finish(self, lost: Collection[str]) -> Returned:
-        """Fetch what is still missing, or write down what stays on the pods, once no rank is left; blocks."""
+        """Fetch missing checkpoints, or record those on the pods, after all ranks ended. Blocks."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -221,9 +227,7 @@ class CheckpointCollector:
     def _carry(self, lost: Collection[str]) -> Returned:
         try:
             return (bring_checkpoints_back if self._brings else record_on_pods)(self._context, lost)
-        except (
-            Exception
-        ) as error:  # thread boundary; and the run's outcome must be written whatever happens here
+        except Exception as error:  # Thread boundary: the outcome must be written in any case.
             logger.exception("bringing back the checkpoints of %s", self._context.run_id)
             return Returned(notes=[f"its checkpoints could not be brought back: {error}"])
 
@@ -231,7 +235,7 @@ class CheckpointCollector:
 def bring_checkpoints_back(
     context: RunContext, lost: Collection[str] = (), most: int | None = None
 ) -> Returned:
-    """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked."""
+    """Copy the last complete checkpoints of a run from its pods, and verify every file."""
     checkpoints = look(context, lost)
     limit = context.spec.job.keeps.most
     with ThreadPoolExecutor(max_workers=max(1, len(context.links))) as pool:
@@ -249,7 +253,7 @@ def bring_checkpoints_back(
 
 
 def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
-    """Write down which whole checkpoints of a run stay on its pods; nothing travels."""
+    """Record the complete checkpoints left on the pods of a run. Nothing is copied."""
     checkpoints = look(context, lost)
     steps = checkpoints.whole
     if steps:
@@ -266,7 +270,7 @@ def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
 def send_checkpoint(
     link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath
 ) -> None:
-    """Send the parts of the ranks of one pod into a folder on it; what lies on that pod is used where it is."""
+    """Send the parts of a pod's ranks into a folder on the pod. Parts already there are linked."""
     for rank in sorted(ranks):
         part = chosen.parts[rank]
         if chosen.pods:

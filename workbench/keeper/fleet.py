@@ -1,4 +1,4 @@
-"""The pods of one cluster, the key to them and the lines to their agents: launched, kept alive, taken down together."""
+"""Launch the pods of a cluster, keep pods and agents alive, and shut everything down."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Fleet:
         report: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
     ):
-        """Own the pods of a spec; `changed` is called when a look finds a pod in another phase than before."""
+        """Own the pods of a spec. `changed` is called when a pod's phase or message changes."""
         self.pods: Sequence[Pod] = ()
-        """The pods as they were last seen."""
+        """Pods as last seen."""
         self.arrived: Sequence[Pod] = ()
-        """The first of them, while the others are waited for."""
+        """Pods that are already running, while the launch waits for others."""
         self.owned = False
-        """Whether pods are there, or are on their way, that this keeper is to take down."""
+        """Whether pods exist or are starting that this keeper must take down."""
         self.paths, self.spec = paths, spec
         self._report, self._changed = report, changed
         self._backend: Place = backend_from_dict(spec.backend)
@@ -55,18 +55,18 @@ class Fleet:
 
     @property
     def identity(self) -> Identity:
-        """The cluster's key; there once the launch has begun."""
+        """SSH key of the cluster. Exists once the launch has started."""
         assert self._identity is not None
         return self._identity
 
     @property
     def package(self) -> str:
-        """Path of this package on the pods; empty before there are any."""
+        """Path of this package on the pods. Empty before the pods exist."""
         return self._links[0].package if self._links else ""
 
     @property
     def shared(self) -> str:
-        """Which pods see which folders of this machine, for people; empty where none does."""
+        """Description of the folders shared with the pods. Empty if no folder is shared."""
         return shared_words([(link.pod.name, link.shared) for link in self._links])
 
     def launch(self) -> None:
@@ -88,7 +88,7 @@ class Fleet:
         link.install(self.spec.pods, self.spec.start_timeout_s)
 
     def restore(self, lost: Collection[str]) -> Mapping[str, str]:
-        """Have lost pods answer again, or others in their place; return why not, by name, of those that stay lost."""
+        """Reconnect to or replace lost pods. Return the reason for pods still lost, by name."""
         with self._restoring:
             self.look()
             links = [link for link in self._links if link.pod.name in lost]
@@ -145,7 +145,7 @@ class Fleet:
         ]
 
     def adopt(self) -> None:
-        """Take over the pods of a keeper that died; whoever uses one that does not answer yet tries again."""
+        """Take over the pods of a dead keeper. Pods without an answer are tried again later."""
         identity = Identity(self.paths.identity)
         if not identity.key.exists():
             raise PodError(
@@ -198,11 +198,11 @@ class Fleet:
             link.why_gone = partial(self._why_gone, link.pod.name)
 
     def give_up(self) -> None:
-        """Have a launch that is under way in another thread, or has not begun, fail soon."""
+        """Make a pending launch fail soon, even from another thread or before the launch starts."""
         self._given_up = True
         try:
             self._backend.stop()
-        except Exception:  # whatever the platform says, `take_down` comes next
+        except Exception:  # `take_down` follows in any case.
             logger.exception("stopping the pods")
 
     def _check_wanted(self) -> None:
@@ -222,19 +222,20 @@ class Fleet:
         return alive[:count]
 
     def free(self, count: int, busy: Collection[AgentLink]) -> list[AgentLink] | None:
-        """Return the lines to the first pods that live and are not busy; None while there are too few."""
+        """Return the links to the first free live pods. Return None while too few are free."""
         alive = self._alive()
         if len(alive) < count and not busy:
-            return self._links[:count]  # some died while the run waited: it says so itself
+            # Pods died while the run waited. The run itself reports the loss.
+            return self._links[:count]
         free = [link for link in alive if link not in busy]
         return free[:count] if len(free) >= count else None
 
     def at(self, addresses: Collection[str]) -> list[AgentLink]:
-        """Return the lines to the pods of these addresses, whatever has become of them."""
+        """Return the links to the pods with the given addresses, in any phase."""
         return [link for link in self._links if link.pod.address in addresses]
 
     def stop_ranks(self, run_id: str) -> None:
-        """End what runs of a run on any pod."""
+        """Stop the processes of a run on all pods."""
         stop_ranks(self._links, run_id)
 
     def _alive(self) -> list[AgentLink]:
@@ -242,7 +243,7 @@ class Fleet:
         return [link for link in self._links if link.pod.name not in ended]
 
     def look(self) -> Sequence[Pod]:
-        """Ask the platform for the pods as they are now, and report those that have newly ended."""
+        """Ask the platform for the current state of the pods, and report newly ended pods."""
         with self._looking:
             if self._replacing:
                 return self.pods
@@ -267,16 +268,15 @@ class Fleet:
         )
 
     def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
-        """Until closing, speak to every agent so often that no lease ends, and look after the pods."""
+        """Ping every agent often enough to renew its lease, and watch the pods, until closing."""
         pause_s = min(_LOOK_S, self.spec.lease_s / 3)
 
-        def speak(
-            link: AgentLink,
-        ) -> None:  # each on its own: a silent pod makes none of the others wait
+        # One thread per pod, so a silent pod does not delay the others.
+        def speak(link: AgentLink) -> None:
             while not closing.wait(pause_s):
                 try:
                     _speak(link, busy())
-                except Exception:  # thread boundary: it must not end before the cluster does
+                except Exception:  # Thread boundary: the loop must run until the cluster ends.
                     logger.exception("speaking to %s", link.pod.name)
 
         for link in self._links:
@@ -286,11 +286,11 @@ class Fleet:
         while not closing.wait(pause_s):
             try:
                 self.look()
-            except Exception:  # thread boundary
+            except Exception:  # Thread boundary.
                 logger.exception("looking after the pods")
 
     def take_down(self) -> None:
-        """End the agents, the pods and the key. Takes at most some 20 s, also where pods do not answer."""
+        """Stop the agents and the pods, and delete the key. Takes about 20 s at most."""
         self._everywhere(_shut_down)
         self.give_up()
         if self._identity is not None:
@@ -326,7 +326,7 @@ def _shut_down(link: AgentLink) -> None:
 
 
 def _check_versions(pods: Sequence[Pod]) -> None:
-    """Refuse pods whose libraries differ: collectives between versions hang or give wrong sums."""
+    """Raise PodError if library versions differ: collectives then hang or return wrong sums."""
     names = sorted({name for pod in pods for name in pod.versions})
     rows = [(name, [pod.versions.get(name, "none") for pod in pods]) for name in names]
     different = [

@@ -1,4 +1,7 @@
-"""The keeper: the one detached process per cluster that owns its pods and runs; all that notebooks show is in files."""
+"""Run the keeper, a detached process per cluster that owns its pods and runs.
+
+Notebooks read the state of cluster and runs from files.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ _BROKEN_OFF = "closed: its start was broken off"
 
 
 class Keeper:
-    """Own one cluster from its launch to its end."""
+    """Own a cluster from its launch to its end."""
 
     def __init__(
         self,
@@ -68,23 +71,21 @@ class Keeper:
         lock: int,
         before: ClusterStatus | None = None,
     ):
-        """Own the cluster of this lock; `before`: what the keeper last said that died and left it."""
+        """Own the cluster of the given lock. `before` is the last status of a dead keeper."""
         self._paths = paths
         self._spec = spec
         self._fleet = Fleet(paths, spec, report=self._report, changed=self._write_state)
-        self._redact = (
-            redact  # masks the secrets of the cluster and of its jobs in all that is written down
-        )
+        # Masks the secrets of the cluster and its jobs in everything written to disk.
+        self._redact = redact
         redact.learn(spec.pods.env)
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
         self._runners: dict[str, Runner] = {}
-        self._failed_runs: dict[
-            str, Mapping[str, object]
-        ] = {}  # results of those that could not be taken over
+        # Results of runs that could not be taken over.
+        self._failed_runs: dict[str, Mapping[str, object]] = {}
         self._was_ready = False
-        self._over = False  # whether only its last word is missing, or nothing
+        self._over = False  # Whether at most the final state remains to be written.
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
@@ -93,10 +94,10 @@ class Keeper:
         self._fleet.pods = before.pods if before is not None else ()
 
     def serve(self) -> bool:
-        """Launch the pods, answer requests until closed or idle, and leave nothing behind.
+        """Launch the pods, answer requests until closed or idle, and clean up.
 
         Returns:
-            False where an error of the keeper's own ended it. Pods that were ready are then left to another keeper.
+            False after an internal error. Pods that were ready then stay for the next keeper.
         """
         self._say(
             "starting",
@@ -112,7 +113,8 @@ class Keeper:
             if self._before is not None:
                 self._take_over(self._before)
             elif not self._closing.is_set():
-                self._write_queue()  # what an earlier cluster in this directory left is not this one's
+                # Clear the queue of an earlier cluster in the same directory.
+                self._write_queue()
                 write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
                 self._fleet.launch()
             with self._turns.lock:
@@ -128,7 +130,7 @@ class Keeper:
             self._turns.take(self._end_idle, f"the cluster was closed before it {went_on}")
         except WorkbenchError as error:
             last = self._failed(error, str(error))
-        except Exception as error:  # process boundary: the notebook reads why from the state file
+        except Exception as error:  # Process boundary: the state file has the reason.
             last = self._failed(error, f"{type(error).__name__}: {error}")
         finally:
             asked = self._closing.is_set()
@@ -157,9 +159,7 @@ class Keeper:
             for mend in parts:
                 try:
                     mend()
-                except (
-                    Exception
-                ) as error:  # thread boundary: the directory may be gone, or no thread may start
+                except Exception as error:  # Thread boundary: the directory may be gone.
                     if str(error) != last:
                         logger.warning("trying again every %g s: %s", _MEND_S, error)
                     last = str(error)
@@ -171,29 +171,33 @@ class Keeper:
             try:
                 if not runner.ended:
                     self._turns.add(runner)
-            except Exception as error:  # run boundary: the runs after it continue
+            except Exception as error:  # Run boundary: later runs continue.
                 logger.exception("run %s", runner.context.run_id)
                 runner.fail(error)
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
         with self._turns.lock:
-            if self._closing.is_set():  # the launch was given up because the notebook asked
+            # The notebook asked to close, so the launch was given up.
+            if self._closing.is_set():
                 return "closed", "closed"
             self._over = True
-        # The nearest class that `workbench.base.errors` has: the notebook raises that one again.
+        # The notebook raises the nearest class of `workbench.base.errors` again.
         public = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
         self._error = public[0] if public else type(error).__name__
-        if self._was_ready:  # the pods train: another keeper finds them as it does after a kill
+        # The pods are training. Another keeper finds the pods as after a kill.
+        if self._was_ready:
             return "lost", f"the keeper ended because of an error of its own: {words}"
-        if self._before is not None:  # what stood in the way may go away
+        # The obstacle may be temporary.
+        if self._before is not None:
             return "lost", f"another keeper could not take over: {words}"
         return "failed", words
 
     def close(self, why: str = "closed by a signal") -> None:
-        """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns soon; idempotent."""
+        """Ask the keeper to cancel all runs and stop the pods. Returns soon; idempotent."""
         with self._turns.lock:
-            if self._over:  # its last word, with the reason, stays
+            # Keep the final state with its reason.
+            if self._over:
                 return
             launching = self._phase == "starting"
             self._closing.set()
@@ -217,7 +221,8 @@ class Keeper:
         )
 
     def _bring_held(self) -> None:
-        over = threading.Event()  # the agents' leases go on until then
+        # The agents' leases must be renewed until the end.
+        over = threading.Event()
         self._keep_pods(over)
         for run_id, runner in self._runners.items():
             if not (runner.holds and runner.failed):
@@ -229,7 +234,7 @@ class Keeper:
                     links, lambda how: self._say("closing", how) if how else None, what
                 ):
                     runner.bring()
-            except Exception:  # run boundary: the pods must go
+            except Exception:  # Run boundary: the pods must be stopped.
                 logger.exception("the checkpoint of %s", run_id)
         over.set()
 
@@ -264,7 +269,8 @@ class Keeper:
             case "cancel" | "stop":
                 ask = runner.cancel if request.op == "cancel" else runner.stop
                 if not self._turns.withdraw(runner):
-                    ask()  # it may wait for a pod, and nobody should wait with it
+                    # The call may wait for a pod, so do not hold the lock.
+                    ask()
             case "fetch":
                 return {"notes": runner.fetch()}
             case "bring":
@@ -302,11 +308,10 @@ class Keeper:
 
     def _submit(self, request: Submit) -> dict[str, object]:
         with self._turns.lock:
-            if request.run in self._runners:  # the answer to an earlier request was lost
+            if request.run in self._runners:  # The answer to an earlier request was lost.
                 return {}
-            if result_file(
-                RunPaths(request.path)
-            ).exists():  # whoever submitted it has given it up since
+            # The submitter has given up the run since.
+            if result_file(RunPaths(request.path)).exists():
                 raise RunError(
                     f"run {request.run} has ended: {request.path} holds a result; submit the job again"
                 )
@@ -329,7 +334,8 @@ class Keeper:
             try:
                 write_queue(self._paths.own_queue, runs)
             except OSError:
-                self._paths.reserve.unlink()  # the room that was kept for it
+                # Free the reserved disk space for the queue.
+                self._paths.reserve.unlink()
                 write_queue(self._paths.own_queue, runs)
         except OSError as error:
             logger.warning("should this keeper die, another will not find its runs: %s", error)
@@ -343,7 +349,7 @@ class Keeper:
         return Runner(run_context(self._fleet, links, run, job, self._redact))
 
     def _report(self, line: str) -> None:
-        if not self._closing.is_set():  # a launch that is being given up still reports
+        if not self._closing.is_set():  # A cancelled launch still reports.
             self._say(self._phase, line)
 
     def _say(self, phase: str, message: str) -> None:
@@ -371,11 +377,14 @@ class Keeper:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the keeper of a cluster directory, whose spec comes on standard input; `--takes-over` from one that died."""
+    """Run the keeper of a cluster directory. The spec is read from standard input.
+
+    `--takes-over`: replace a dead keeper.
+    """
     root, *options = argv or sys.argv[1:]
     paths = ClusterPaths(Path(root))
     redact = log_to(paths.keeper_log)
-    leash = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered: no lock that outlives us)
+    leash = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered, no lock stays)
     line = leash.readline()
     before = cluster_status(paths.root) if "--takes-over" in options else None
     if not line.endswith(b"\n"):
@@ -390,9 +399,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.info("another keeper has this cluster, or had it until now")
         return TAKEN
     keeper = Keeper(paths, ClusterSpec.from_dict(json.loads(line)), redact, lock, before)
-    # A thread, for the handler may interrupt whoever holds the keeper's lock.
+    # Use a thread, as the handler may interrupt the holder of the keeper's lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The interrupt is meant for the notebook.
 
     def hold() -> None:
         if leash.readline() != STAY:
@@ -401,9 +410,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.Thread(target=hold, name="leash", daemon=True).start()
     if not keeper.serve():
         logging.shutdown()
-        os._exit(
-            1
-        )  # as after a kill: no thread of a run does anything once another keeper may be there
+        # Exit as after a kill: no thread of a run may act once another keeper may be running.
+        os._exit(1)
     return 0
 
 

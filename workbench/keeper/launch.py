@@ -1,4 +1,7 @@
-"""The command that starts the ranks of a run, for each launcher; nothing of the user's passes through a shell."""
+"""Build the command that starts the ranks of a run, for every launcher.
+
+No user input passes through a shell.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,9 @@ from workbench.jobs.launcher import Launcher
 from workbench.pods.pod import Pod
 
 _SHELL = ["sh", "-c"]
-# DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
+# DeepSpeed and pdsh pass paths unquoted through shells on both sides.
 _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
-# What the launcher needs of the caller's environment; nothing else travels, so no secret can.
+# Variables of the caller's environment needed by the launcher. No secret is among them.
 _PASSED = (
     "PATH",
     "HOME",
@@ -48,7 +51,7 @@ _PASSED = (
     "VIRTUAL_ENV",
 )
 
-# `agent/launcher_site/deepspeed` reads it.
+# Read by `agent/launcher_site/deepspeed`.
 _PODS_PYTHON = "WORKBENCH_PODS_PYTHON"
 
 
@@ -57,35 +60,36 @@ class LaunchPlan:
     run_id: str
     launcher: Launcher
     pods: Sequence[Pod]
-    """The pods of the run in rank order."""
+    """Pods of the run in rank order."""
     places: Sequence[RankPlace]
     master_port: int
-    """TCP port of the rendezvous of torch on the first pod."""
+    """TCP port of torch's rendezvous on the first pod."""
     interface: str
-    """Network interface of the pods' addresses, as MPI wants it."""
+    """Network interface of the pods' addresses, for MPI."""
     package: str
-    """Path on the pods of the zipped workbench package."""
+    """Path of the zipped workbench package on the pods."""
     hostfile: Path
     ssh_argv: Mapping[str, Sequence[str]]
-    """By pod name, the OpenSSH command line that reaches it."""
+    """OpenSSH command line to a pod, by pod name."""
     pdsh_env: Mapping[str, str]
-    """Environment that makes pdsh use the cluster's key and port."""
+    """Environment variables that select the cluster's key and port for pdsh."""
     rsh_wrapper: Path
-    """The program that mpirun calls in place of ssh."""
+    """Program called by mpirun instead of ssh."""
     quiet: bool = False
-    """Whether what ranks print stays in their pods' logs, for nobody looks at the launcher's own output."""
+    """Whether the output of ranks goes only to the pods' logs, not to the launcher's output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCommand(Shown):
-    """A command ready to run, or to be read: `str()` gives what works when pasted into a terminal."""
+    """Launch command. `str()` returns a line to paste into a terminal."""
 
     argv: Sequence[str]
-    """Program and arguments; for the ssh launcher, a shell that starts one ssh per rank and waits for all."""
+    """Program and arguments. For launcher `ssh`: a shell that runs one ssh per rank."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set beside the caller's own."""
+    """Variables added to the caller's environment."""
 
-    def __str__(self) -> str:  # the keeper writes it too, which loads no view
+    # Also used by the keeper, which loads no view.
+    def __str__(self) -> str:
         if [*self.argv[:2]] == _SHELL and not self.env:
             return f"({self.argv[2]})"
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
@@ -106,7 +110,7 @@ def place_ranks(pods: Sequence[Pod]) -> list[RankPlace]:
 
 
 def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
-    """Refuse a launcher that could not start ranks on these pods, before anything is sent to them."""
+    """Raise ConfigError if the launcher cannot start ranks on the pods."""
     pythons = {pod.python: pod.name for pod in pods}
     if launcher is Launcher.PDSH and len(pythons) > 1:
         paths = ", ".join(f"{name} has {python}" for python, name in pythons.items())
@@ -162,11 +166,12 @@ def _ssh(plan: LaunchPlan) -> LaunchCommand:
             *_rank_client(plan, by_name[place.pod]),
             *(str(x) for pair in flags.items() for x in pair),
         ]
-        plain = all(_PLAIN_PATH.fullmatch(word) for word in remote)  # then a person can read it
+        # Plain words need no quotes and are easier to read.
+        plain = all(_PLAIN_PATH.fullmatch(word) for word in remote)
         lines.append(
             shlex.join([*plan.ssh_argv[place.pod], *(remote if plain else [shlex.join(remote)])])
         )
-    # `wait` alone forgets exit codes; waiting for each keeps the last that failed.
+    # A bare `wait` loses exit codes. Waiting for every process keeps the last failure.
     script = "".join(f"{line} & p{n}=$!\n" for n, line in enumerate(lines))
     waits = " ".join(f"wait $p{n} || code=$?;" for n in range(len(lines)))
     return LaunchCommand(argv=[*_SHELL, f"{script}code=0; {waits} exit $code"])
@@ -181,33 +186,36 @@ def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
     )
     argv += ["--hostfile", str(plan.hostfile), "--master_addr", plan.pods[0].address]
     argv += ["--master_port", str(plan.master_port), "--launcher", plan.launcher.value]
-    # Without --force_multi a hostfile of one host trains on this machine; DeepSpeed's own ssh check calls plain ssh.
+    # Without --force_multi, a hostfile with one host trains on this machine. DeepSpeed's ssh check
+    # calls plain ssh.
     argv += ["--force_multi", "--no_ssh_check", "--no_python", "--no_local_rank"]
-    # DeepSpeed sends the values in this file through remote shells; a name that does not exist switches it off.
+    # DeepSpeed sends the values in this file through remote shells. A missing file disables the
+    # feature.
     env = {"DS_ENV_FILE": ".workbench-no-env-file", "PYTHONPATH": _launcher_site(plan)}
     if plan.launcher is Launcher.OPENMPI:
         argv.append(f"--launcher_args={shlex.join(_mpi_args(plan))}")
-        # A variable, not an argument: mpirun hands its arguments on to the daemons, which look for the program on their
-        # pod and end without a word where it is not. It passes no such variable on, as `_mpi_args` asks.
+        # Use a variable, not an argument: mpirun passes its arguments to the daemons. A daemon
+        # looks for the program on its own pod and ends silently if it is missing. `_mpi_args` keeps
+        # mpirun from passing the variable on.
         env |= {"OMPI_MCA_plm_rsh_agent": str(plan.rsh_wrapper)}
     else:
-        # DeepSpeed would start the Python of this machine there, by its path here.
+        # DeepSpeed would use this machine's path of Python on the pods.
         env |= {**plan.pdsh_env, _PODS_PYTHON: plan.pods[0].python}
     return LaunchCommand(argv=[*argv, *client], env=env)
 
 
 def _launcher_site(plan: LaunchPlan) -> str:
-    """Return the import path of the launcher, which DeepSpeed sends on to the pods."""
+    """Return the launcher's import path, which DeepSpeed also sends to the pods."""
     return f"{HOME}/{entries.LAUNCHER_SITE}:{plan.package}/{entries.LAUNCHER_SITE}"
 
 
 def _mpi_args(plan: LaunchPlan) -> list[str]:
     settings = {
-        "plm_rsh_no_tree_spawn": "1",  # pods hold no key for each other
+        "plm_rsh_no_tree_spawn": "1",  # Pods have no keys for each other.
         "plm_rsh_pass_environ_mca_params": "0",
         "btl_tcp_if_include": plan.interface,
         "oob_tcp_if_include": plan.interface,
-        # In /tmp another user may have made the folder; two mpiruns at once would race in one.
+        # Another user may own the default folder in /tmp, and two mpiruns would race there.
         "orte_local_tmpdir_base": f"{plan.rsh_wrapper}.tmp",
     }
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
@@ -216,7 +224,7 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
 
 
 class LauncherProcess:
-    """A launcher in a session of its own; whether the run succeeded, its exit code does not say."""
+    """Launcher process in its own session. Its exit code does not decide the run's success."""
 
     def __init__(self, process: subprocess.Popen[bytes] | Process, log: Path):
         self._process = process
@@ -224,13 +232,13 @@ class LauncherProcess:
 
     @classmethod
     def start(cls, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
-        """Start it, with the mark by which another keeper finds it."""
+        """Start the launcher with the run id as a mark, so that another keeper can find it."""
         ours = {name: os.environ[name] for name in _PASSED if name in os.environ}
         with open_to_append(log, log.parent.parent) as out:
             process = subprocess.Popen(
                 list(command.argv),
                 env={**ours, **command.env, RUN_MARK: run_id},
-                cwd="/",  # DeepSpeed does `cd` to this folder on every pod
+                cwd="/",  # DeepSpeed runs `cd` to this folder on every pod.
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -240,7 +248,7 @@ class LauncherProcess:
 
     @classmethod
     def left_by_another(cls, run_id: str, log: Path) -> LauncherProcess | None:
-        """Find the launcher that a keeper which died had started for a run; None where there is none any more."""
+        """Find the launcher started by a dead keeper for a run. Return None if it has ended."""
         marked = [
             p
             for p in with_mark(RUN_MARK, [run_id])
@@ -250,7 +258,10 @@ class LauncherProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs. Of one that another keeper started it is 0."""
+        """Exit code of the launcher, negative for a signal. None while running.
+
+        The exit code of a launcher started by another keeper is unknown and reported as 0.
+        """
         match self._process:
             case Process():
                 return None if self._process.is_alive() else 0
@@ -267,7 +278,7 @@ class LauncherProcess:
         return "\n".join(text.splitlines()[-lines:])
 
     def end(self, grace_s: float = 3.0) -> None:
-        """Wait a little for it to end by itself, then kill its process group."""
+        """Wait up to `grace_s` for the launcher to end, then kill its process group."""
         deadline = time.monotonic() + grace_s
         while self.exit_code is None and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a notebook can ask of a keeper: one record for each request, checked when it comes in."""
+"""Requests from notebooks to a keeper, and the server that checks and answers them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from workbench.base.redact import Redactor
 from workbench.base.wire import connect, listen
 
 logger = logging.getLogger(__name__)
-_PAUSE_S = 0.1  # after an accept that failed
-_WARN_S = 30.0  # between two lines of the log about it
-_PEER_S = 30.0  # for a peer to send its request, and to take the answer
-_PROBE_S = 10.0  # a busy machine may take its time to answer a connection
-_DEAF_PROBES = 2  # one unanswered probe alone may be a machine that was asleep
+# Pause after a failed accept.
+_PAUSE_S = 0.1
+# Time between two log lines about failed accepts.
+_WARN_S = 30.0
+# Time limit for a peer to send its request and to read the answer.
+_PEER_S = 30.0
+# A busy machine may take long to answer a connection.
+_PROBE_S = 10.0
+# A single unanswered probe may mean that the machine was asleep.
+_DEAF_PROBES = 2
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-_SHORT = ("cancel", "outcome")  # what a run is asked that takes no time
+# Requests about a run that are answered at once.
+_SHORT = ("cancel", "outcome")
 
 
 class Status(BaseModel):
@@ -36,7 +42,7 @@ class Status(BaseModel):
 
 
 class Submit(BaseModel):
-    """Carry out a job; `dry` stops before anything of it starts and answers with the command."""
+    """Run a job. `dry` starts no rank and returns the launch command."""
 
     op: Literal["submit", "dry"]
     run: str
@@ -46,14 +52,14 @@ class Submit(BaseModel):
 
 
 class OfRun(BaseModel):
-    """Something that a run is asked, by its id."""
+    """Request about a run, by its id."""
 
     op: Literal["cancel", "stop", "bring", "fetch", "stacks", "outcome"]
     run: str
 
 
 class NewestCheckpoint(BaseModel):
-    """The newest good checkpoint that the pods keep of the run in this directory."""
+    """Request for the newest good checkpoint on the pods of the run in `path`."""
 
     op: Literal["held"]
     path: Path
@@ -70,7 +76,7 @@ _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discrimin
 
 
 def request_from(message: Mapping[str, object]) -> Request:
-    """Read a request; a RunError says what is wrong with it."""
+    """Parse a request. Raise RunError with the problems if the request is invalid."""
     try:
         return _REQUESTS.validate_python(message)
     except ValidationError as error:
@@ -83,10 +89,10 @@ def request_from(message: Mapping[str, object]) -> Request:
 
 
 class RequestServer:
-    """The socket of a keeper: each connection is answered in a thread of its own.
+    """Socket of a keeper. A thread per connection answers the request.
 
-    It survives a process without free descriptors or threads. One descriptor is kept in reserve for the next
-    connection. Where no thread can start, the accepting thread answers the short requests by itself.
+    The server works even without free descriptors or threads. A descriptor is reserved for the
+    next connection. If no thread can start, the accepting thread answers short requests itself.
     """
 
     def __init__(self, path: Path, do: _Do, redact: Redactor):
@@ -98,13 +104,13 @@ class RequestServer:
         self._open()
 
     def mend(self) -> None:
-        """Listen again where the socket's file was removed, or where connections are not answered."""
+        """Listen again if the socket's file was deleted or connections are not answered."""
         if not self._path.exists() or self._is_deaf():
             self._drop()
             self._open()
 
     def close(self) -> None:
-        """Stop listening and remove the socket's file. Idempotent."""
+        """Stop listening and delete the socket's file. Idempotent."""
         self._drop()
         self._use_spare()
         self._path.unlink(missing_ok=True)
@@ -113,7 +119,7 @@ class RequestServer:
         server, self._server = self._server, None
         if server is not None:
             with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+                server.shutdown(socket.SHUT_RDWR)  # Wakes the accepting thread.
             server.close()
 
     def _open(self) -> None:
@@ -124,21 +130,21 @@ class RequestServer:
                 target=self._accept, args=(server,), name="requests", daemon=True
             ).start()
         except RuntimeError:
-            self.close()  # a file without a listener would look like a keeper that is busy
+            # A file without a listener would look like a busy keeper.
+            self.close()
             raise
 
     def _is_deaf(self) -> bool:
-        """Connect to the own socket; return whether several connections in a row got no answer."""
+        """Probe the keeper's own socket. Return whether several probes in a row failed."""
         try:
             with connect(self._path, _PROBE_S) as probe:
                 client = rpc.Client(Pipes(probe.fileno(), probe.fileno(), write_s=_PROBE_S))
-                with suppress(rpc.Refused):  # a refusal is an answer
+                with suppress(rpc.Refused):  # A refusal is an answer.
                     client.call({"op": "probe"}, _PROBE_S)
             answered = True
         except OSError as error:
-            if (
-                error.errno in _NO_DESCRIPTOR
-            ):  # the probe itself had none: nothing is known of the socket
+            # The probe itself had no descriptor, so the state of the socket is unknown.
+            if error.errno in _NO_DESCRIPTOR:
                 return False
             answered = False
         self._unanswered = 0 if answered else self._unanswered + 1
@@ -153,7 +159,8 @@ class RequestServer:
             try:
                 connection, _ = server.accept()
             except OSError as error:
-                if self._server is not server:  # closed, or another one has taken its place
+                # Closed, or replaced by another socket.
+                if self._server is not server:
                     return
                 self._warn("cannot accept a request: %s", error)
                 self._use_spare()
@@ -167,12 +174,12 @@ class RequestServer:
             threading.Thread(
                 target=_answer, args=(connection, self._do, self._redact), daemon=True
             ).start()
-        except RuntimeError as error:  # no thread can start at this moment
+        except RuntimeError as error:  # No thread can start now.
             self._warn("answering in the accepting thread: %s", error)
             _answer(connection, self._do_at_once, self._redact)
 
     def _do_at_once(self, request: Request) -> Mapping[str, object]:
-        """Answer what takes no time; refuse the rest, which would keep all other requests waiting."""
+        """Answer short requests. Raise RunError for others, as all requests would wait."""
         if isinstance(request, Status | Close):
             return self._do(request)
         if isinstance(request, OfRun) and request.op in _SHORT:
@@ -187,7 +194,7 @@ class RequestServer:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _use_spare(self) -> None:
-        """Give the spare descriptor up, so that the next accept has one."""
+        """Release the spare descriptor for the next accept."""
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
@@ -199,7 +206,7 @@ class RequestServer:
 
 
 def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:
-    """Answer the one request of a connection; a peer that sends none in time is dropped."""
+    """Answer the request of a connection. Close the connection if no request arrives in time."""
     with connection, suppress(OSError):
         line = connection.fileno()
         for request in rpc.incoming(Pipes(line, line, write_s=_PEER_S), _PEER_S):
@@ -207,7 +214,7 @@ def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:
                 request.answer(do(request_from(request.fields)))
             except WorkbenchError as error:
                 request.refuse(redact(str(error)))
-            except Exception as error:  # connection boundary
+            except Exception as error:  # Connection boundary.
                 logger.exception("a request")
                 request.refuse(f"{type(error).__name__}: {error}")
             return

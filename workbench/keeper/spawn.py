@@ -1,4 +1,4 @@
-"""A cluster's keeper as a process: how it is started, its lock, and its log with all secrets masked."""
+"""Start keeper processes, lock clusters, and mask secrets in the keeper's log."""
 
 from __future__ import annotations
 
@@ -32,41 +32,47 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import write_cluster_state
 
 STAY = b"stay\n"
-"""Follows the spec on the keeper's standard input once its start is over."""
+"""Line on the keeper's standard input that confirms its start. Follows the spec."""
 TAKEN = 75
-"""Exit code of a keeper that found another one."""
+"""Exit code of a keeper that found another keeper."""
 _LOCK_S, _LOCK_LOOK_S = 0.5, 0.02
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Leash(io.FileIO):
-    """What ties a keeper to its start: closed before `drop`, also by an interrupt or a death, it ends the keeper."""
+    """Pipe from the starting process to the keeper. If closed before `drop`, the keeper ends.
+
+    An interrupt or the death of the starting process also closes the pipe.
+    """
 
     def __init__(self) -> None:
         self.far_end, near_end = os.pipe()
         super().__init__(near_end, "wb")
 
     def drop(self) -> None:
-        with suppress(BrokenPipeError):  # it has ended
+        # The keeper has ended.
+        with suppress(BrokenPipeError):
             self.write(STAY)
 
 
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
-    """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
+    """Start the keeper in its own session, so that signals for the notebook do not reach it."""
     state = {"phase": "starting", "message": "starting the keeper"}
     _make_own_folder(paths)
     write_cluster_state(paths, state)
     lock = _make_lock(paths.own_keeper_lock)
     keeper = _start(paths, leash)
-    # The lock is named from the start on: without it, nothing is removed where the keeper dies before its first word.
+    # Record the lock at once. Otherwise, nothing is cleaned up if the keeper dies before its first
+    # state.
     write_cluster_state(paths, {**state, **process_facts(keeper.pid), "lock": lock})
-    with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
+    # The keeper has ended. The waiting caller reports the reason.
+    with suppress(BrokenPipeError):
         leash.write(to_line(spec.to_dict()))
     return keeper
 
 
 def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
-    """Start a keeper that takes over from one that died; it ends at once with `TAKEN` where another has."""
+    """Start a successor of a dead keeper. The process exits with `TAKEN` if another took over."""
     with Leash() as leash:
         keeper = _start(paths, leash, "--takes-over")
         with suppress(BrokenPipeError):
@@ -93,7 +99,7 @@ def _make_own_folder(paths: ClusterPaths) -> None:
 
 
 def process_facts(pid: int) -> dict[str, object]:
-    """Return what the state file names a keeper by."""
+    """Return the facts that identify a keeper process in the state file."""
     return {
         "pid": pid,
         "start_time": process_start_time(pid),
@@ -103,7 +109,7 @@ def process_facts(pid: int) -> dict[str, object]:
 
 
 def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
-    """Make the error that ended the keeper's start, as it was raised there."""
+    """Rebuild the error that ended the keeper's start."""
     kind = getattr(errors, str(state.get("error")), PodError)
     message = str(state.get("message"))
     if kind is ConfigError:
@@ -113,7 +119,10 @@ def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
 
 
 def take_lock(path: Path, inode: int | None = None) -> int | None:
-    """Lock a cluster until this process ends; return the lock's inode, None where it is taken or is not `inode`."""
+    """Lock a cluster until the process ends. Return the lock's inode, or None if taken.
+
+    Raise RunError if the file is not `inode`.
+    """
     flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if inode is None else 0)
     deadline = time.monotonic() + _LOCK_S
     while True:
@@ -124,9 +133,8 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
             os.close(handle)
             if time.monotonic() > deadline:
                 return None
-            time.sleep(
-                _LOCK_LOOK_S
-            )  # it may have been somebody who only looks whether it is locked
+            # Another process may be testing the lock.
+            time.sleep(_LOCK_LOOK_S)
             continue
         except OSError as error:
             raise RunError(f"{no_locks_there(path, error)}; another keeper may be there") from error
@@ -137,12 +145,12 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
                 f"{path} is not the lock of the keeper before: the directory is a copy, or was changed"
             )
         if inode_at(path) == locked:
-            return locked  # the handle stays open for as long as the process lives
-        os.close(handle)  # another file has its name by now
+            return locked  # The handle stays open until the process ends.
+        os.close(handle)  # Another file has the name now.
 
 
 def _make_lock(path: Path) -> int:
-    """Make the file that a keeper will lock, or take the one that is there; return its inode."""
+    """Create the keeper's lock file unless it exists. Return its inode."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         return os.fstat(handle).st_ino
@@ -151,7 +159,7 @@ def _make_lock(path: Path) -> int:
 
 
 def inode_at(path: Path) -> int | None:
-    """Return the inode of a lock; None where there is none."""
+    """Return the inode of a lock file, or None if missing."""
     try:
         return path.lstat().st_ino
     except OSError:
@@ -159,14 +167,14 @@ def inode_at(path: Path) -> int | None:
 
 
 def log_to(path: Path) -> Redactor:
-    """Write what this process logs into a file; return what masks it, to be told of more secrets."""
+    """Write the log of this process to a file. Return the redactor, for further secrets."""
     redact = Redactor({name: os.environ.get(name, "") for name in _HUB_TOKENS})
     handler = logging.FileHandler(path)
     handler.setFormatter(_Masking(redact))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.getLogger("paramiko").setLevel(logging.WARNING)
-    # paramiko's transports write a traceback under these names for every login that fails. The error is raised as well,
-    # and who tries again writes one line.
+    # paramiko's transports log a traceback under these names for every failed login. The error is
+    # also raised, and every retry logs a line.
     for chatty in ("paramiko.transport", "workbench.pods.ssh.transport"):
         logging.getLogger(chatty).setLevel(logging.CRITICAL)
     return redact

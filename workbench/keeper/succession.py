@@ -1,4 +1,4 @@
-"""What a keeper goes on with that takes over from one that died: the runs in its queue, each as far as it is."""
+"""Resume the queue of a dead keeper. Runs continue from their recorded state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_context(
     left: bool = False,
     unstartable: str = "",
 ) -> RunContext:
-    """Make what a run is carried out with, and write its hostfile."""
+    """Create the context of a run and write its hostfile."""
     redact.learn(job.env)
     context = RunContext(
         run_id=run.id,
@@ -58,13 +58,14 @@ def run_context(
 def left_runners(
     fleet: Fleet, redact: Redactor, before: ClusterStatus
 ) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
-    """Return the runs of the keeper before by id, in order, and the results of those that cannot continue."""
+    """Return the dead keeper's runs by id, in order, and the results of failed takeovers."""
     runners: dict[str, Runner] = {}
     failed: dict[str, Mapping[str, object]] = {}
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
     own = own_runs(fleet.paths.root)
     for run in read_queue(fleet.paths.queue):
-        # A record that can be read and names another cluster is a stranger's: it is neither continued nor ended.
+        # A readable record naming another cluster belongs to a foreign run. Neither continue nor
+        # end it.
         if read_json(RunPaths(run.path).info) and run not in own:
             logger.warning(
                 "run %s in %s does not name this cluster, and is left alone", run.id, run.path
@@ -74,18 +75,22 @@ def left_runners(
             if not is_there(RunPaths(run.path).info):
                 raise RunError(f"its directory {run.path} is gone or cannot be read")
             runners[run.id] = _left_runner(fleet, run, redact, restarted=restarted)
-        except Exception as error:  # run boundary: the runs after it continue
+        except Exception as error:  # Run boundary: later runs continue.
             logger.exception("run %s", run.id)
             failed[run.id] = _fail_left(fleet, run, error)
     return runners, failed
 
 
 def _fail_left(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, object]:
-    """End a run that cannot be taken over; its result is in memory alone where no disk takes it. Raises nothing."""
+    """End a run that cannot be taken over, and return its result. Raises nothing.
+
+    If no disk accepts the result, only the return value has it.
+    """
     fleet.stop_ranks(run.id)
     message = f"its keeper died, and another cannot continue it: {error}"
     result = {"state": RunState.FAILED, "message": message, "of": str(run.path)}
-    if not is_there(run.path):  # no one looks for a result there
+    # No reader looks for a result there.
+    if not is_there(run.path):
         return result
     try:
         if before := read_json(result_file(RunPaths(run.path))):
@@ -108,7 +113,7 @@ def _left_runner(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: b
     job, unstartable = asked.job, _missing_variables(fleet.paths, fleet.spec)
     try:
         job = resolved(job)
-    except ConfigError as error:  # what runs already has its variables
+    except ConfigError as error:  # Running ranks already have their variables.
         unstartable = str(error)
     hostfile = RunPaths(run.path).hostfile
     links = fleet.at(Hostfile.parse(read_text(hostfile), source=str(hostfile)).addresses)

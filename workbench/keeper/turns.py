@@ -1,4 +1,4 @@
-"""Which runs of a cluster wait and which run, each on the first free pods, and when a cluster closes unused."""
+"""Schedule the runs of a cluster on free pods, and close an unused cluster."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.run.runner import Runner
 
-_SHIFT_S = 10.0  # of the announced end, that is worth writing down
+# A smaller shift of the announced end is not written.
+_SHIFT_S = 10.0
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 
 
 class IdleTime:
-    """Counts from the last use; whoever owns it looks at it several times a second while there is nothing to do."""
+    """Time since the last use. The owner checks several times a second while nothing runs."""
 
     def __init__(self, limit_s: float | None, announce: Callable[[], None]) -> None:
         self.end_s: float | None = None
-        """The announced end, in seconds since the epoch; None where none is to come."""
+        """Announced shutdown, in seconds since the epoch. None: no shutdown is scheduled."""
         self._limit_s = limit_s
         self._announce = announce
         self._used = time.monotonic()
@@ -32,12 +33,12 @@ class IdleTime:
         self._used = time.monotonic()
 
     def suspend(self) -> None:
-        """Take the announced end back; the next look announces one again."""
+        """Cancel the announced shutdown. The next check announces a new time."""
         self.end_s = None
         self._announce()
 
     def is_over(self) -> bool:
-        """Whether the limit is reached; announces the end where it has moved."""
+        """Whether the limit is reached. Announces a new shutdown time if it moved."""
         if self._limit_s is None:
             return False
         left_s = self._used + self._limit_s - time.monotonic()
@@ -50,11 +51,11 @@ class IdleTime:
 
 
 class Turns:
-    """The runs that wait, and those that run beside each other on pods of their own. No run overtakes another."""
+    """Waiting and running runs of a cluster. Runs start in order, on separate pods."""
 
     def __init__(self, fleet: Fleet, idle: IdleTime, closing: threading.Event):
         self.lock = threading.Condition()
-        """Held by whoever changes who waits and who runs, or closes the cluster."""
+        """Lock for changes of the waiting and running runs, and for closing the cluster."""
         self._fleet, self._idle, self._closing = fleet, idle, closing
         self._waiting: deque[Runner] = deque()
         self._running: list[Runner] = []
@@ -74,7 +75,7 @@ class Turns:
             self.lock.notify_all()
 
     def withdraw(self, runner: Runner) -> bool:
-        """End a run that waits as cancelled; False where it does not wait."""
+        """Cancel a waiting run. Return False if the run is not waiting."""
         with self.lock:
             if runner not in self._waiting:
                 return False
@@ -83,7 +84,7 @@ class Turns:
             return True
 
     def take(self, end_when_idle: Callable[[], None], never_came: str) -> None:
-        """Let runs take their turns until the cluster closes, and wait for those that run then."""
+        """Start runs in turn until the cluster closes, then wait for running runs."""
         self._idle.use()
         with self.lock:
             while not self._closing.is_set():
@@ -93,14 +94,15 @@ class Turns:
                 if not self._waiting and not self._running and self._idle.is_over():
                     end_when_idle()
             self.lock.wait_for(lambda: not self._running)
-        for runner in self._waiting:  # nobody adds to it any more
+        for runner in self._waiting:  # No run is added after closing.
             runner.abandon(never_came)
 
     def _begin_next(self) -> bool:
         if not self._waiting:
             return False
         runner, busy = self._waiting[0], self.busy
-        if runner.context.left:  # it can only go on where it is, for its ranks may be there
+        # A taken-over run can continue only on its own pods, as its ranks may be there.
+        if runner.context.left:
             if any(link in busy for link in runner.context.links):
                 return False
         elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
@@ -108,28 +110,25 @@ class Turns:
         elif links != list(runner.context.links):
             try:
                 runner.move(links)
-            except Exception as error:  # run boundary: its folder may be read-only, stale or full
+            except Exception as error:  # Run boundary: its folder may be read-only or full.
                 logger.exception("run %s", runner.context.run_id)
                 self._waiting.popleft()
                 runner.fail(error)
                 return True
         try:
             threading.Thread(target=self._carry, args=(runner,), name="run", daemon=True).start()
-        except (
-            RuntimeError
-        ) as error:  # no thread can start at this moment: the run waits for the next look
+        except RuntimeError as error:  # No thread can start now. The run waits for the next look.
             logger.warning("run %s waits: %s", runner.context.run_id, error)
             return False
-        self._running.append(
-            self._waiting.popleft()
-        )  # the thread needs the lock, held here, before it ends
+        # The new thread needs the lock before its end, and the lock is held here.
+        self._running.append(self._waiting.popleft())
         self._idle.suspend()
         return True
 
     def _carry(self, runner: Runner) -> None:
         try:
             runner.run()
-        except Exception:  # run boundary: the pods and the other runs live on
+        except Exception:  # Run boundary: the pods and the other runs continue.
             logger.exception("a run")
         with self.lock:
             self._running.remove(runner)

@@ -1,1 +1,1 @@
-"""A run as manifests for Kubeflow."""
+"""Export of a run as Kubeflow manifests."""

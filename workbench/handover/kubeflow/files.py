@@ -1,4 +1,4 @@
-"""What of a run travels in a ConfigMap; no value of a variable is among it."""
+"""Collect the files of a run for a ConfigMap. No values of environment variables are included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from workbench.jobs.script import references
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import stored
 
-_MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
+# Limit of Kubernetes for a ConfigMap: 1 MiB, including names.
+_MOST_BYTES = (1 << 20) - 4096
 _LEFT_OUT = (
     "benchmark",
     "client",
@@ -37,14 +38,14 @@ _LEFT_OUT = (
     "cli.py",
     "__main__.py",
 )
-"""Rooms and files of the package that no rank and no unattended run imports."""
+"""Folders and files of the package not imported by ranks and unattended runs."""
 _OF_LEFT_OUT = re.compile(
     rf"^from workbench\.({'|'.join(name.replace('/', '[.]') for name in _LEFT_OUT)})\b", re.M
 )
 
 
 def handover_of(job: Job, root: Path, options: HandoverOptions) -> Handover:
-    """Ask the job of a run what travels, for the folder on the claim that the options name."""
+    """Ask the run's job for its files, with the input folder on the claim from the options."""
     request = HandoverRequest(
         root=root,
         folder=f"{RESULTS}/{options.inputs}/" if options.inputs else "",
@@ -57,7 +58,7 @@ def handover_of(job: Job, root: Path, options: HandoverOptions) -> Handover:
 def config_files(
     handover: Handover, env: Mapping[str, str], options: HandoverOptions, pod: PodSpec, nodes: int
 ) -> Mapping[str, bytes]:
-    """Return the files of the ConfigMap: the package, the specification and, packed, what it names."""
+    """Return the files of the ConfigMap: specification, zipped package, and zipped inputs."""
     _check_secrets({**pod.env, **env}, options)
     pods = {**pod.to_dict(), "image": None}
     job = {**handover.job, "launcher": "ssh"}
@@ -79,13 +80,13 @@ def config_files(
 
 @cache
 def _package() -> bytes:
-    """Zip the files of this package that ranks need: a ConfigMap is small."""
+    """Zip only the files of this package needed by ranks, as a ConfigMap is small."""
     root = Path(HOME, "workbench")
     needed = [
         path
         for path in sorted(root.rglob("*.py"))
         if not path.relative_to(root).as_posix().startswith(_LEFT_OUT)
-        # A file that imports a room that is left out could not be imported there.
+        # On the pods, a file that imports an excluded folder would fail.
         and not _OF_LEFT_OUT.search(path.read_text(encoding="utf-8"))
     ]
     return zip_files(root.parent, needed)

@@ -1,4 +1,7 @@
-"""Hand a run over to Kubeflow as manifests; files that the run directory names are not read: it may be another's."""
+"""Export a run to Kubeflow as manifests.
+
+The run directory may come from another user, so files named there are not read.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,24 @@ from workbench.rundir.spec import stored
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest(Shown):
-    """The objects by which a cluster carries out a run. `str()` is the YAML, with what to do with it at its head."""
+    """Kubernetes objects of a run. `str()` returns YAML that starts with instructions."""
 
     kind: str
-    """trainjob, pytorchjob or mpijob."""
+    """Kind of the job: trainjob, pytorchjob or mpijob."""
     name: str
     nodes: int
-    """Number of nodes, the most where it is elastic."""
+    """Number of nodes; the maximum for an elastic job."""
     slots: int
     image: str
     results: str
-    """Where the results will be: the claim and the folder on it, `claim:/folder`."""
+    """Place of the results: claim and folder, as `claim:/folder`."""
     objects: Sequence[Mapping[str, object]] = field(repr=False)
-    """The objects in the order in which they must be made, the job last."""
+    """Objects in the order of creation, the job last."""
     notes: Sequence[str] = field(default=(), repr=False)
-    """What to have before, to do and to know, one line each."""
+    """Requirements, instructions and remarks, a line per note."""
 
     def to_yaml(self, path: str | Path) -> Path:
-        """Write the YAML to a file; one that is there is replaced."""
+        """Write the YAML to a file. An existing file is replaced."""
         target = Path(path).expanduser().absolute()
         try:
             target.write_text(self.to_text(), encoding="utf-8")
@@ -66,7 +69,7 @@ class Manifest(Shown):
 
 
 def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
-    """Make the manifests of a run; see `Run.manifest`."""
+    """Build the manifests of a run; see `Run.manifest`."""
     if kind not in KINDS:
         raise one_of("manifest kind", kind, KINDS)
     paths = RunPaths(path)
@@ -170,7 +173,7 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
 
 
 def yaml_of(data: Mapping[str, object]) -> str:
-    r"""Return plain JSON as YAML that a person can read: in its order, texts of several lines as such, no anchors.
+    r"""Return JSON values as readable YAML: original order, block texts, no anchors.
 
     Example:
         >>> print(yaml_of({"b": 1, "a": "x\ny\n"}), end="")
@@ -179,14 +182,14 @@ def yaml_of(data: Mapping[str, object]) -> str:
           x
           y
     """
-    import yaml  # it comes with transformers
+    import yaml  # Installed with transformers.
 
-    # Packed files are long, and the emitter in C is ten times as fast.
+    # Packed files are long, and the C emitter is ten times as fast.
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
     class Dumper(base):  # type: ignore[misc]
         def ignore_aliases(self, _data: Any) -> bool:
-            return True  # what appears twice is written twice
+            return True  # Repeated values are written in full.
 
     def text(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar(

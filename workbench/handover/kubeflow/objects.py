@@ -1,6 +1,7 @@
-"""The manifests of a run that Kubeflow carries out alone: a ConfigMap, perhaps a claim, and the job. Pure.
+"""Build the Kubernetes objects of a run: ConfigMap, claims and job. Pure functions.
 
-Fields: https://www.kubeflow.org/docs/components/trainer/, below that legacy-v1/user-guides/pytorch/ and …/mpi/.
+Fields: https://www.kubeflow.org/docs/components/trainer/, and below that page
+legacy-v1/user-guides/pytorch/ and …/mpi/.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ Object = dict[str, object]
 
 KINDS = ("trainjob", "pytorchjob", "mpijob")
 RESULTS = "/results"
-"""Where the claim is mounted."""
+"""Mount path of the claim."""
 SPEC = "/etc/workbench"
-"""Where the ConfigMap is mounted."""
+"""Mount path of the ConfigMap."""
 
 _SSH = "/etc/mpi-ssh"
 _KNOWN = "/tmp/known_hosts"
@@ -43,24 +44,24 @@ _RESTARTS = 3
 class KubeflowPlan:
     kind: str
     name: str
-    """Name of the job and of what belongs to it, a DNS label; the folder on the claim too."""
+    """Name of the job, its objects and its folder on the claim. A DNS label."""
     options: HandoverOptions
     pod: PodSpec
-    """What each node is; its `env` is in the specification."""
+    """Description of a node. The specification has the pod's `env`."""
     nodes: int
     files: Mapping[str, bytes]
-    """What the ConfigMap holds, by file name."""
+    """Content of the ConfigMap, by file name."""
     resumes: bool
-    """Whether a job that is started again goes on from a checkpoint."""
+    """Whether a restarted job continues from a checkpoint."""
     carries_script: bool
-    """Whether the files' `inputs.zip` is a script with its folder."""
+    """Whether `inputs.zip` has a script with its folder."""
 
     @property
     def claim(self) -> str:
         return self.options.pvc or f"{self.name}-results"
 
     def command(self, *launcher: str) -> list[str]:
-        """Return the command that starts one rank, or through a launcher a node's ranks."""
+        """Return the command for a rank, or with a launcher for all ranks of a node."""
         rank = ("-m", entries.UNATTENDED, f"{SPEC}/spec.json", f"{RESULTS}/{self.name}")
         return [self.options.python, "-u", *launcher, *rank]
 
@@ -77,7 +78,7 @@ def objects_of(plan: KubeflowPlan) -> list[Object]:
     }
     if not plan.options.pvc:
         claims[plan.claim] = {
-            # Every node writes its ranks' output there.
+            # Every node writes the output of its ranks there.
             "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
             "resources": {"requests": {"storage": f"{round(plan.options.storage_gib * 1024)}Mi"}},
         }
@@ -87,7 +88,7 @@ def objects_of(plan: KubeflowPlan) -> list[Object]:
         for name, spec in claims.items()
     ]
     if plan.kind == "trainjob" and not plan.options.service_account:
-        # A TrainJob cannot say that its pods get no token; the account that they run as can.
+        # A TrainJob cannot disable the token of its pods, but the account of the pods can.
         objects.append(
             {
                 **_head("v1", "ServiceAccount", plan, plan.name),
@@ -114,7 +115,7 @@ def _config_map(plan: KubeflowPlan) -> Object:
 
 
 def _trainjob(plan: KubeflowPlan) -> Object:
-    # The runtime's torch plugin tells torchrun all that it must know by PET_ variables.
+    # The runtime's torch plugin passes all settings to torchrun as PET_ variables.
     trainer = {
         "image": plan.options.image,
         "command": plan.torchrun(),
@@ -124,7 +125,8 @@ def _trainjob(plan: KubeflowPlan) -> Object:
         "resourcesPerNode": _requests(plan),
     }
     placed = {"serviceAccountName": plan.name, **placement(plan.options)}
-    placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
+    # Set in the runtime, as a TrainJob cannot patch the class.
+    placed.pop("priorityClassName", None)
     node = {
         "name": "node",
         "volumeMounts": _mounts(plan),
@@ -162,7 +164,7 @@ def _pytorchjob(plan: KubeflowPlan) -> Object:
     spec: Object = {"nprocPerNode": slots, "runPolicy": _run_policy(plan, "None")}
     if plan.options.elastic is not None:
         least, most = plan.options.elastic
-        # Rendezvous and the number of nodes come as PET_ variables, from the policy.
+        # The policy sets rendezvous and number of nodes as PET_ variables.
         container = _container(plan, "pytorch", plan.torchrun(f"--nproc-per-node={slots}"))
         replicas = {"Worker": _replica(plan, most, container)}
         policy = {
@@ -173,7 +175,7 @@ def _pytorchjob(plan: KubeflowPlan) -> Object:
         }
         spec["elasticPolicy"] = policy
     else:
-        # Kubernetes fills in what stands in $(…) from the variables that the operator gives the container.
+        # Kubernetes replaces $(…) with the variables set by the operator for the container.
         place = [
             "--node-rank=$(RANK)",
             "--master-addr=$(MASTER_ADDR)",
@@ -194,7 +196,7 @@ def _mpijob(plan: KubeflowPlan) -> Object:
     settings = {
         "HostKey": f"{_SSH}/id_rsa",
         "AuthorizedKeysFile": f"{_SSH}/authorized_keys",
-        "StrictModes": "no",  # the key is a file of a Secret, which belongs to root
+        "StrictModes": "no",  # The key file comes from a Secret and belongs to root.
         "PasswordAuthentication": "no",
         "PidFile": "none",
     }
@@ -224,14 +226,14 @@ def _mpijob(plan: KubeflowPlan) -> Object:
 
 
 def _mpi_script(plan: KubeflowPlan) -> str:
-    """Write the launcher's shell lines; the host key of all workers is the job's own."""
+    """Write the launcher's shell lines. All workers use the job's host key."""
     port = plan.options.port
     ssh = f"-p {port} -i {_SSH}/id_rsa -o IdentitiesOnly=yes -o UserKnownHostsFile={_KNOWN}"
     ssh += " -o StrictHostKeyChecking=yes -o ConnectionAttempts=30"
     argv = ["mpirun", "-np", str(plan.nodes * plan.pod.slots), "--bind-to", "none"]
-    # Workers hold the key too, but not the list of known hosts: all are reached from here.
+    # Workers have the key but no list of known hosts, so all are reached from the launcher.
     argv += ["--mca", "plm_rsh_args", ssh, "--mca", "plm_rsh_no_tree_spawn", "1"]
-    # What sshd gives a login is not what the image gives its processes.
+    # An sshd login does not inherit the environment of the image.
     names = ["PATH", *(str(variable["name"]) for variable in _env(plan))]
     argv += [word for name in names for word in ("-x", name)]
     line = shlex.join([*argv, *plan.command()])
@@ -242,7 +244,7 @@ def _mpi_script(plan: KubeflowPlan) -> str:
 def _replica(plan: KubeflowPlan, replicas: int, container: Object) -> Object:
     options = plan.options
     group = {options.pod_group_label: plan.name} if options.pod_group_label else {}
-    # The shipped NetworkPolicy selects pods by the first of these labels.
+    # The shipped NetworkPolicy selects pods by the MANAGED_BY label.
     labels = {**options.labels, MANAGED_BY[0]: MANAGED_BY[1], **group}
     metadata: Object = {"labels": labels, "annotations": dict(options.annotations)}
     spec: Object = {

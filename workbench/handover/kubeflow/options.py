@@ -1,4 +1,4 @@
-"""What `Run.manifest` can be told: one record, checked when it is made."""
+"""Options of `Run.manifest`, checked on creation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"[a-z0-9][a-z0-9.-]*(/[A-Za-z0-9._-]+)?")
 
 def _check_token(secret: str) -> str:
     if secret and not _TOKEN.fullmatch(secret):
-        # Not shown: somebody may have given the token itself.
+        # Do not print the value: a user may have passed the token itself.
         raise ConfigError("token_secret is not the name of a Secret; give 'hub', or 'hub/key'")
     return secret
 
@@ -49,47 +49,61 @@ def _check_nodes(elastic: tuple[int, int] | None) -> tuple[int, int] | None:
     return elastic
 
 
+# Operators append up to 24 letters, and the limit is 63.
 JobName = Annotated[
     str,
-    Field(
-        pattern=r"^([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?$"
-    ),  # the operators add up to 24 letters, and 63 is the end
+    Field(pattern=r"^([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?$"),
     Allowed("up to 40 lower-case letters, digits and -, a letter first"),
 ]
 Nodes = Annotated[tuple[Size, Size], Field(strict=False)]
 
 
 class HandoverOptions(KubernetesOptions):
-    """What `Run.manifest` can be told: the options of `KubernetesPods`, and these."""
+    """Options of `Run.manifest`: all options of `KubernetesPods`, and the options below."""
 
     label: ClassVar[str] = "manifest"
 
     name: JobName = ""
-    """Name of the job, and of its folder on the claim. Default: made from the run's id."""
+    """Name of the job and of its folder on the claim. Default: derived from the run's id."""
     token_secret: Annotated[str, AfterValidator(_check_token)] = ""
-    """The Secret of the hub's token, `hub` or `hub/key`: HF_TOKEN is its key `token`, or that one. Default none."""
+    """Secret with the Hugging Face token, as `hub` or `hub/key`. The default key is `token`.
+
+    The token is passed to the containers as HF_TOKEN. Default: none.
+    """
     pod: Annotated[PodSpec | None, nested(PodSpec.from_dict)] = None
-    """What each node is. Default: as each pod of the run was; its `env` is the run's in any case."""
+    """Resources of a node. Default: as the run's pods. `env` and `pip` are always taken from the run."""
     inputs: Annotated[str, AfterValidator(_check_folder)] = ""
-    """A folder on the claim that holds what is too large for a ConfigMap: `train.jsonl` and `eval.jsonl`, `model/`,
-    `script/`. Default none: all travels in the ConfigMap."""
+    """Folder on the claim with inputs too large for a ConfigMap. Default: none.
+
+    The folder has `train.jsonl` and `eval.jsonl`, `model/`, and `script/`. Without a folder,
+    the ConfigMap has all inputs.
+    """
     script: str = ""
-    """The script, with its folder, where the run directory does not hold it. Default: as it was submitted."""
+    """Path of the script, if the run directory has no copy. The script's folder is included.
+
+    Default: the script as submitted.
+    """
     env: Annotated[Environment, AfterValidator(_check_plain)] = Field(default_factory=dict)
-    """Plain values of variables of the run, such as NCCL_DEBUG; they stand in the manifest. Default none."""
+    """Plain values of environment variables for the run, such as NCCL_DEBUG. Default: none.
+
+    The values are readable in the manifest.
+    """
     elastic: Annotated[
         Nodes | None,
         AfterValidator(_check_nodes),
         Allowed("the least and the most nodes, as in (2, 4), or None"),
     ] = None
-    """Least and most nodes of a PyTorchJob that may grow and shrink. Default None: as many as the run had."""
+    """Minimum and maximum number of nodes of an elastic PyTorchJob. None: as many as the run had.
+
+    Default: None.
+    """
     runtime: str = "torch-distributed"
-    """The ClusterTrainingRuntime of a TrainJob."""
+    """ClusterTrainingRuntime of a TrainJob. Default: torch-distributed."""
     storage_gib: Annotated[Positive, Unit("GiB")] = 50.0
-    """Size of the claim that is made where `pvc` names none. Default 50."""
+    """Size of the new claim in GiB, used if `pvc` is empty. Default: 50."""
 
     @property
     def sources(self) -> Mapping[str, tuple[str, str]]:
-        """The Secret and its key that each variable is taken from, the hub's token among them."""
+        """Secret and key of every variable taken from a Secret, including HF_TOKEN."""
         secret, _, key = self.token_secret.partition("/")
         return {**({"HF_TOKEN": (secret, key or "token")} if secret else {}), **super().sources}

@@ -1,1 +1,1 @@
-"""Ranks that start without keeper and agents: a `SPEC.json` and a shared folder are all they are given."""
+"""Run ranks without keeper and agents, from a `SPEC.json` and a shared folder."""

@@ -1,4 +1,7 @@
-"""`python -m workbench.handover.unattended SPEC.json OUT`: one rank of an unattended job. Exit code 2: job refused."""
+"""Run a rank of an unattended job: `python -m workbench.handover.unattended SPEC.json OUT`.
+
+Exit code 2: the job was refused.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from workbench.handover.unattended.rendezvous import FileRendezvous
 from workbench.jobs.job import PodView
 from workbench.rundir.spec import RunSpec
 
-_PATIENCE_S = (
-    60.0  # for the records of the other ranks; they have passed the last barrier when this one has
-)
-_HURRY_S = 10.0  # the same where this rank failed or was stopped: others may have been killed
+# Wait for the records of other ranks, which have passed the last barrier.
+_PATIENCE_S = 60.0
+# Wait after a failure or stop of rank 0, as other ranks may have been killed.
+_HURRY_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +40,7 @@ class Place:
     world_size: int
     per_node: int
     started_by: str
-    """torchrun, mpirun or python."""
+    """Program that started the rank: torchrun, mpirun or python."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
@@ -56,7 +59,7 @@ class Place:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be one rank; blocks until it has ended, the first rank until all have."""
+    """Run a rank until its end. Rank 0 also waits for all other ranks. Blocks."""
     parser = argparse.ArgumentParser(prog="python -m workbench.handover.unattended")
     parser.add_argument("spec", type=Path, metavar="SPEC.json")
     parser.add_argument(
@@ -106,7 +109,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     folder = work / f"rank-{place.rank}"
     view = PodView(package=HOME, folder=None, environment={**pods.env, **spec.job.env})
     program = spec.job.program_on(view)
-    # torchrun has set its own; a rank that mpirun or plain Python started gets the same ones.
+    # torchrun sets these variables itself. Add the same values for mpirun and plain Python.
     elastic = torchrun_variables(
         run=out.name,
         rank=place.rank,

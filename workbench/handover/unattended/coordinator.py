@@ -1,4 +1,4 @@
-"""What the first of the ranks that nobody looks after does beside training: it makes the run directory and judges."""
+"""Create the run directory, collect outputs and write the result, on rank 0 beside training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOOK_S = 0.3
 
 
 class RankFollower:
-    """Copy logs and pass events on while ranks run, and judge how they ended."""
+    """Copy logs, forward events while ranks run, and decide the outcome."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RankFollower:
         self._work, self._world_size, self._journal = work, world_size, journal
         self._collector = Collector(paths, list(range(world_size)), redact, states=states)
         self.peaks = MemoryPeaks()
-        """By address: the sum of its ranks' own peaks, which need not have come at one moment."""
+        """Peak memory by address: sum of the ranks' own peaks, possibly at different times."""
         self._totals = RunTotals()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ranks", daemon=True)
@@ -59,7 +59,7 @@ class RankFollower:
         self._thread.start()
 
     def finish(self, patience_s: float) -> None:
-        """Wait until every rank has written how it ended, or the time is over; then read what is left."""
+        """Wait up to `patience_s` for the final record of every rank, then read the remaining output."""
         deadline = time.monotonic() + patience_s
         while len(self.ended) < self._world_size and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -75,7 +75,7 @@ class RankFollower:
 
     @property
     def pods(self) -> list[Pod]:
-        """The pods that the ranks ran on, in the order of the ranks, with as many slots as ranks."""
+        """Pods of the ranks in rank order, with a slot per rank."""
         hosts = [(status.pod.name, status.pod.address) for status in self.ended]
         return [
             Pod(name=host[0], address=host[1], slots=hosts.count(host))
@@ -126,13 +126,13 @@ class RankFollower:
 
 
 class Coordinator:
-    """The keeper's part of a run that has none."""
+    """Do the keeper's work for a run without a keeper."""
 
     def __init__(self, spec_file: Path, out: Path, *, world_size: int, started_by: str):
         self._spec_file, self._paths = spec_file, RunPaths(out)
         self._world_size, self._started_by = world_size, started_by
         self._work = out / "work"
-        """What the trainer takes for the folder of its run on a pod."""
+        """Folder that the trainer uses as the run's folder on a pod."""
         self._began_s = now_s()
 
     def prepare(self, scratch: Path) -> Mapping[str, object]:
@@ -141,15 +141,15 @@ class Coordinator:
         spec_file = _unpacked(self._spec_file, scratch)
         again = self._put_aside()
         spec = RunSpec.load(spec_file).resolved()
-        # An elastic job may have fewer pods than were asked for.
+        # An elastic job may have fewer pods than requested.
         asked, slots = spec.cluster.count or 1, spec.cluster.pods.slots
         pods = max(1, self._world_size // slots)
         if pods != asked:
             job = spec.job.on_ranks(self._world_size, before=asked * slots)
             spec = spec.replace(job=job)
         spec = spec.replace(cluster=spec.cluster.replace(count=pods), pods=None)
-        # Elsewhere first: a run directory is made new, and this one may hold earlier attempts.
-        shutil.rmtree(scratch / "new", ignore_errors=True)  # of a start that was killed
+        # Prepare in a new folder, as the run directory may have earlier attempts.
+        shutil.rmtree(scratch / "new", ignore_errors=True)  # Left by a killed start.
         prepared = prepare_run(spec, root=scratch / "new")
         self._paths.root.mkdir(parents=True, exist_ok=True)
         for path in list(prepared.paths.root.iterdir()):
@@ -180,7 +180,7 @@ class Coordinator:
         self._ranks.start()
 
     def finish(self, patience_s: float) -> RunState:
-        """Wait for the records of all ranks, take over what the first one left, and write the result."""
+        """Wait for the records of all ranks, move the outputs of rank 0, and write the result."""
         self._ranks.finish(patience_s)
         self._take_over()
         state, message, fault = self._ranks.verdict()
@@ -224,7 +224,7 @@ class Coordinator:
         return True
 
     def _stage(self, spec: RunSpec, *, again: bool) -> None:
-        """Put what ranks read into the folder of the run, with the parts of a checkpoint to continue from."""
+        """Write the inputs of the ranks into the run's folder, with checkpoint parts to resume from."""
         parts = spec.job.restarted_from(self._paths.root, self._world_size) if again else {}
         for rank, saved in parts.items():
             shutil.copytree(saved, self._work / "resume" / f"rank-{rank}")
@@ -234,7 +234,7 @@ class Coordinator:
             (self._work / name).write_text(content, encoding="utf-8")
 
     def _take_over(self) -> None:
-        """Move the model and the other results to their places in the run directory; their digests are listed last."""
+        """Move the model and other results into the run directory, then write their digests."""
         out = self._work / "out"
         digests: dict[str, str] = {}
         for source in sorted(
@@ -260,7 +260,7 @@ class Coordinator:
 
 
 class _Here:
-    """Stands for a pod where ranks run beside the run directory: nothing needs to be sent."""
+    """Stand-in for a pod with ranks beside the run directory, so no file is sent."""
 
     name = "here"
 
@@ -291,6 +291,7 @@ def _unpacked(spec_file: Path, scratch: Path) -> Path:
     if archive.is_file():
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(folder)
-    target = folder / ".handed-over.json"  # a script's folder may hold a spec.json of its own
+    # A script's folder may have its own spec.json.
+    target = folder / ".handed-over.json"
     target.write_bytes(spec_file.read_bytes())
     return target

@@ -1,4 +1,7 @@
-"""One rank without an agent. The trainer runs in a fork, so that a crash of it leaves somebody to write down why."""
+"""Run a rank without an agent.
+
+The trainer runs in a forked child, so the parent can record a crash.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ from workbench.rundir.events import MARK
 from workbench.rundir.output.collect import LineSplitter
 
 STATUS = "status.json"
-"""In a rank's folder: what an agent would tell of it, and where it runs."""
-_GRACE_S = 8.0  # Kubernetes waits 30 s between SIGTERM and SIGKILL, torchrun too; the record must be written in them
+"""Status file in a rank's folder: the agent's status of the rank, with host and address."""
+# Kubernetes and torchrun wait 30 s between SIGTERM and SIGKILL. The record must be written before.
+_GRACE_S = 8.0
 _LOOK_S = 0.1
 _BLOCK_BYTES = 1 << 16
 
@@ -32,27 +36,27 @@ _BLOCK_BYTES = 1 << 16
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     folder: Path
-    """The rank's own folder; new."""
+    """Folder of the rank. New."""
     place: RankPlace
     env: Mapping[str, str]
-    """Variables beside those of this process. May hold secrets: never printed."""
+    """Environment variables added to those of this process. May have secrets: never printed."""
     argv: Sequence[str]
-    """What it executes, where there is no entry."""
+    """Command of the rank, used without an entry."""
     entry: str | None = None
-    """`module:function` that is called in place of `argv`."""
+    """Function called instead of `argv`, as `module:function`."""
     success: str
-    """How it proves that it is done: by its `record` or by its `exit code` 0."""
+    """Proof of success: `record` or `exit code` 0."""
     cwd: str | None = None
 
 
 def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
-    """Run it to its end and leave its status; blocks."""
+    """Run the task to its end and write its status. Blocks."""
     task.folder.mkdir(parents=True, exist_ok=True)
     stopped: list[float] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.append(time.monotonic()))
     pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    # Before the threads: a process that forks must have none.
+    # Fork before starting threads.
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -61,9 +65,8 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
         _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
     rank = Rank(place=task.place, folder=task.folder, success=task.success)
     rank.begin(pid, "cold")
-    with contextlib.suppress(
-        OSError
-    ):  # a folder that cannot be written now costs a line of the status, not the rank
+    # If the folder is not writable now, only a status line is lost, not the rank.
+    with contextlib.suppress(OSError):
         _write_status(rank)
     if meanwhile is not None:
         meanwhile()
@@ -78,10 +81,11 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
         )
         copies[-1].start()
     code, rss_bytes = _await(pid, stopped)
-    # A program that ends well when it is asked to stop has done its work, unless it would have left a record.
+    # A program that exits with 0 after a stop request has succeeded, unless a record is required.
     rank.stopped = bool(stopped) and not (task.success == "exit code" and code == 0)
     for copy in copies:
-        copy.join(timeout=5)  # a process that the rank left behind may hold the other end for ever
+        # A process left by the rank may keep the pipe open forever.
+        copy.join(timeout=5)
     rank.end(code)
     rank.rss_bytes = rss_bytes
     _write_status(rank)
@@ -91,7 +95,7 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
 
 
 def address_of() -> str:
-    """Return the address by which other pods reach this one, as far as its own name says."""
+    """Return this pod's address for other pods, resolved from the host name."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -125,7 +129,7 @@ def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
         match ended.code:
             case int(given):
                 code = given
-    except BaseException:  # process boundary
+    except BaseException:  # Process boundary.
         traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
@@ -145,7 +149,7 @@ def _copy(reader: int, path: Path, own: int) -> None:
 
 
 def _await(pid: int, stopped: list[float]) -> tuple[int, int]:
-    """Wait for the process; return its exit code (negative for a signal) and its peak of resident memory, bytes."""
+    """Wait for the process. Return its exit code (negative: signal) and peak memory in bytes."""
     asked = killed = False
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG)
@@ -162,5 +166,5 @@ def _send(pid: int, number: signal.Signals) -> bool:
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
-        return False  # it has not made its group yet, or has just ended
+        return False  # The process group does not exist yet, or the process has just ended.
     return True

@@ -1,4 +1,7 @@
-"""How ranks that nobody looks after find each other: files in a shared folder. An earlier attempt's mislead nobody."""
+"""Connect unattended ranks through files in a shared folder.
+
+Files of an earlier attempt are recognized and ignored.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ _LOOK_S = 0.1
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRendezvous:
     folder: Path
-    """The same one for all ranks."""
+    """Folder shared by all ranks."""
     rank: int
     world_size: int
     patience_s: float = 900.0
-    """Seconds to wait for the others; their images may still be on the way."""
+    """Seconds to wait for the other ranks, whose images may still be loading."""
 
     def lead(self, prepare: Callable[[], Mapping[str, object]]) -> Mapping[str, Any]:
-        """Call the others and, when all are there, prepare and tell them what came of it; for rank 0."""
+        """Call the other ranks, run `prepare` when all are there, and send its result. For rank 0."""
         self.folder.mkdir(parents=True, exist_ok=True)
         call = secrets.token_hex(8)
         write_json(self.folder / "call.json", {"call": call})
@@ -46,7 +49,7 @@ class FileRendezvous:
         return facts
 
     def follow(self) -> Mapping[str, Any]:
-        """Answer the first rank and wait for its word; for all others."""
+        """Answer rank 0 and wait for its result. For all other ranks."""
         nonce, answer, answered = secrets.token_hex(8), self.folder / f"answer-{self.rank}.json", ""
 
         def is_told() -> bool:

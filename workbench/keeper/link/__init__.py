@@ -1,1 +1,1 @@
-"""The keeper's line to a pod: requests, files, what is shared."""
+"""Connection to a pod: requests, files, and shared folders."""

@@ -1,4 +1,7 @@
-"""The keeper's line to one pod. One that breaks is opened again on the next call; agent and ranks do not notice."""
+"""Connection from the keeper to the agent of a pod.
+
+A broken connection is opened again. Agent and ranks are not affected.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +35,32 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.identity import Identity
 
 logger = logging.getLogger(__name__)
-_SERVED_S = 60.0  # it may have to end what a dead agent left
-_ANSWER_S = 8.0  # a live agent answers in milliseconds, a busy one in three seconds; then it hangs, or the network
+# The agent may first have to stop processes of a dead agent.
+_SERVED_S = 60.0
+# A live agent answers in milliseconds, a busy agent in 3 s. A longer wait means a hang.
+_ANSWER_S = 8.0
 _PAUSE_S, _PAUSE_AT_MOST_S = 0.5, 5.0
-_SIGN_S = 2.0  # after which an agent that works for us is asked whether it lives
-_LARGEST = 64 << 20  # bytes of an answer: as much output as one poll asks for, each byte escaped
+# Interval of pings to an agent during long work.
+_SIGN_S = 2.0
+# Bytes of an answer: the most output of a poll, with every byte escaped.
+_LARGEST = 64 << 20
 _FULL = re.compile("No space left on device|Disk quota exceeded")
-_SHORT = 72  # bytes of a folder in which Python and torch can still make the sockets that DataLoader workers use
-_LOOKS = 3  # at a clock; the quickest answer is the truest
+# Longest folder name, in bytes, for the sockets of DataLoader workers (Python and torch).
+_SHORT = 72
+# Number of clock readings. The quickest answer is the most accurate.
+_LOOKS = 3
 _T = TypeVar("_T")
 _STOP_GRACE_S = 3.0
-_BROKEN = (WorkbenchError, OSError, EOFError, ValueError)  # of a line that cannot be used further
+# Errors of a connection that is no longer usable.
+_BROKEN = (WorkbenchError, OSError, EOFError, ValueError)
 
 
 class PodGone(RemoteError):
-    """A pod that will not answer again, or has not for as long as a lease."""
+    """The pod has ended, or has been silent for a lease."""
 
 
 class AgentLink(PodFiles):
-    """Reach the agent of one pod; safe to use from several threads."""
+    """Call the agent of a pod. Thread-safe."""
 
     def __init__(
         self,
@@ -68,12 +78,11 @@ class AgentLink(PodFiles):
         self.agent_pid = 0
         self.interface = ""
         self.clock_offset_s = 0.0
-        """The pod's clock minus this machine's."""
+        """Offset of the pod's clock from this machine's clock, in seconds."""
         self._warm = "--warm" if warm else "--no-warm"
         self._package_name, self._package_bytes = package
-        self._own = (
-            PurePosixPath(pod.root) / "tmp"
-        )  # not /tmp, where another user may have made what torch expects
+        # Not /tmp, as another user may own the folders that torch expects there.
+        self._own = PurePosixPath(pod.root) / "tmp"
         self._lock = threading.RLock()
         self._lasts = threading.local()
         self._ssh: SSHConnection | None = None
@@ -81,7 +90,7 @@ class AgentLink(PodFiles):
         self._line: rpc.Client | None = None
 
     def open(self) -> None:
-        """Connect, send the package if it is not there, start the agent if none serves, and greet it."""
+        """Connect, send the package if missing, start the agent if needed, and greet it."""
         from workbench.pods.ssh.connection import SSHConnection
 
         with self._lock:
@@ -106,7 +115,7 @@ class AgentLink(PodFiles):
 
     def _greet(self) -> None:
         hello = self.call("hello", keeper=True, address=self.pod.address)
-        # Not by that answer: it waited for the far end of the line to start, up to a second on a busy pod.
+        # Measure again: the first answer includes the start of the remote process, up to 1 s.
         _, self.clock_offset_s = min(self._look_at_its_clock() for _ in range(_LOOKS))
         self.agent_pid = int(hello["pid"])
         self.interface = str(hello.get("interface") or "lo")
@@ -118,21 +127,24 @@ class AgentLink(PodFiles):
         return after - before, there - (before + after) / 2
 
     def ensure(self) -> None:
-        """Open the line unless it stands. The agent may be another one than before, if its lease had ended."""
+        """Open the connection unless it works. A new agent may answer after the old lease."""
         try:
             self.call("ping")
         except RemoteError:
             self.open()
 
     def renew(self, pod: Pod) -> None:
-        """Reach another pod of the same name from now on."""
+        """Switch to another pod with the same name and connect."""
         with self._lock:
             self.close()
             self.pod, self.shared = pod, ()
             self.open()
 
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
-        """Ask the agent. An answer that is late closes the line: then agent or network hangs."""
+        """Send a request to the agent.
+
+        A late answer closes the connection, as the agent or the network hangs.
+        """
         line = self._standing(op)
         try:
             return line.call({"op": op, **fields}, timeout_s)
@@ -149,14 +161,16 @@ class AgentLink(PodFiles):
 
     def _lost(self, line: rpc.Client, op: str, error: Exception) -> RemoteError:
         with self._lock:
-            if self._line is line:  # and not a newer one, which another thread has opened
+            # Another thread may have opened a newer connection.
+            if self._line is line:
                 self.close()
         where = f"{self.pod.name} ({self.pod.address})"
         return self._error(f"lost the line to {where}: {error or type(error).__name__}", op)
 
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Ask the agent for what takes its time, and wait for it. Others may ask meanwhile."""
-        self._keep_package(self._connection())  # the agent imports out of it what does the work
+        """Send a long request to the agent and wait. Other threads may call meanwhile."""
+        # The agent imports the code for the work from the package.
+        self._keep_package(self._connection())
         line, until = self._standing(op), time.monotonic() + timeout_s
         try:
             call = line.send({"op": op, **fields})
@@ -169,8 +183,10 @@ class AgentLink(PodFiles):
                         line.forget(call)
                         why = f"{self.pod.name}: no end in {timeout_s:.0f} s"
                         raise self._error(why, op) from None
-                line.call({"op": "ping"}, _ANSWER_S)  # raises where the agent does not answer
-            if "task" in answer:  # it has only begun, and would have to be asked again
+                # Raises if the agent does not answer.
+                line.call({"op": "ping"}, _ANSWER_S)
+            # An older agent has only started the task and would have to be asked again.
+            if "task" in answer:
                 why = "its agent is of an earlier version of this package; start another cluster"
                 raise self._error(f"{self.pod.name}: {why}", op)
             return answer
@@ -210,18 +226,22 @@ class AgentLink(PodFiles):
         return int(words[-1]) if words and words[-1].isdigit() else 0
 
     def close(self) -> None:
-        """Drop the line; the agent goes on until its lease runs out. Idempotent."""
+        """Close the connection. The agent continues until its lease ends. Idempotent."""
         with self._lock:
             for part in (self._stream, self._ssh):
                 if part is not None:
-                    with suppress(OSError, EOFError):  # the line under it may have broken just now
+                    # The underlying connection may have just broken.
+                    with suppress(OSError, EOFError):
                         part.close()
             self._stream = self._ssh = self._line = None
 
     def lasting(
         self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False
     ) -> _T:
-        """Do what may be done twice, over new lines for as long as a lease; calls inside get no lease of their own."""
+        """Retry an idempotent action over new connections until the lease ends.
+
+        Nested calls share the outer deadline.
+        """
         if getattr(self._lasts, "now", False):
             return action(self._connection())
         self._lasts.now = True
@@ -279,7 +299,8 @@ class AgentLink(PodFiles):
         )
 
     def agent(self, *args: str) -> list[str]:
-        # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
+        # The variable marks our processes, so they are found even if a foreign SSH daemon sets no
+        # mark.
         marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
         marked.append(f"TORCHINDUCTOR_CACHE_DIR={self._own / 'inductor'}")
         if len(os.fsencode(self._own)) <= _SHORT:
@@ -287,14 +308,17 @@ class AgentLink(PodFiles):
         return ["env", *marked, self.pod.python, "-P", "-m", entries.AGENT, *args]
 
     def packages_folder(self, requirements: Sequence[str]) -> str:
-        """Return where packages of `PodSpec.pip` lie on the pod; empty for none. Pods that share a store share it."""
+        """Return the pod's folder for packages of `PodSpec.pip`, or an empty string.
+
+        Pods with a shared store also share the folder.
+        """
         if not requirements:
             return ""
         asked = hashlib.sha256(json.dumps([self.pod.python, *requirements]).encode()).hexdigest()
         return str(self.store / f"packages-{asked[:16]}")
 
     def install(self, spec: PodSpec, timeout_s: float) -> None:
-        """Install what the pod lacks of them, with pip's settings of the pod and of the spec's variables."""
+        """Install missing packages with the pip settings of the pod and the spec's variables."""
         if not spec.pip:
             return
         request = {
@@ -302,9 +326,8 @@ class AgentLink(PodFiles):
             "requirements": list(spec.pip),
             "env": dict(spec.env),
         }
-        path = str(
-            PurePosixPath(self.pod.root) / "packages.json"
-        )  # not in argv: an index may have a password
+        # Not passed in argv, as the address of an index may contain a password.
+        path = str(PurePosixPath(self.pod.root) / "packages.json")
         self.write(json.dumps(request).encode(), path)
         began = time.monotonic()
         try:
@@ -314,9 +337,8 @@ class AgentLink(PodFiles):
                 asked = mask_secrets(", ".join(spec.pip))
                 message = f"pip did not finish in {timeout_s:g} s on {self.pod.name} ({asked}); raise start_timeout_s"
                 raise PodTimeout(message) from error
-            why = mask_secrets(
-                error.stderr.strip() or str(error)
-            )  # the address of an index may have a password
+            # The address of an index may contain a password.
+            why = mask_secrets(error.stderr.strip() or str(error))
             raise PodError(
                 f"pip could not install {', '.join(spec.pip)} on {self.pod.name}:\n{why}"
             ) from error
@@ -328,7 +350,7 @@ class AgentLink(PodFiles):
         self._keep_package(ssh)
 
     def _keep_package(self, ssh: SSHConnection) -> None:
-        """Send the package where it is not, or not any more: somebody may have removed the store."""
+        """Send the package if missing from the store, which a user may have deleted."""
         if (here := self._shelf()) is not None:
             self.package = str(shelved(here / self._package_name, self._package_bytes))
             return
@@ -336,7 +358,7 @@ class AgentLink(PodFiles):
 
 
 def stop_ranks(links: Sequence[AgentLink], run_id: str) -> None:
-    """Have the agents end what runs of a run; a pod that does not answer is logged. Raises nothing."""
+    """Ask the agents to stop the ranks of a run. Failures are logged. Raises nothing."""
     for link in links:
         try:
             link.call("stop", run=run_id, grace_s=_STOP_GRACE_S)

@@ -1,4 +1,4 @@
-"""What a run is carried out with: the pods that the keeper hands it, and what people ask of it meanwhile."""
+"""Context of a run: the assigned pods, settings, and requests from users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 
 logger = logging.getLogger(__name__)
-_STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
+_STACKS_S = 10.0  # The agent itself waits 2 s for its ranks.
 _T = TypeVar("_T")
 
 
@@ -36,31 +36,30 @@ class RunContext:
     identity: Identity
     look: Callable[[], Sequence[Pod]]
     restore: Callable[[Collection[str]], Mapping[str, str]] = lambda lost: dict.fromkeys(lost, "")
-    """Has lost pods answer again, or others in their place; returns why not, by name, of those that stay lost."""
+    """Function that reconnects or replaces lost pods. Returns the reason for pods still lost."""
     restart: int = 0
-    """How often it has gone on after a loss."""
+    """Number of restarts so far."""
     links: Sequence[AgentLink] = ()
-    """Open links to the pods of this run, in rank order."""
+    """Open links to the pods of the run, in rank order."""
     places: Sequence[RankPlace] = ()
     hostfile_sha256: str = ""
-    """Of the run's hostfile as the keeper wrote it."""
+    """SHA-256 of the hostfile as the keeper wrote it."""
     redact: Redactor = field(default_factory=Redactor)
     spare: Path | None = None
-    """Where its result goes if its directory cannot take it."""
+    """File for the result if the run directory cannot be written. None: no such file."""
     left: bool = False
-    """Whether a keeper that died had the run before."""
+    """Whether the run was taken over from a dead keeper."""
     unstartable: str = ""
-    """Why its ranks cannot be started here, where they have not been; empty where they can."""
+    """Reason why ranks cannot be started here. Empty: ranks can be started."""
     restarted: bool = False
-    """Whether its pods were on this machine, which has been started again since."""
+    """Whether the pods were on this machine and the machine was rebooted since."""
 
     def on(self, links: Sequence[AgentLink]) -> RunContext:
-        """Return the same on these pods, and write its hostfile."""
+        """Return a copy of the context for the given pods, and write the run's hostfile."""
         pods = [link.pod for link in links]
         hostfile = Hostfile.from_pods(pods)
-        if not _holds(
-            self.paths.hostfile, str(hostfile)
-        ):  # a full disk must not end a run that is under way
+        # Skip the write if unchanged, so that a full disk does not end a running job.
+        if not _holds(self.paths.hostfile, str(hostfile)):
             write_text(self.paths.hostfile, str(hostfile))
         places = place_ranks(pods)
         places = places[: self.spec.job.ranks(len(places))]
@@ -73,12 +72,12 @@ class RunContext:
         return [place.rank for place in self.places if place.pod == link.pod.name]
 
     def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:
-        """Do something with all pods at once; return the results in rank order."""
+        """Call a function for all pods in parallel. Return the results in rank order."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:
             return list(pool.map(action, self.links))
 
     def stacks(self) -> dict[int, str]:
-        """Ask every rank where it is; "" for one that cannot tell."""
+        """Return the stack of every rank. Empty if a rank does not answer."""
 
         def one(link: AgentLink) -> dict[str, str]:
             try:
@@ -104,9 +103,9 @@ def _holds(path: Path, content: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """What people have asked of a run since it was submitted."""
+    """Requests from users since the run was submitted."""
 
     cancel: threading.Event = field(default_factory=threading.Event)
-    """To end now."""
+    """Set to end the run now."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """To end within two steps, with its model."""
+    """Set to end the run within two steps and save the model."""

@@ -1,4 +1,7 @@
-"""What one pod is sent and what comes back from it: bytes and files of any size, once per content, verified."""
+"""Send bytes and files of any size to a pod and fetch files, with checksums.
+
+Equal content is sent once.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +38,24 @@ _LOOK_S = 0.5
 _SHOWN_S = 2.0
 _MIB = 1 << 20
 _T = TypeVar("_T")
-_CHECKED_S = (
-    10.0  # pods that share a store begin a run together: one look at a file is enough for all
-)
+# Pods with a shared store start a run together, so one check of a file is enough for all.
+_CHECKED_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferStatus:
     name: str
     done: int
-    """Bytes that are over."""
+    """Number of bytes transferred."""
     size: int
     begun: int
-    """Bytes that an earlier try had brought over."""
+    """Number of bytes transferred by earlier attempts."""
     began_at: float
-    """When this one began, on the clock of `time.monotonic`."""
+    """Start of the current attempt, on the clock of `time.monotonic`."""
 
 
 class TransferProgress:
-    """Report transfers for as long as the context is open."""
+    """Report transfers while the context is open."""
 
     def __init__(self, links: Sequence[PodFiles], report: Callable[[str], None], what: str):
         self._links, self._report, self._what = links, report, what
@@ -71,7 +73,7 @@ class TransferProgress:
         self._report("")
 
     def say(self, what: str) -> None:
-        """Report something else beside the transfers from now on."""
+        """Change the text reported beside the transfers."""
         self._what = what
 
     def _loop(self) -> None:
@@ -89,7 +91,7 @@ class TransferProgress:
 
 
 def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
-    """Return how far a file is, how fast it goes and how long it will take.
+    """Describe the progress, speed and remaining time of a transfer.
 
     Example:
         >>> file = TransferStatus(name="model.safetensors", done=300 << 20, size=1 << 30, begun=0, began_at=10.0)
@@ -104,7 +106,7 @@ def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
 
 
 class Stock:
-    """What a store on pods is known to hold. Pods that share a store share this, and send a file once."""
+    """Known content of a store. Pods with a shared store share the object and send a file once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,7 +117,11 @@ class Stock:
     def ensure(
         self, path: str, pod: str, look: Callable[[str], str], send: Callable[[], object]
     ) -> None:
-        """Send a file that is not as it should: `look` takes its last stamp and returns the present, or nothing."""
+        """Send a file unless its copy in the store is valid.
+
+        `look` receives the last stamp and returns the current stamp, or an empty string if
+        not valid.
+        """
         with self._lock:
             busy = self._busy[path]
         with busy:
@@ -130,7 +136,7 @@ class Stock:
 
 
 class PodFiles:
-    """Moves things; whoever inherits has the line."""
+    """Transfer files. A subclass provides the connection."""
 
     def __init__(
         self,
@@ -143,11 +149,11 @@ class PodFiles:
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
-        """Those of the folders that the pod sees."""
+        """Probed folders visible to the pod."""
         self.transfer: TransferStatus | None = None
-        """The large file that travels now, where there is one."""
+        """Current transfer of a large file. None: no transfer."""
         self.why_gone: Callable[[], str] = lambda: ""
-        """Returns why the pod will not answer again; empty while it may."""
+        """Function that returns why the pod will not answer again, or an empty string."""
         self._identity = identity
         self._lease_s = lease_s
         self._folders = folders
@@ -179,7 +185,7 @@ class PodFiles:
         self._connection().put_bytes(data, path)
 
     def put_once(self, local: Path, digest: str) -> str:
-        """Send a file of any size to the pod's store, once per content, and return its path there."""
+        """Send a file of any size to the pod's store, once per content. Return its path there."""
         path = str(self.store / digest[:32])
 
         def send() -> None:
@@ -206,7 +212,7 @@ class PodFiles:
         return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
 
     def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
-        """Fetch files of one folder on the pod, one after the other into one file."""
+        """Fetch files of a folder on the pod, joined into a single local file."""
         many = counted(len(names), "file")
         self._carry(many, lambda route, tell: fetch_file(route, folder, local, tell, names))
 
@@ -226,19 +232,23 @@ class PodFiles:
         self._stock.ensure(path, self.pod.name, look, lambda: ssh.put_bytes(data, path))
 
     def _look(self, ssh: SSHConnection, path: str, digest: str, stamp: str) -> str:
-        """Return the stamp of a file with this digest, empty for any other; no program reads one that is unchanged."""
+        """Return the stamp of a file with the given digest, or an empty string.
+
+        Unchanged files are not read.
+        """
         return (
             stamp if stamp and self._stamp_now(path) == stamp else ssh.stamp_of(path, digest, stamp)
         )
 
     def _stamp_now(self, _path: str) -> str:
-        """Return the stamp that a file has now; empty where nobody on the pod can tell."""
+        """Return the current stamp of a file, or an empty string if unknown."""
         return ""
 
     def put_file(self, local: Path, path: str) -> str:
-        """Send a file of any size to a path on the pod, 0600; return its digest."""
+        """Send a file of any size to a path on the pod with mode 0600. Return its digest."""
         if local.stat().st_size >= LARGE:
-            part = f"{path}.{self.pod.name}.part"  # pods may share the folder
+            # Pods may share the folder.
+            part = f"{path}.{self.pod.name}.part"
             return self._carry(
                 local.name, lambda route, tell: send_file(route, local, path, part, tell)
             )
@@ -265,12 +275,12 @@ class PodFiles:
         raise NotImplementedError
 
     def lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
-        """Do what may be done twice, again over a new line where the old one broke."""
+        """Run an idempotent action and retry over a new connection if the old connection breaks."""
         raise NotImplementedError
 
 
 def shelved(path: Path, data: bytes) -> Path:
-    """Write a file of this machine unless it is there; several pods' threads may do so."""
+    """Write a local file unless it already has the content. Thread-safe."""
     if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_bytes(path, data)

@@ -1,4 +1,4 @@
-"""Folders that a pod sees under the same path as this machine: found by a probe, never believed from a name."""
+"""Find folders that a pod sees under the same path as this machine, by a probe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
 logger = logging.getLogger(__name__)
-# Runs on the pod: print the token, and leave it, turned round, in a file of its own.
+# Runs on the pod. Prints the token and writes the reversed token to a second file.
 _ANSWER = (
     "import sys\n"
     "path, mine = sys.argv[1:]\n"
@@ -42,12 +42,12 @@ def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
 
 
 def seen_by(ssh: SSHConnection, pod: Pod, folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Return those of the folders that a pod sees and may write to; whatever goes wrong means no."""
+    """Return the folders that the pod sees and may write to. Any error counts as no."""
     return tuple(folder for folder in folders if _sees(ssh, pod, folder))
 
 
 def is_within(path: Path, folders: Sequence[Path]) -> bool:
-    """Whether a path, links resolved, lies in one of the folders.
+    """Whether a path lies in one of the folders, with links resolved.
 
     Example:
         >>> is_within(Path("/mnt/nfs/models/t5"), [Path("/mnt/nfs")]), is_within(Path("/mnt/nfs2"), [Path("/mnt/nfs")])
@@ -60,7 +60,7 @@ def is_within(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def shared_words(pods: Sequence[tuple[str, Sequence[Path]]]) -> str:
-    """Return which pods share which folders; empty where none does.
+    """Describe the folders that pods share with this machine. Empty if no folder is shared.
 
     Example:
         >>> shared_words([("pod-0", [Path("/nfs")]), ("pod-1", [])])

@@ -1,4 +1,4 @@
-"""What is known of a run so far: a record that grows as reports of its pods come in, and the questions to it."""
+"""Record of a run so far, updated by the reports of its pods."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from workbench.rundir.outcome import RankStatus
 from workbench.rundir.totals import RunTotals
 
 CUT_OFF = "this machine was cut off from the network, or asleep"
-"""What it is where all pods are silent at once."""
+"""Explanation used when all pods are silent at once."""
 SILENCE_SHOWN_S = 15.0
 _ALONE_SHOWN_S = 30.0
-_UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
+# After a longer silence, the number of processes on a pod is unknown.
+_UNKNOWN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -23,20 +24,20 @@ class RunLedger:
     pods: Sequence[str]
     world_size: int
     ranks: dict[int, RankStatus] = field(default_factory=dict)
-    """The last status of each rank, by number."""
+    """Last status of every rank, by number."""
     lost: dict[str, str] = field(default_factory=dict)
-    """Why a pod will not answer again, by its name."""
+    """Reason why a pod will not answer again, by pod name."""
     left: dict[str, int] = field(default_factory=dict)
-    """Processes of the run that were alive on a pod, by its name."""
+    """Number of live processes of the run, by pod name."""
     totals: RunTotals = field(default_factory=RunTotals)
     cut: dict[str, str] = field(default_factory=dict)
-    """Why the copies of a pod's logs here are incomplete, by its name; whole ones are not in it."""
+    """Reason for incomplete local logs of a pod, by pod name. Complete logs are absent."""
     full: dict[str, str] = field(default_factory=dict)
-    """The messages of pods whose disks could not take all of their logs."""
+    """Messages about full disks on pods with incomplete logs, by pod name."""
     removed: dict[str, str] = field(default_factory=dict)
-    """What somebody removed of the run on a pod, by the pod's name."""
+    """Description of the run's files deleted on a pod, by pod name."""
     asked_s: float = 0.0
-    """When a script was asked to stop, in seconds since 1970; 0 where it was not."""
+    """Time when the script was asked to stop, in seconds since 1970. 0: not asked."""
     _drained: dict[str, bool] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -46,7 +47,7 @@ class RunLedger:
         self._begun_at = self.clock()
 
     def see(self, report: PodReport) -> None:
-        """Take in a report; one of a pod that did not answer keeps what was known of its ranks."""
+        """Record a report. If the pod did not answer, the known rank states are kept."""
         name = report.pod.name
         if report.lost:
             self.lost[name] = report.lost
@@ -62,7 +63,7 @@ class RunLedger:
 
     @property
     def warnings(self) -> list[str]:
-        """What its ranks want said of the run, whatever becomes of it."""
+        """Warnings for the result: restarts, failed checkpoints, deleted files, full disks."""
         saves = self.totals.failed_saves
         saved = [
             f"no checkpoint of step {event.whole('step')}: {event.text('message')}"
@@ -77,7 +78,7 @@ class RunLedger:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has ended, is swept after, and all that it wrote has been read."""
+        """Whether all ranks have ended, no process is left, and all output has been read."""
         return (
             self.gone
             and (bool(self.lost) or len(self.ranks) == self.world_size)
@@ -86,11 +87,11 @@ class RunLedger:
 
     @property
     def gone(self) -> bool:
-        """Whether nothing of the run is left on any pod, lost ones aside."""
+        """Whether no process of the run is alive on any reachable pod."""
         return self.gone_from(self.answering())
 
     def gone_from(self, pods: Sequence[str]) -> bool:
-        """Whether nothing of the run is left on these pods, and all that it wrote there has been read."""
+        """Whether no process of the run is alive on the given pods and all output was read."""
         quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in pods)
         return quiet and all(
             r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods
@@ -98,8 +99,9 @@ class RunLedger:
 
     @property
     def left_processes(self) -> int | None:
-        """Count the processes of the run that are alive; None where a pod does not answer. Lost pods have none."""
-        if self.over:  # it was seen that nothing is left, however long ago the pods were asked
+        """Number of live processes of the run, without lost pods. None: a pod does not answer."""
+        # No process was left at the last look, however long ago the pods were asked.
+        if self.over:
             return 0
         answering = self.answering()
         counts = [self.left[name] for name in answering if name in self.left]
@@ -113,7 +115,7 @@ class RunLedger:
 
     @property
     def all_done(self) -> bool:
-        """Whether every rank left its done-record: the one meaning of success."""
+        """Whether every rank wrote its done-record, the only sign of success."""
         return len(self.ranks) == self.world_size and all(rank.done for rank in self.ranks.values())
 
     @property
@@ -122,7 +124,7 @@ class RunLedger:
         return sorted(rank.rank for rank in self.ranks.values() if rank.forced)
 
     def silent(self, least_s: float) -> dict[str, float]:
-        """Return the pods that have not answered for some time, with the seconds; lost ones aside."""
+        """Return the silent pods with seconds of silence. Lost pods are excluded."""
         now = self.clock()
         silent = {
             name: now - self._heard_at.get(name, self._begun_at)
@@ -132,17 +134,17 @@ class RunLedger:
         return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
 
     def answering(self, most_silent_s: float = float("inf")) -> list[str]:
-        """Return the pods that are not lost, nor silent for that long."""
+        """Return the pods that are neither lost nor silent for `most_silent_s`."""
         silent = self.silent(most_silent_s)
         return [name for name in self.pods if name not in self.lost and name not in silent]
 
     def heard_within(self, most_s: float) -> bool:
-        """Whether any pod, a lost one too, has answered in that time."""
+        """Whether any pod, even if lost since, has answered within `most_s`."""
         return any(self.clock() - at < most_s for at in self._heard_at.values())
 
     @property
     def ended_alone(self) -> dict[int, float]:
-        """Return the ranks that ended well while others run on, with the seconds since (by this machine's clock)."""
+        """Ranks that finished while others run, with the seconds since, by this machine's clock."""
         if not self._any_in("running"):
             return {}
         now = now_s()
@@ -156,19 +158,19 @@ class RunLedger:
 
     @property
     def in_steps(self) -> bool:
-        """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
+        """Whether the run is taking optimizer steps, not evaluating, saving or preparing."""
         return self.totals.training and self.totals.phases.get(0, "training") == "training"
 
     def remark(
         self, stall: str, *, stopping: str, slept: str = "", place: Callable[[], str] = str
     ) -> str:
-        """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`.
+        """Return the current message for the user. Empty: no problem and no stop request.
 
         Args:
-            stall: Why it stands still.
-            stopping: That it was asked to stop.
-            slept: That this machine slept a moment ago.
-            place: Returns what the platform says of its pods; asked only where pods are silent.
+            stall: Reason why the run makes no progress.
+            stopping: Description of a pending stop request.
+            slept: Description of a recent sleep of this machine.
+            place: Function that returns the platform's messages. Called only if pods are silent.
         """
         silent = self.silent(SILENCE_SHOWN_S)
         alone = sorted(
@@ -178,7 +180,7 @@ class RunLedger:
             return f"{slept}; training continues"
         if silent:
             pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
-            # What the platform knows goes before a guess about this machine.
+            # The platform's message takes precedence over a guess about this machine.
             words = place()
             if len(silent) == len(self.pods) > 1:
                 pods = f"any pod: {words or CUT_OFF}"
@@ -193,7 +195,7 @@ class RunLedger:
 
     @property
     def incomplete(self) -> str:
-        """Return that logs here are incomplete, and why; empty where they are whole."""
+        """Warning about incomplete local logs, with the reason. Empty: the logs are complete."""
         why = next(iter(self.cut.values()), "")
         return f"logs here are incomplete: {why}" if why else ""
 

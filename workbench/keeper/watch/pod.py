@@ -1,4 +1,7 @@
-"""Follow the ranks of one pod; only an agent that died, or silence longer than the lease, ends that with a fault."""
+"""Follow the ranks of a pod.
+
+Only a dead agent or a silence longer than the lease ends the watch with a fault.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,13 @@ from workbench.rundir.output.collect import Collector
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.15
-_POLLS_PER_S = 200  # of all pods together, each some milliseconds of this machine
+# Limit for all pods together. A poll takes several milliseconds of this machine.
+_POLLS_PER_S = 200
 _AGAIN_S, _AGAIN_AT_MOST_S = 0.5, 5.0
 _CHUNK_BYTES = 4 << 20
 _EVERY_S = 5.0
-_LATER_S = 30.0  # once a run is an hour old, its curve needs no more
+# After an hour, the curve needs fewer samples.
+_LATER_S = 30.0
 _HOUR_S = 3600.0
 _GIB = 1024**3
 
@@ -37,27 +42,27 @@ class PodReport:
     events: Sequence[Event] = ()
     """New events, with times on this machine's clock."""
     left: int = 0
-    """Processes of the run that are still alive there."""
+    """Number of live processes of the run on the pod."""
     cut: str = ""
-    """Why the copy of its logs here is incomplete; empty where it is whole."""
+    """Reason why the local copy of the logs is incomplete. Empty: complete."""
     full: str = ""
-    """The message about its own disk that could not take all of its logs; empty where it could."""
+    """Message about the pod's full disk if logs were lost. Empty: no loss."""
     removed: str = ""
-    """What somebody removed of the run there; empty where nothing is missing."""
+    """Description of the run's deleted files on the pod. Empty: no file is missing."""
     drained: bool = False
-    """Whether everything that its ranks wrote has been read."""
+    """Whether all output of the ranks has been read."""
     answered: bool = True
-    """Whether the agent answered; if not, ranks and processes are not known."""
+    """Whether the agent answered. If not, ranks and processes are unknown."""
     gpus: Sequence[Mapping[str, float]] = ()
-    """Its GPUs, where it has any that can be watched: index, percent, used_gib, total_gib."""
+    """GPUs of the pod, if any can be watched: index, percent, used_gib, total_gib."""
     lost: str = ""
-    """Why it will not answer again; empty while it may."""
+    """Reason why the pod will not answer again. Empty: an answer is possible."""
     notes: Sequence[str] = ()
     """Lines for the keeper's log."""
 
 
 class PodWatch:
-    """Poll one pod until told to end; every look goes into a queue."""
+    """Poll a pod until closed. Every report goes into a queue."""
 
     def __init__(self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]):
         self._link, self._context, self._reports = link, context, reports
@@ -102,9 +107,8 @@ class PodWatch:
             except (RemoteError, PodError) as error:
                 silent_s = awake() - heard
                 lost = self._why_lost(silent_s)
-                notes = (
-                    [] if failures else [str(error)]
-                )  # one line as it falls silent, none for each try after that
+                # Log once when the pod falls silent, not for every retry.
+                notes = [] if failures else [str(error)]
                 self._reports.put(
                     PodReport(pod=self._link.pod, answered=False, lost=lost, notes=notes)
                 )
@@ -112,9 +116,7 @@ class PodWatch:
                 if lost or self._reconnect(again_s):
                     return
                 again_s = min(2 * again_s, most_s)
-            except (
-                Exception
-            ) as error:  # thread boundary: what went wrong must reach the run's result
+            except Exception as error:  # Thread boundary: the error must reach the run's result.
                 logger.exception("watching %s", self._link.pod.name)
                 lost = f"watching {self._link.pod.name} failed: {error}"
                 self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
@@ -144,7 +146,7 @@ class PodWatch:
             replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)
         ]
         ranks = rank_statuses(self._link.pod, answer, offset_s)
-        # Once all ranks have ended, what could not be written is tried once more before the end.
+        # After all ranks have ended, retry failed writes once more.
         more = bool(chunks) or (
             all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()
         )
@@ -188,7 +190,7 @@ class Sampler:
         self._due: dict[str, float] = {}
 
     def see(self, report: PodReport) -> Event | None:
-        """Take a report; return the event to write down, if it is time for one."""
+        """Process a report. Return the event to record if a sample is due."""
         now = self._clock()
         running = [rank for rank in report.ranks if rank.phase == "running" and rank.rss_bytes]
         if not report.answered or not running or now < self._due.get(report.pod.name, 0.0):
