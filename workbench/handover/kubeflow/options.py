@@ -71,7 +71,7 @@ class HandoverOptions(KubernetesOptions):
     The token is passed to the containers as HF_TOKEN. Default: none.
     """
     pod: Annotated[PodSpec | None, nested(PodSpec.from_dict)] = None
-    """Resources of a node. Default: as the run's pods. `env` and `pip` are always taken from the run."""
+    """Description of a node. Default: the run's pods. `env` and `pip` always come from the run."""
     inputs: Annotated[str, AfterValidator(_check_folder)] = ""
     """Folder on the claim with inputs too large for a ConfigMap. Default: none.
 
@@ -93,9 +93,9 @@ class HandoverOptions(KubernetesOptions):
         AfterValidator(_check_nodes),
         Allowed("the least and the most nodes, as in (2, 4), or None"),
     ] = None
-    """Minimum and maximum number of nodes of an elastic PyTorchJob. None: as many as the run had.
+    """Minimum and maximum number of nodes of a PyTorchJob that may grow and shrink.
 
-    Default: None.
+    Default: None, the number of nodes of the run.
     """
     runtime: str = "torch-distributed"
     """ClusterTrainingRuntime of a TrainJob. Default: torch-distributed."""

@@ -59,7 +59,7 @@ class RankFollower:
         self._thread.start()
 
     def finish(self, patience_s: float) -> None:
-        """Wait up to `patience_s` for the final record of every rank, then read the remaining output."""
+        """Wait up to `patience_s` for the final records of all ranks, then read remaining output."""
         deadline = time.monotonic() + patience_s
         while len(self.ended) < self._world_size and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -224,7 +224,7 @@ class Coordinator:
         return True
 
     def _stage(self, spec: RunSpec, *, again: bool) -> None:
-        """Write the inputs of the ranks into the run's folder, with checkpoint parts to resume from."""
+        """Write the ranks' inputs into the run's folder, with checkpoint parts to resume from."""
         parts = spec.job.restarted_from(self._paths.root, self._world_size) if again else {}
         for rank, saved in parts.items():
             shutil.copytree(saved, self._work / "resume" / f"rank-{rank}")

@@ -28,7 +28,7 @@ class FileRendezvous:
     """Seconds to wait for the other ranks, whose images may still be loading."""
 
     def lead(self, prepare: Callable[[], Mapping[str, object]]) -> Mapping[str, Any]:
-        """Call the other ranks, run `prepare` when all are there, and send its result. For rank 0."""
+        """Call the other ranks, run `prepare` once all are there, and send its result (rank 0)."""
         self.folder.mkdir(parents=True, exist_ok=True)
         call = secrets.token_hex(8)
         write_json(self.folder / "call.json", {"call": call})
@@ -49,7 +49,7 @@ class FileRendezvous:
         return facts
 
     def follow(self) -> Mapping[str, Any]:
-        """Answer rank 0 and wait for its result. For all other ranks."""
+        """Answer rank 0 and wait for its result (all other ranks)."""
         nonce, answer, answered = secrets.token_hex(8), self.folder / f"answer-{self.rank}.json", ""
 
         def is_told() -> bool:

@@ -142,7 +142,7 @@ class StallWatch:
 
 
 def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
-    """Return the ranks whose stacks are outside collectives. Empty if all or none differ."""
+    """Return the ranks whose stacks are outside collectives. Empty if no rank stands out."""
     waiting = {rank for rank, stack in stacks.items() if _IN_A_COLLECTIVE.search(innermost(stack))}
     apart: list[RankStatus] = []
     for ranks in (stall.suspects, stall.others):
