@@ -85,7 +85,7 @@ class Attempt:
         names = [link.pod.name for link in context.links]
         self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=self._clock)
         self.command: LaunchCommand | None = None
-        """Command that starts the ranks. None before `prepare` and after the death of a keeper."""
+        """Command that starts the ranks. None before `prepare` and for ranks of a dead keeper."""
         self.master_port = 0
         """Port of torch's rendezvous; 0 before `prepare`."""
         self._context = context
