@@ -1,1 +1,1 @@
-"""Before anything starts: what fits on the pods, and what it is made of."""
+"""Predict the memory and the speed of a job before a run starts."""

@@ -1,9 +1,11 @@
-"""How long an optimizer step will take, from one pod's timed steps and the exchange between the pods. Pure.
+"""Predict the time of an optimizer step from timed steps and the network between pods. Pure.
 
-A step of k micro-batches takes T = (k * Tc + U) * slowdown + Tn: forward and backward passes, the update, of which
-sharding spreads what `single` takes, and what is sent. With a = (ranks - 1) / ranks, DDP sends 2a of the trained
-weights a step, ZeRO-1 3a, ZeRO-2 2a a micro-batch and a a step, ZeRO-3 and FSDP 3a a micro-batch; an all-reduce is 2a.
-Sending and computing are added.
+A step of k micro-batches takes T = (k * Tc + U) * slowdown + Tn. Tc is a forward and backward pass,
+U the update, and Tn the network time. Sharding spreads the part of U that `single` has.
+
+Network traffic in trained weights, with a = (ranks - 1) / ranks: DDP 2a per step, ZeRO-1 3a per
+step, ZeRO-2 2a per micro-batch and a per step, ZeRO-3 and FSDP 3a per micro-batch. An all-reduce
+is 2a. Network time and computing time are added.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ from workbench.pods.doctor.exchange import Exchange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaling:
-    """What a technique on several pods makes of one pod's step."""
+    """Effect of a technique on several pods on the step of a single pod."""
 
     sending_s: float = 0.0
-    """Seconds of a step for what goes over the network."""
+    """Seconds of network time per step."""
     slowdown: float = 1.0
-    """How many times longer a pod computes while the others do: 1 but where pods share a processor."""
+    """Factor of computing time while all pods compute: 1 unless pods share a processor."""
     shards: int = 1
-    """Ranks over which the update is spread."""
+    """Number of ranks that share the update."""
 
     def step_s(self, pace: Pace, *, rows: int, accumulation: int, spread_s: float = 0.0) -> float:
-        """Return the seconds of an optimizer step with micro-batches of so many rows.
+        """Return the seconds of an optimizer step with micro-batches of `rows` rows.
 
         Args:
-            pace: The technique's own on one pod.
-            rows: Of a micro-batch.
+            pace: Pace of the technique on a single pod.
+            rows: Rows of a micro-batch.
             accumulation: Micro-batches of a step.
-            spread_s: What of the update is spread over the ranks: all that `single` has.
+            spread_s: Seconds of the update that are spread over the ranks: the update of `single`.
 
         Example:
             >>> pace = Pace(rows=8, micro_batch_s=1.0, update_s=0.75)
@@ -50,7 +52,7 @@ class Scaling:
 def scaling_of(
     setting: Setting, trace: Trace, *, accumulation: int, exchange: Exchange | None
 ) -> Scaling | None:
-    """Work it out for a technique; None where ranks exchange data and how fast they do was not measured."""
+    """Return the scaling of a setting. None: ranks exchange data at an unmeasured speed."""
     if setting.ranks == 1:
         return Scaling()
     pods = setting.ranks // setting.on_pod
@@ -67,16 +69,16 @@ def scaling_of(
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
     settings: Mapping[str, Setting]
-    """By technique; those that are refused are missing."""
+    """Settings by technique, without refused techniques."""
     trace: Trace
     micro: int
     """Rows of a micro-batch."""
     paces: Mapping[str, Pace]
-    """One pod's, by technique; `single`'s is there."""
+    """Paces on a single pod, by technique, with `single` among them."""
     exchange: Exchange | None
 
     def added(self, row: PlanRow, accumulation: int, *, price: float | None = None) -> PlanRow:
-        """Put the predicted speed into a row; it stays as it is where none can be predicted."""
+        """Return the row with its predicted speed, or the same row if no speed can be predicted."""
         setting = self.settings.get(row.technique)
         scaling = setting and scaling_of(
             setting, self.trace, accumulation=accumulation, exchange=self.exchange
@@ -102,7 +104,7 @@ class Speeds:
         )
 
     def speed_ups(self, rows: Sequence[PlanRow], accumulation: int) -> dict[int, float]:
-        """Return the most that several pods make of one by accumulation, doubled from the job's up to 64 times it."""
+        """Return the best speed-up by accumulation, doubled from the job's up to 64 times."""
         able = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
         several = [row for row in able if technique_of(row.technique).same_losses]
         times = [accumulation << bits for bits in range(7)] if several else []

@@ -1,4 +1,4 @@
-"""`gpus_for`: the least number of GPUs of every kind that a job fits on; imports no torch."""
+"""`gpus_for`: find the least number of GPUs of every kind for a job, without importing torch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ KINDS: Mapping[str, tuple[float, bool]] = {
     "H200": (139, True),
     "B200": (178, True),
 }
-"""Kinds of GPUs: GiB of memory, and whether bf16 is in the hardware.
+"""GiB of memory and bf16 support in hardware, by kind of GPU.
 
-The memory is the total that torch.cuda.mem_get_info returns, rounded down: "total capacity" in torch's errors. It is
-less than the number that a GPU is sold by. H100 and H200 are as `nvidia-smi` shows them, and the B200 is an estimate.
+The memory is the total of torch.cuda.mem_get_info, rounded down: "total capacity" in torch's
+errors. The advertised number is larger. H100 and H200 are as `nvidia-smi` shows them, and the
+B200 is an estimate.
 """
 
 
@@ -42,20 +43,20 @@ less than the number that a GPU is sold by. H100 and H200 are as `nvidia-smi` sh
 class GpuRow:
     kind: str
     memory_gib: float
-    """Memory of one as torch reports it, in GiB."""
+    """Memory of a single GPU as torch reports it, in GiB."""
     precision: str
     gpus: int | None = None
-    """How many on each pod; None where as many as were asked about are too few."""
+    """Number of GPUs per pod. None: the largest number asked about is too small."""
     pods: int = 0
     plan: PlanRow | None = None
-    """What they need under the technique that sends least of those that fit."""
+    """Predicted need under the fitting technique with the least network traffic."""
     why: str = ""
-    """Why the kind is of no use."""
+    """Reason why the kind cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTable(Shown):
-    """The least number of GPUs of every kind for a job, as predicted."""
+    """Predicted least number of GPUs of every kind for a job."""
 
     job: FineTune
     parameters: int
@@ -87,27 +88,28 @@ def gpus_for(
     kinds: Mapping[str, tuple[float, bool]] = KINDS,
     lengths: tuple[int, int] | None = None,
 ) -> GpuTable:
-    """Find the least number of GPUs of every kind on which some technique fits, with a tenth of the memory to spare.
+    """Find the least number of GPUs of every kind for a job, with a tenth of the memory to spare.
 
     Args:
-        job: The job; its technique is left open, and its `device_map` out. A precision that is left open is bf16 where
-            the GPU has it, else fp32.
-        gpus_on_pod: The most GPUs of one pod; more are several full pods.
+        job: The job; its technique and `device_map` are ignored. An open precision becomes bf16
+            if the GPU supports it, else fp32.
+        gpus_on_pod: The most GPUs per pod. Larger numbers use several full pods.
         most_pods: The most pods.
-        memory_gib: Memory of one pod in GiB. None leaves it out of the verdict.
-        techniques: Which may be taken. Default: all; with much memory in the pods `zero3-offload` takes fewest GPUs.
-        kinds: GiB of one GPU, and whether it has bf16, by name. Default: `KINDS`, common ones.
-        lengths: Tokens of a row's source and target. Default: the longest that the job allows.
+        memory_gib: Memory per pod in GiB. None leaves pod memory out of the verdict.
+        techniques: Techniques to try. Default: all; with much pod memory `zero3-offload` takes
+            the fewest GPUs.
+        kinds: GiB per GPU and bf16 support, by name. Default: `KINDS`, common GPUs.
+        lengths: Tokens of a row's source and target. Default: the longest allowed by the job.
 
     Raises:
-        ConfigError: The model's shape is not known here, or a number cannot be.
+        ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
         WorkbenchError: The model's step cannot be traced.
     """
     for name, value in (("gpus_on_pod", gpus_on_pod), ("most_pods", most_pods)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; allowed: a whole number from 1")
     for name in techniques or ():
-        technique_of(name)  # or refuse it
+        technique_of(name)  # raises ConfigError for an unknown name
     job = job.replace(device_map=None, max_memory={})
     decided = choose(job, gpus=1)
     without = decided.replace(precision=Precision.FP32) if job.precision is None else decided
@@ -144,7 +146,7 @@ def gpus_for(
 
 
 def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:
-    """Return GPUs of a pod and pods, from few to many."""
+    """Yield pairs of GPUs per pod and pods, from few to many."""
     number = 1
     while number < gpus_on_pod:
         yield number, 1
@@ -159,7 +161,7 @@ def _least(
     at: tuple[int, int],
     bounds: tuple[float | None, Sequence[str] | None],
 ) -> GpuRow | None:
-    """Return the row where some technique fits on so many GPUs of a pod and pods."""
+    """Return the row with the first technique that fits on the GPUs and pods `at`, or None."""
     (gpus, pods), (memory_gib, allowed) = at, bounds
     able = [t for t in by_preference() if t.same_losses and (not t.alone or gpus * pods == 1)]
     able.sort(key=lambda technique: not technique.alone)
@@ -167,7 +169,7 @@ def _least(
         try:
             planned = as_planned(job, technique)
             setting = setting_of(planned, pods=pods, gpus=gpus, model=model_config(job.model))
-        except ConfigError:  # this technique does not go with the job
+        except ConfigError:  # this technique does not support the job
             continue
         limits = (row.memory_gib, memory_gib)
         plan = row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)

@@ -1,10 +1,11 @@
-"""How much memory a rank needs at the highest moment of a training step, and a pod from loading to saving. Pure.
+"""Predict the peak memory of a rank in a training step, and of a pod from loading to saving. Pure.
 
-Who holds weights, gradients and optimizer states how long is read in the code of torch 2.13 and DeepSpeed 0.19.8 and
-held to measured steps by tests/finetune/plan/test_measured.py. A model is read from pages of its files, which the ranks of a
-pod share and the kernel can take back. Each rank turns them into its own format a tensor at a time (FSDP a layer),
-under ZeRO-3 rank 0 alone reads. Rank 0 writes what it gathers as soon as it is `SAVED_AT_ONCE`. Each technique adds
-its own share (`finetune/techniques`).
+The lifetimes of weights, gradients and optimizer states come from the code of torch 2.13 and
+DeepSpeed 0.19.8. tests/finetune/plan/test_measured.py compares them with measured steps. A model
+is read from pages of its files; the ranks of a pod share the pages, and the kernel can reclaim
+them. Every rank converts the pages into its own format a tensor at a time (FSDP a layer). Under
+ZeRO-3 only rank 0 reads. Rank 0 writes gathered weights in pieces of `SAVED_AT_ONCE`. The
+techniques add their own shares (`finetune/techniques`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import dataclass, replace
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES, Memory, Moment, Setting, Trace
 
-# Not counted but taken as given, as `CONTEXT_BYTES` is: what a process with torch, transformers and DeepSpeed imported
-# holds. On CPUs 0.35 to 0.40 GiB were seen of ranks that were forked, 0.44 to 0.49 of other ranks (torch 2.13, on
-# 2026-11-24); CUDA's libraries come on top of that, and were not measured.
+# Memory of a process that has imported torch, transformers and DeepSpeed: assumed, not counted,
+# like `CONTEXT_BYTES`. On CPUs forked ranks held 0.35 to 0.40 GiB, other ranks 0.44 to 0.49
+# (torch 2.13, on 2026-11-24). CUDA's libraries add to the number and were not measured.
 _PROCESS_BYTES = 0.8 * 2**30
 _CPU_PROCESS_BYTES = 0.42 * 2**30
 
@@ -25,7 +26,7 @@ _CPU_PROCESS_BYTES = 0.42 * 2**30
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
     gpu: Memory | None
-    """On its GPU; None where it computes on the CPU."""
+    """Memory on the rank's GPU. None: the rank computes on the CPU."""
     host: Memory
 
 
@@ -37,7 +38,8 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     moments.append(technique_of(setting.technique).update(setting, trace))
     device = max((pair[0] for pair in moments), key=lambda memory: memory.total)
     host = max((pair[1] for pair in moments), key=lambda memory: memory.total)
-    if not setting.gpu:  # all of it is in the pod's memory: the highest moment is that of the sum
+    # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
+    if not setting.gpu:
         both = max((d.plus(h) for d, h in moments), key=lambda memory: memory.total)
         return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
     return Need(
@@ -65,14 +67,13 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
 def host_of(
     setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None
 ) -> Mapping[str, Memory]:
-    """Return the need by stage: `loading`, `training`, `saving`; on a GPU of so many bytes, where that is known."""
+    """Return the need per stage (`loading`, `training`, `saving`). `gpu_bytes` None: unknown."""
     technique = technique_of(setting.technique)
     device, host = technique.kept(setting, trace)
     held = host if setting.gpu else device.plus(host)
     start = Memory(overhead=need.host.overhead)
-    read = trace.parameters - (
-        trace.trained if trace.trained < trace.parameters else 0
-    )  # adapters are in no file
+    # Adapters are not in the model's files.
+    read = trace.parameters - (trace.trained if trace.trained < trace.parameters else 0)
     files = Memory(files=float(setting.file_bytes * read))
     return {
         "loading": start.plus(technique.loading(setting, trace, gpu_bytes))

@@ -1,4 +1,4 @@
-"""`plan`: which techniques fit on the pods, and how fast each will be, before anything starts; imports no torch."""
+"""`plan`: predict fit and speed of every technique before a run starts, without importing torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.kubernetes.nodes import NodeTable
 
 Limits = tuple[float | None, float | None]
-"""GiB of one GPU and of a pod's own memory; None where it is not known."""
+"""GiB of a GPU and of a pod's own memory. None: unknown."""
 MARGIN = 0.9
-"""Share of the memory there is: what is predicted may be a tenth off."""
+"""Usable share of the memory. A prediction may be off by a tenth."""
 _MOST_ROWS = 1 << 16
 _NAMES = [technique.name for technique in TECHNIQUES]
 
@@ -53,26 +53,27 @@ def plan(  # noqa: PLR0913
     price_per_pod_hour: float | None = None,
     nodes: NodeTable | None = None,
 ) -> PlanTable:
-    """Predict what a job needs under every technique, what of it fits, and how fast it will be.
+    """Predict the memory, the fit and the speed of a job under every technique.
 
     Args:
         job: The job; its own technique is only one of the rows.
-        pods: How many pods.
-        gpus: GPUs of each, if `gpu_memory_gib` says that there are any.
-        gpu_memory_gib: Memory of one GPU in GiB. None plans for CPUs.
-        memory_gib: Memory of one pod in GiB. None leaves it out of the verdict where there are GPUs; on CPUs there is
-            no verdict then.
-        techniques: Which rows. Default: all.
-        lengths: Tokens of a row's source and target. Default: the longest that the job allows.
-        paces: One pod's timed steps of this job by technique, `single`'s at least, as in `cluster.plan(job).paces`.
-            Default None: no speeds are predicted.
-        exchange: What the doctor measured between the pods, as `cluster.doctor().exchange`.
-        price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
-        nodes: Those of Kubernetes, as `workbench.nodes(backend, pod=…, count=…)`: the table says whether the pods could
-            be scheduled now, and None for `gpu_memory_gib` is what their labels say. Default None.
+        pods: Number of pods.
+        gpus: GPUs per pod, used only if `gpu_memory_gib` is known.
+        gpu_memory_gib: Memory per GPU in GiB. None plans for CPUs.
+        memory_gib: Memory per pod in GiB. None leaves pod memory out of the verdict with GPUs; on
+            CPUs there is no verdict then.
+        techniques: Techniques to show. Default: all.
+        lengths: Tokens of a row's source and target. Default: the longest allowed by the job.
+        paces: Timed steps of this job on a single pod by technique, `single` at least, as in
+            `cluster.plan(job).paces`. Default None: no speeds are predicted.
+        exchange: The doctor's measurement between the pods, as `cluster.doctor().exchange`.
+        price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours only.
+        nodes: Kubernetes nodes, as `workbench.nodes(backend, pod=…, count=…)`. The table then
+            shows whether the pods could be scheduled now, and `gpu_memory_gib` None is read from
+            the labels of the nodes. Default None.
 
     Raises:
-        ConfigError: The model's shape is not known here, or a number cannot be.
+        ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
         WorkbenchError: The model's step cannot be traced.
     """
     _Hardware(
@@ -130,7 +131,7 @@ def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
 def _settings(
     job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int
 ) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
-    """Return the settings of a job by technique, and the rows of those that are refused."""
+    """Return the settings of a job by technique, and the rows of refused techniques."""
     settings: dict[str, Setting] = {}
     refused: dict[str, PlanRow] = {}
     config = model_config(job.model)
@@ -143,7 +144,7 @@ def _settings(
 
 
 def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
-    """Return a job with what it leaves open decided, its setting, and what to trace of it."""
+    """Return the job with its open options chosen, its setting and its tracing request."""
     job = choose(job, gpus=gpus)
     config = model_config(job.model)
     setting = setting_of(job, pods=pods, gpus=gpus, model=config)
@@ -151,7 +152,7 @@ def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, 
 
 
 def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
-    """Predict what a job needs as it is, without a verdict."""
+    """Predict the need of a job as it is. None: `trace` is false and no trace is cached."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     there = trace_step(request) if trace else cached_trace(request)
     return (
@@ -162,7 +163,7 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
 
 
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
-    """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
+    """Return the scaling of a job from one pod to several, or None if its trace is not cached."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     there, accumulation = cached_trace(request), job.gradient_accumulation_steps
     return (
@@ -173,7 +174,7 @@ def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -
 
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
-    """Return the job under a technique; what is of its own technique alone is left out."""
+    """Return the job under a technique, without options specific to the job's own technique."""
     own = technique == job.technique
     return job.replace(
         technique=technique,
@@ -195,7 +196,7 @@ def traced(
 
 
 def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
-    """Judge needs in GiB by the limits beside them; the place with the least room decides."""
+    """Judge pairs of need and limit in GiB. The place with the least room decides."""
     shares = [need / limit for need, limit in needs if need is not None and limit is not None]
     if not shares:
         return Fit.UNKNOWN
@@ -205,10 +206,9 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
 def row_of(
     setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True
 ) -> PlanRow:
-    """Work out a row of the table; where it `searches`, with the largest micro-batch."""
-    if (
-        not setting.gpu
-    ):  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
+    """Compute a row of the table. With `searches` the row has the largest micro-batch."""
+    # A bucket in CPU memory takes room only for its written part: at most all gradients.
+    if not setting.gpu:
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
     stages = host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
@@ -230,7 +230,7 @@ def row_of(
 
 
 def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
-    """Search the largest micro-batch that fits, tight or not; what is needed only grows with the rows."""
+    """Return the largest micro-batch that fits, tight or not. The need grows with the rows."""
     low, high = 0, _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
@@ -242,10 +242,10 @@ def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
 
 
 def _marked(rows: Sequence[PlanRow]) -> list[PlanRow]:
-    """Mark the cheapest row that fits; a tight one only where no other does."""
+    """Mark the cheapest row that fits. A tight row is marked only if no other row fits."""
     alone = all(row.ranks <= 1 for row in rows)
     order = by_preference()
-    if alone:  # then no other pod is idle
+    if alone:  # no other pod would be idle
         order.sort(key=lambda technique: not technique.alone)
     places = {technique.name: place for place, technique in enumerate(order)}
     for fit in (Fit.FITS, Fit.TIGHT):

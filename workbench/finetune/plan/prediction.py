@@ -1,7 +1,7 @@
-"""What a run is predicted to need of memory and disk, written beside its other files.
+"""Predict the memory and disk of a run, and write the prediction beside the run's other files.
 
-Submitting must not wait for a trace: what is not cached is left as an inquiry, for the first pod, whose warm server has
-torch imported, or for the keeper here.
+Submitting a run must not wait for a trace. If no trace is cached, an inquiry file is left for
+the first pod or for the local keeper. The warm server of the pod has imported torch.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.jobs.job import Job
 
 LARGEST = "largest_micro_batch"
-"""The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
+"""Key of the largest micro-batch with room to spare: rows by technique, 0 if no row fits."""
 WHY = "why"
-"""The key of why nothing is predicted."""
+"""Key of the reason why nothing is predicted."""
 FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
 
 
 def begin_prediction(
     job: Job, pods: int, prediction: Path, inquiry: Path, *, gpus: int, memory_gib: float | None
 ) -> None:
-    """Write what a job is predicted to need if that is cached, and leave an inquiry for its first pod."""
+    """Write the prediction if the trace is cached, and an inquiry for the job's first pod."""
     if not isinstance(job, FineTune):
         return
     with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def begin_prediction(
 
 
 def inquiry_of(job: FineTune, *, pods: int, gpus: int, memory_gib: float | None) -> dict[str, Any]:
-    """Return all that a prediction is made of; JSON, free of secrets and of paths on the pods."""
+    """Return all inputs of a prediction as JSON, without secrets or paths on the pods."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     return {
         "setting": asdict(setting),
@@ -76,7 +76,7 @@ def prediction_of(
     limits: Limits = (None, None),
     free_gib: float | None = None,
 ) -> dict[str, Any]:
-    """Answer an inquiry; `limits` are those of the pod itself, `free_gib` is on its disk."""
+    """Answer an inquiry with the pod's own `limits` and the `free_gib` on its disk."""
     setting = setting_from(inquiry["setting"])
     row = row_of(setting, trace, inquiry["rows"], (None, None))
     gpu_gib, pod_gib = limits[0], inquiry["memory_gib"] or limits[1]
@@ -102,7 +102,7 @@ def prediction_of(
 
 
 def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
-    """Return the settings of other techniques that take the same ranks and whose step is the one that is traced."""
+    """Return the settings of other techniques with the same ranks and the same traced step."""
     others, config = dict[str, Any](), model_config(job.model)
     for technique in (each.name for each in TECHNIQUES):
         with contextlib.suppress(ConfigError):
@@ -129,7 +129,7 @@ def _largest(inquiry: Mapping[str, Any], trace: Trace, limits: Limits) -> dict[s
 
 
 def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
-    """Compare what is predicted with what there is, in words; the place with the least room decides."""
+    """Compare the need with the limits, in words. The place with the least room decides."""
     needs = {
         "of each GPU's": (row.gpu_gib, limits[0]),
         "of each pod's memory": (row.host_gib, limits[1]),
@@ -145,7 +145,7 @@ def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
 
 
 def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
-    """Return the GiB that the first pod must store: the model, two checkpoints, what is offloaded."""
+    """Return the GiB stored on the first pod: the model, two checkpoints and offloaded states."""
     model = (
         setting.weight_bytes * trace.trained
         if trace.trained < trace.parameters

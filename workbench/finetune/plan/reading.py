@@ -1,4 +1,4 @@
-"""`preview`: a dataset's rows as the job's model will read them, before anything starts; imports no library."""
+"""`preview`: show a dataset's rows as the job's model reads them, without importing a library."""
 
 from __future__ import annotations
 
@@ -21,45 +21,46 @@ from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
 
-_SAMPLE = 400  # rows whose tokens are counted
-_HUB_ROWS = 2000  # rows of a hub dataset that are fetched to be looked at
-_MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
+_SAMPLE = 400  # rows used to count tokens
+_HUB_ROWS = 2000  # rows fetched from a hub dataset
+# A configuration or template of another person may ask for any amount of memory.
+_MEMORY_BYTES = 16 << 30
 _LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The tokens of one row before it is cut."""
+    """Number of tokens of a row before it is cut."""
 
     read: int
-    """Tokens of what the model is given: the source, the prompt."""
+    """Tokens of the input: the source or the prompt."""
     learned: int
-    """Tokens that the loss counts."""
+    """Tokens counted in the loss."""
     read_is_cut: bool
     learned_is_cut: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowPreview(Shown):
-    """What a model will read of a dataset."""
+    """Rows of a dataset as a model will read them."""
 
     job: FineTune
     rows: Sequence[Sequence[tuple[str, bool]]]
-    """Some training rows, cut as they will be: pieces of text, and whether they are learned."""
+    """Some training rows, cut as in training: pieces of text, and whether the piece is learned."""
     lengths: Sequence[Length]
-    """Of a sample of the training rows."""
+    """Lengths of a sample of the training rows."""
     train_rows: int
     eval_rows: int
     duplicates: int
-    """Training rows that are the same as one before them."""
+    """Training rows equal to an earlier row."""
     overlap: int
-    """Evaluation rows that are training rows too."""
+    """Evaluation rows equal to a training row."""
     not_read: Sequence[str] = ()
-    """Columns that no row's form reads."""
+    """Columns unused by the form of every row."""
     empty_answers: int = 0
     """Rows whose answer is empty."""
     is_all: bool = True
-    """Whether all rows were counted; of a hub dataset the first ones are."""
+    """Whether all rows were counted. Only the first rows of a hub dataset are counted."""
 
     def __repr__(self) -> str:
         return f"RowPreview({self.train_rows} rows to train on, {self.eval_rows} to evaluate on, {self.job.model})"
@@ -67,15 +68,15 @@ class RowPreview(Shown):
 
 @suggests("preview")
 def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
-    """Read a job's dataset as its run would, and show what the model will see; nothing is started or kept.
+    """Read a job's dataset as its run would and return the rows. Nothing is started or kept.
 
     Args:
-        job: The job; of a hub dataset the first 2,000 rows are fetched to this machine.
-        rows: How many rows to show.
+        job: The job. The first 2,000 rows of a hub dataset are fetched to this machine.
+        rows: Number of rows to show.
 
     Raises:
-        ConfigError: The dataset is refused, as it would be at the start of a run.
-        WorkbenchError: The model's tokenizer cannot be loaded here.
+        ConfigError: The dataset is refused, as at the start of a run.
+        WorkbenchError: The model's tokenizer cannot be loaded on this machine.
     """
     if not isinstance(job, FineTune):
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")

@@ -1,4 +1,4 @@
-"""What of a job decides how much memory its ranks need and how much they send, as numbers. Pure."""
+"""Reduce a job to the numbers that decide its memory and its network traffic. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from workbench.finetune.options.choices import Communication, Optimizer, Peft, P
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Setting
 
-# Bytes that an optimizer keeps for an element: two FP32 numbers, or two bytes with an FP32 scale for each block of 256
-# (https://arxiv.org/abs/2110.02861, section 2.1).
+# Bytes an optimizer keeps per element: two FP32 numbers, or two bytes plus an FP32 scale per block
+# of 256 elements (https://arxiv.org/abs/2110.02861, section 2.1).
 _STATES = {
     Optimizer.ADAMW: 8.0,
     Optimizer.SGD: 0.0,
@@ -26,7 +26,7 @@ _STATES = {
 def setting_of(
     job: FineTune, *, pods: int, gpus: int, model: Mapping[str, object] | None = None
 ) -> Setting:
-    """Work out a job's setting; `model` is the configuration of its model, which says the format of the files."""
+    """Return a job's setting. `model` is the configuration with the format of the files."""
     technique = technique_of(job.technique)
     on_pod = 1 if technique.alone else max(1, gpus)
     ranks = technique.ranks_of(pods, on_pod)
@@ -35,7 +35,7 @@ def setting_of(
     half = job.number_format in (Precision.BF16, Precision.FP16)
     form = (model or {}).get("dtype") or (model or {}).get("torch_dtype")
     saved = str(form).removeprefix("torch.")
-    # The numbers of a rank that holds everything; the technique changes what is its own.
+    # Start with a rank that holds everything. The technique then changes its own numbers.
     plain = Setting(
         technique=Technique(job.technique),
         ranks=ranks,
@@ -57,14 +57,14 @@ def setting_of(
 
 
 def setting_from(data: Mapping[str, Any]) -> Setting:
-    """Read the JSON form of a setting, which `dataclasses.asdict` gives."""
+    """Read a setting from the JSON form of `dataclasses.asdict`."""
     return Setting(
         **{**data, "technique": Technique(data["technique"]), "offload": tuple(data["offload"])}
     )
 
 
 def arithmetic_of(job: FineTune) -> str:
-    """Name the number formats of a job's step, as the trace does."""
+    """Return the name of the number formats of a job's step, as in the trace."""
     precision = job.number_format
     if precision not in (Precision.BF16, Precision.FP16):
         return "fp32"
@@ -86,7 +86,7 @@ def request_of(
         "config": {
             name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")
         },
-        "source": -(-source // 8) * 8,  # as the trainer pads
+        "source": -(-source // 8) * 8,  # the trainer pads to a multiple of 8
         "target": -(-target // 8) * 8,
         "arithmetic": sorted(set(arithmetic)),
         "checkpointing": job.gradient_checkpointing,

@@ -1,4 +1,4 @@
-"""`PlanTable`: what a job needs under every technique and how fast it will be, a row each."""
+"""`PlanTable`: the predicted need and speed of a job, a row per technique."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Fit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How long a job's steps take on one pod that nothing slows down."""
+    """Step times of a job on a single pod without any slowdown."""
 
     rows: int
     """Rows of a micro-batch."""
     micro_batch_s: float
-    """Seconds of its forward and backward pass."""
+    """Seconds of the forward and backward pass of a micro-batch."""
     update_s: float
-    """Seconds of all else in an optimizer step."""
+    """Seconds of an optimizer step without its micro-batches."""
 
     @classmethod
     def of(cls, *, rows: int, step_s: float, micro_batch_s: float, accumulation: int) -> Pace:
-        """Work it out from the steps of a run on one pod.
+        """Compute the pace from the steps of a run on a single pod.
 
         Example:
             >>> Pace.of(rows=8, step_s=0.75, micro_batch_s=0.25, accumulation=2).update_s
@@ -53,83 +53,86 @@ class PlanRow:
     technique: str
     fit: Fit
     gpu: Memory | None = None
-    """On one GPU, in bytes; None where it computes on CPUs or is refused."""
+    """Memory on a single GPU, in bytes. None: the technique computes on CPUs or is refused."""
     host: Memory | None = None
-    """In one pod's own memory, all its ranks together, in bytes, at the stage that needs most; None where refused."""
+    """Memory of a pod, all ranks together, in bytes, at the stage with the most. None: refused."""
     stages: Mapping[str, Memory] = field(default_factory=dict)
-    """The same of every stage: `loading`, `training` and `saving`."""
+    """Memory of a pod by stage: `loading`, `training` and `saving`."""
     gpus_on_pod: int = 0
-    """GPUs of a pod that it uses."""
+    """GPUs in use per pod."""
     ranks: int = 0
     """Ranks on all pods."""
     micro_batch: int | None = None
-    """The most rows of a micro-batch that fit; 0 where not even one does, None where there is no limit."""
+    """The most rows of a micro-batch that fit. 0: not even a single row fits. None: no limit."""
     cheapest: bool = False
-    """Whether it is the one that fits and moves least over the network."""
+    """Whether the row fits with the least network traffic."""
     why: str = ""
-    """Why it is refused."""
+    """Reason for the refusal."""
     step_s: float | None = None
-    """Seconds of an optimizer step; None where nothing was timed."""
+    """Seconds of an optimizer step. None: no step was timed."""
     samples_per_s: float | None = None
-    """Rows a second, all ranks together."""
+    """Rows per second, all ranks together."""
     speed_up: float | None = None
-    """That over what one pod makes with `single` and the same micro-batches a step."""
+    """Speed relative to a single pod with `single` and the same micro-batches per step."""
     pod_hours: float | None = None
-    """Hours of pods for a million rows."""
+    """Pod-hours for a million rows."""
     cost: float | None = None
-    """The same in the user's money; None without a price."""
+    """Price of a million rows in the user's money. None: no price was passed."""
 
     @property
     def gpu_gib(self) -> float | None:
-        """GiB that one GPU needs; None without GPUs."""
+        """GiB needed on a single GPU. None: no GPUs."""
         return None if self.gpu is None else self.gpu.total / GIB
 
     @property
     def pod_gpu_gib(self) -> float | None:
-        """GiB that all GPUs of a pod need together; None without GPUs."""
+        """GiB needed on all GPUs of a pod together. None: no GPUs."""
         return None if self.gpu is None else self.gpu.total * self.gpus_on_pod / GIB
 
     @property
     def host_gib(self) -> float | None:
-        """GiB that a pod's own memory needs; None where it is refused."""
+        """GiB needed of a pod's own memory. None: the technique is refused."""
         return None if self.host is None else self.host.total / GIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTable(Shown):
-    """What a job needs under every technique, as predicted."""
+    """Predicted need of a job under every technique."""
 
     model: str
     parameters: int
-    """Elements of its weights, adapters among them."""
+    """Number of weights, adapters included."""
     trained: int
     pods: int
     gpu_memory_gib: float | None
-    """Memory of one GPU; None for CPUs."""
+    """Memory of a GPU in GiB. None: CPUs."""
     memory_gib: float | None
-    """Memory of one pod; None where it is not known."""
+    """Memory of a pod in GiB. None: unknown."""
     job: FineTune
     lengths: tuple[int, int]
     """Tokens of a row: source and target."""
     rows: Sequence[PlanRow]
     paces: Mapping[str, Pace] = field(default_factory=dict)
-    """One pod's timed steps by technique; empty where nothing was timed."""
+    """Timed steps on a single pod, by technique. Empty: no step was timed."""
     exchange: Exchange | None = None
-    """What was measured between the pods."""
+    """Measurement of the network between the pods."""
     speed_ups: Mapping[int, float] = field(default_factory=dict)
-    """The most that several pods make of one by `gradient_accumulation_steps`, the job's and its doublings up to 64
-    times, `local-sgd` left out; empty where no speed is known."""
+    """Largest speed of several pods relative to a single pod, by `gradient_accumulation_steps`.
+
+    The keys are the job's number and its doublings up to 64 times the number. `local-sgd` is left
+    out. Empty: no speed is known.
+    """
     scheduling: str = ""
-    """Whether a Kubernetes cluster would schedule the pods now, or more of them; empty where that was not looked at."""
+    """Whether Kubernetes could schedule the pods, or more pods, now. Empty: not checked."""
 
     @property
     def pays_from(self) -> int | None:
-        """The least of these with which several pods are faster than one; None where none is."""
+        """Least accumulation at which several pods are faster than a single pod, or None."""
         return next((k for k, speed_up in self.speed_ups.items() if speed_up > 1), None)
 
     @property
     def fastest(self) -> PlanRow | None:
-        """The fastest row that fits, `local-sgd` left out, which changes the result; None where no speed is known."""
+        """Fastest fitting row without `local-sgd`, which changes losses. None: no known speed."""
         speeds = [
             row
             for row in self.rows
@@ -140,7 +143,7 @@ class PlanTable(Shown):
 
     @property
     def cheapest(self) -> PlanRow | None:
-        """The row that fits and moves least over the network; None where none fits."""
+        """Fitting row with the least network traffic. None: no row fits."""
         return next((row for row in self.rows if row.cheapest), None)
 
     def row(self, technique: str) -> PlanRow:

@@ -1,4 +1,4 @@
-"""Ask `workbench.finetune.plan.trace.trace`, in its own process, what a training step holds; cache the answers on disk."""
+"""Run `workbench.finetune.plan.trace.trace` in a child process and cache its answers on disk."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
-"""What the tracing process writes: `points` by arithmetic, `sizes`, and in `failed` why there are no points of some
-arithmetic; of spread layers `part`, the same."""
+"""Answer of the tracing process as JSON.
 
-_MEMORY_BYTES = 16 << 30  # a configuration or template of another person may ask for any amount
+`points` maps an arithmetic to its moments, `sizes` lists the parameters, and `failed` holds
+the error of every arithmetic without points. `part` is the same for layers spread over GPUs.
+"""
+
+# A configuration or template of another person may ask for any amount of memory.
+_MEMORY_BYTES = 16 << 30
 _LIMIT_S = 300.0
-_FORM = 2  # of the cached files; another number makes those of before be ignored
+# Format of the cached files. A new number makes the older files be ignored.
+_FORM = 2
 
 
 def cached_trace(request: Request) -> Trace | None:
-    """Return a trace of one arithmetic that was made before; None where there is none."""
+    """Return the cached trace of a single arithmetic, or None if none is cached."""
     answer = cached_answer(request)
     return None if answer is None else trace_of([answer])
 
@@ -46,7 +51,7 @@ def cached_answer(request: Request) -> Answer | None:
 
 
 def trace_step(request: Request) -> Trace:
-    """Trace a training step in a process of its own, or return what was traced before. Takes some seconds."""
+    """Trace a training step in a child process, or return the cached trace. Takes some seconds."""
     answers = {part["arithmetic"][0]: cached_answer(part) for part in _parts(request)}
     missing = [arithmetic for arithmetic, answer in answers.items() if answer is None]
     failed: Mapping[str, str] = {}
@@ -61,7 +66,7 @@ def trace_step(request: Request) -> Trace:
 
 
 def trace_of(answers: Sequence[Answer]) -> Trace:
-    """Read what tracing processes answered to one request, each for some of its arithmetic."""
+    """Merge the answers of tracing processes to the same request into a trace."""
     sizes = answers[0]["sizes"]
     return Trace(
         moments={
@@ -78,16 +83,15 @@ def trace_of(answers: Sequence[Answer]) -> Trace:
 
 
 def remember(request: Request, answer: Answer) -> dict[str, Answer]:
-    """Cache the answer to a request, by arithmetic."""
+    """Cache the answer to a request, a file per arithmetic."""
     answers: dict[str, Answer] = {}
     for part in _parts(request):
         (name,), place = part["arithmetic"], _place(part)
-        if name not in answer["points"]:  # it could not be traced
+        if name not in answer["points"]:  # the trace failed
             continue
         answers[name] = {**answer, "points": {name: answer["points"][name]}}
-        with contextlib.suppress(
-            OSError
-        ):  # a cache that cannot be written costs seconds, not the plan
+        # A cache that cannot be written costs some seconds, but the plan is still made.
+        with contextlib.suppress(OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
             write_json(place, answers[name])
     return answers
@@ -109,11 +113,11 @@ def _parts(request: Request) -> list[Request]:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Let one process of this machine trace at a time, where several begin unasked; what one finds serves the next."""
+    """Hold a lock so that a single process per machine traces; the others then read the cache."""
     try:
         _cache().mkdir(parents=True, exist_ok=True)
         file = (_cache() / "lock").open("w")
-    except OSError:  # no cache, no lock: then each traces for itself
+    except OSError:  # no cache and so no lock: every process traces for itself
         yield
         return
     with file:

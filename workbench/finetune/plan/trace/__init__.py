@@ -1,1 +1,1 @@
-"""The bytes that a training step holds, counted without a device."""
+"""Count the bytes held during a training step without a device."""

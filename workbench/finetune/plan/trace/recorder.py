@@ -1,4 +1,4 @@
-"""Write down, operation by operation, the bytes that a training step holds beside weights and gradients."""
+"""Record the bytes held after every operation of a step, without weights and gradients."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench.finetune.techniques.sizes import Moment
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
-    """See every operation, and the release of every storage."""
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
+    """Observe every operation and the release of every storage."""
 
     def __init__(self, *, vocabulary: int, rows: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = "before"
-        """Where in the step it is: the same words in a model of any depth."""
+        """Current place in the step. The names are the same for models of any depth."""
         self.moments: dict[str, list[Moment]] = {}
-        """By place, what is held after an operation each."""
+        """Moments by place, a moment after every operation."""
         self.gradients = 0
         self._vocabulary = vocabulary
         self._rows = rows
-        self._held = [0, 0, 0, 0]  # the first four numbers of a point
+        self._held = [0, 0, 0, 0]  # the first four numbers of a `Moment`
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
@@ -47,10 +47,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here: without torch's wrapper every operation takes less time
+        # Nothing is compiled here, and operations are faster without torch's wrapper.
+        return False
 
     def known_before(self, model: torch.nn.Module) -> None:
-        """Leave out the storages of a model's weights."""
+        """Leave the storages of a model's weights out of the count."""
         for tensor in (*model.parameters(), *model.buffers()):
             storage = tensor.untyped_storage()
             self._known[storage._cdata] = weakref.ref(storage)
@@ -79,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
 
 
 def layer_stacks(model: Any) -> list[Any]:
-    """Find the lists of transformer layers of a model: a T5 has two of them, a Llama one."""
+    """Return the lists of transformer layers of a model: two for a T5, one for a Llama."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [
         module
@@ -91,7 +92,7 @@ def layer_stacks(model: Any) -> list[Any]:
 
 
 def watch_layers(model: Any, recorder: Recorder) -> None:
-    """Tell the recorder which layer is at work; drop gradients as they come: the planner knows who keeps them."""
+    """Keep the recorder's place up to date, and drop gradients: the planner counts gradients."""
     recorder.known_before(model)
     for number, stack in enumerate(layer_stacks(model)):
         for index, layer in enumerate(stack):
@@ -129,7 +130,7 @@ def _watch(layer: torch.nn.Module, recorder: Recorder, name: str) -> None:
 
 
 def front(points: Sequence[Moment]) -> list[Moment]:
-    """Keep the moments that can be the highest, whatever the rows and whoever holds the gradients.
+    """Keep the moments that can be the highest for some number of rows and place of the gradients.
 
     Example:
         >>> front([Moment(1, 2, 0, 0, 3), Moment(1, 2, 0, 0, 4), Moment(5, 1, 0, 0, 0)])[0].gradients

@@ -1,8 +1,9 @@
-"""Count the bytes of one training step without a model; `main` answers a request on standard input.
+"""Count the bytes of a training step on fake tensors; `main` answers a request on standard input.
 
-In a process of its own, so that a notebook never imports torch. What a step holds is affine in the number of layers, so
-two shallow copies say it for any depth; it is of the rows of a batch where their number, a large prime, divides it.
-Weights, their gradients and the optimizer are left to the planner: it depends on the technique who holds them.
+The count runs in a child process, so a notebook never imports torch. The bytes are affine in the
+number of layers, so two shallow copies of the model are enough for any depth. The number of rows
+is a large prime: a size divisible by the prime grows with the rows. Weights, gradients and
+optimizer states are left to the planner, because they depend on the technique.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 
 
 def main() -> None:
-    """Answer the request on standard input, on standard output, in JSON."""
-    gc.disable()  # what a step holds must not depend on when cycles are collected
+    """Read a request as JSON from standard input and write the answer to standard output."""
+    gc.disable()  # the timing of garbage collection must not change the counts
     sys.stdout.write(json.dumps(prepared_trace(json.load(sys.stdin))))
     sys.stdout.flush()
 
 
 def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Trace as `trace` does, in a process that does nothing else: it may be changed for what the request asks."""
+    """Patch torch and transformers for the request, then call `trace`. Use a child process."""
     if request.get("gpu"):
-        # A GPU's dropout keeps a mask of a byte an element; a CPU's keeps a factor of the input's own type.
+        # Dropout on a GPU keeps a mask of a byte per element. On a CPU its factor has the
+        # type of the input.
         def dropout(
             input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
         ) -> torch.Tensor:
@@ -56,8 +58,8 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _let_experts_be_traced() -> None:
-    # torch's fake kernel of `grouped_mm` takes bf16 alone (torch 2.13). What transformers puts in its place where a
-    # machine has no such kernel can be traced in every format, and keeps the same tensors for the backward pass.
+    # torch's fake kernel of `grouped_mm` supports only bf16 (torch 2.13). The fallback of
+    # transformers can be traced in every format and keeps the same tensors for the backward pass.
     with suppress(ImportError):
         from transformers.integrations import moe
 
@@ -68,7 +70,7 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     config = _config(request["config"])
     model = _model(config, request, 0)
     sizes = _sizes(model)
-    # Layers that are not alike, as where mixtures of experts begin after some dense ones, are all stepped through.
+    # Trace all layers of a model with unlike layers, such as dense ones before mixtures of experts.
     alike = all(layer == stack[1] for stack in sizes["stacks"] for layer in stack[2:])
     shallow = alike and _depth(config) > max(_DEPTHS) and not request.get("whole")
     depths = _DEPTHS if shallow else None
@@ -76,12 +78,13 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     runs: dict[str, Mapping[int, Recorder]] = {}
     failed: dict[str, str] = {}
     for arithmetic in request["arithmetic"]:
+        # An error of torch or of the model, of any type: the other formats are still traced.
         try:
             steps = {
                 depth: _step(config, request, arithmetic, depth=depth, rows=rows)
                 for depth in depths or (0,)
             }
-        except Exception as error:  # of torch or of the model, of any kind: the other formats are traced all the same
+        except Exception as error:
             if len(failed) + 1 == len(request["arithmetic"]):
                 raise
             failed[arithmetic] = f"{type(error).__name__}: {error}"
@@ -104,7 +107,7 @@ def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) -> dict[str, Any]:
-    """Count the GPUs that the layers are spread over, and what the fullest holds: a model of its layers alone."""
+    """Return the number of GPUs in use, and the answer for the layers of the fullest GPU."""
     from workbench.finetune.model.pipeline import placement
 
     limits = {int(gpu): size for gpu, size in request["spread"]["limits"].items()}
@@ -126,7 +129,7 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
 
 
 def _is_on(gpu: int, placed: Mapping[str, int], parameter: str) -> bool:
-    name = parameter.removeprefix("base_model.model.")  # peft's
+    name = parameter.removeprefix("base_model.model.")  # prefix that peft adds
     return (
         placed[max((part for part in placed if not part or name.startswith(f"{part}.")), key=len)]
         == gpu
@@ -145,7 +148,7 @@ def _bytes(sizes: Mapping[str, Any], *, packed: bool, size: int) -> float:
 
 
 def _prime(request: Mapping[str, Any]) -> int:
-    """Choose a number of rows that divides no size of the model, so that what it divides is of the rows."""
+    """Return a prime number of rows that divides no size of the model."""
     sizes = [
         value
         for value in (*request["config"].values(), request["source"], request["target"])
@@ -164,7 +167,7 @@ def _config(raw: Mapping[str, Any]) -> Any:
 
 
 def _depth(config: Any) -> int:
-    """Return the layers of each stack; 0 where its stacks differ and no shallow copy can stand for it."""
+    """Return the number of layers per stack, or 0 if the stacks differ: no shallow copy."""
     depths = {getattr(config, key) for key in _DEPTH_KEYS if getattr(config, key, None)}
     return int(depths.pop()) if len(depths) == 1 else 0
 
@@ -191,7 +194,7 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
 
 
 def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtype) -> None:
-    """Give a model of the device `meta` fake weights on the CPU, in the formats that training holds them in."""
+    """Replace the weights of a `meta` model by fake CPU tensors in the formats of training."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -221,7 +224,8 @@ def _step(
     model = _model(config, request, depth)
     autocast = arithmetic.startswith("autocast-")
     dtype = _HALF.get(arithmetic.removeprefix("autocast-"))
-    # Under autocast what is trained stays in FP32, and what adapters leave frozen is in the format of the arithmetic.
+    # Under autocast trained weights stay in FP32. Weights frozen by adapters have the
+    # format of the arithmetic.
     trained = torch.float32 if autocast or dtype is None else dtype
     others = dtype if dtype is not None and request.get("lora") is not None else trained
     balances = bool(balance_coefficient(model, request.get("router_aux_loss_coef")))
@@ -238,9 +242,8 @@ def _step(
             **({"output_router_logits": True} if balances else {}),
         }
         loss = _loss(model, batch, labels, recorder, dtype if autocast else None)
-        del (
-            batch
-        )  # as in the Trainer, where nothing but the graph holds a batch or its logits by now
+        # In the Trainer, too, only the graph holds the batch and the logits at this point.
+        del batch
         loss.backward()  # type: ignore[no-untyped-call]
     return recorder
 
@@ -250,7 +253,7 @@ def _forward(model: Any, batch: Mapping[str, torch.Tensor], autocast: torch.dtyp
         return model(**batch)
     from accelerate.utils import convert_outputs_to_fp32
 
-    # As accelerate's prepare_model does it: autocast around the forward pass, its outputs turned to FP32.
+    # accelerate's prepare_model does the same: autocast in the forward pass, then outputs in FP32.
     with torch.autocast("cpu", dtype=autocast):
         outputs = model(**batch)
     return convert_outputs_to_fp32(lambda: outputs)()
@@ -259,7 +262,7 @@ def _forward(model: Any, batch: Mapping[str, torch.Tensor], autocast: torch.dtyp
 def _loss(
     model: Any, batch: Any, labels: torch.Tensor, recorder: Recorder, autocast: torch.dtype | None
 ) -> torch.Tensor:
-    """Compute the loss of train/trainer.py, which is not imported: the Trainer alone takes two seconds."""
+    """Compute the loss as train/trainer.py does. An import of the Trainer takes two seconds."""
     outputs = _forward(model, batch, autocast)
     recorder.place = "loss"
     logits, labels = aligned(
@@ -279,9 +282,8 @@ def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
         copies = [runs[d].moments.get(place, []) for d in depths]
         if not all(copies):
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
-        if (
-            len({len(copy) for copy in copies}) > 1
-        ):  # some families do more once, as a tensor for each kind of layer
+        # Some families do extra work once, such as a tensor for every kind of layer.
+        if len({len(copy) for copy in copies}) > 1:
             copies = [[Moment(*map(max, zip(*copy, strict=True)))] for copy in copies]
         points += [Moment(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
     return points
@@ -297,14 +299,13 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
 
 
 def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
-    """List the parameters by stack and layer: [elements, whether they are trained, whether 4 bits can hold them]."""
+    """List the parameters by stack and layer as [elements, is trained, can be packed in 4 bits]."""
     here = {id(p) for name, p in model.named_parameters() if is_here(name)}
     stacks = layer_stacks(model)
     output = model.get_output_embeddings()
     linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not output]
-    packable = {
-        id(m.weight) for m in linear if not any(p.requires_grad for p in m.parameters())
-    }  # adapters are not
+    # Adapters are not packed.
+    packable = {id(m.weight) for m in linear if not any(p.requires_grad for p in m.parameters())}
 
     def entry(parameter: Any) -> list[int]:
         frozen = not parameter.requires_grad
