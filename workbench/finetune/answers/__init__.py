@@ -1,1 +1,1 @@
-"""Ask the models of runs, and judge what they answer."""
+"""Ask the models of runs and judge the answers."""

@@ -1,4 +1,4 @@
-"""Ask the models of runs, which are in child processes (`server.py`): this kernel loads no framework."""
+"""Ask the models of runs in child processes (`server.py`), so the kernel loads no framework."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from workbench.finetune.data.messages import Message
 from workbench.finetune.job.refusals import no_template
 from workbench.rundir.paths import RunPaths
 
-_AT_ONCE, _MOST = 64, 1024  # rows in the first request and in a later one
-_REQUEST_S = 2.0  # an interrupt waits for no more, but for `_AT_ONCE` rows of a slow model
+_AT_ONCE, _MOST = 64, 1024  # rows in the first request and in later requests
+# Longest wait of an interrupt, except for `_AT_ONCE` rows of a slow model.
+_REQUEST_S = 2.0
 
 
 class _Run(Protocol):
@@ -35,7 +36,7 @@ class _Run(Protocol):
 
 
 def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
-    """Let a run's model answer rows, greedily and in batches; its process keeps the model for the next time."""
+    """Return the answers of a run's model, decoded greedily in batches. The model stays loaded."""
     questions = questions_of(run.paths, rows)
     models = (
         [("before training", run, True), ("after training", run, False)]
@@ -48,7 +49,7 @@ def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = 
 def chat(
     run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None
 ) -> Conversation:
-    """Return a chat with a run's model, beside the untrained one or another run's."""
+    """Return a chat with a run's model, beside the untrained model or another run's model."""
     models = {"before training": (run, True)} if before else {}
     if beside:
         models |= {
@@ -85,15 +86,15 @@ def _check_template(paths: RunPaths) -> None:
 def compare_predictions(
     runs: Sequence[_Run], rows: Sequence[RowLike] | None = None, *, before: bool = False
 ) -> Answers:
-    """Let the models of several runs answer the same rows, side by side.
+    """Ask the models of several runs for answers to the same rows, side by side.
 
     Args:
         runs: Runs that left a model.
-        rows: As for `predict`. Default: of the first run's evaluation.
+        rows: Rows as for `predict`. Default: the first run's evaluation rows.
         before: Also ask the first run's model as it was before training.
 
     Raises:
-        RunError: A run left no model, or a model's process failed; carries its words.
+        RunError: A run left no model, or a model's process failed; includes its last output.
         ConfigError: There is no run, or a row is of no known form.
     """
     if not runs:
@@ -105,9 +106,9 @@ def compare_predictions(
 
 def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]) -> Answers:
     for _, run, _ in models:
-        server_of(run.paths)  # all import at the same time
+        server_of(run.paths)  # start all servers first, so that their imports overlap
     tables = tables_of([run.paths for _, run, _ in models], questions)
-    # Rows of like length together need little padding, and answers of like length end together.
+    # Rows of similar length need little padding, and answers of similar length end together.
     order = sorted(range(len(questions)), key=lambda n: len(questions[n].text))
     by_model: list[Predictions] = []
     load_s = answer_s = 0.0

@@ -1,4 +1,4 @@
-"""A chat with one or several models at once, each of which goes on from its own answers."""
+"""Chat with one or several models; every model continues from its own answers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ _Ask = Callable[[str, Sequence[Message], Callable[[str], None] | None], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """What was asked, and what each model answered."""
+    """Question and the answer of every model."""
 
     asked: str
     answers: Mapping[str, str]
-    """The answers by the name of the model."""
+    """Answers by name of the model."""
 
 
 class Conversation(ShownLive):
-    """A chat with one or several models; a notebook shows it with a field to write in, and answers as they come."""
+    """Chat with one or several models.
+
+    A notebook shows a text field and streams the answers.
+    """
 
     def __init__(self, names: Sequence[str], ask: _Ask, *, system: str | None = None) -> None:
         self.names = tuple(names)
@@ -34,11 +37,11 @@ class Conversation(ShownLive):
     def send(
         self, text: str, on_text: Callable[[str, str], None] | None = None
     ) -> Mapping[str, str]:
-        """Ask every model, one after the other, and wait for the answers.
+        """Ask the models in turn and wait for the answers.
 
         Args:
-            text: What the user says.
-            on_text: Called with a model's name and each piece of its answer as it is written.
+            text: Message of the user.
+            on_text: Called with a model's name and the next piece of its answer.
 
         Returns:
             The answers by the name of the model.
@@ -59,7 +62,7 @@ class Conversation(ShownLive):
         return answers
 
     def clear(self) -> None:
-        """Begin again: no model knows any more what was said."""
+        """Start over: clear all exchanges from the models' context."""
         self.exchanges.clear()
 
     def _turns(self, name: str, text: str) -> list[Message]:

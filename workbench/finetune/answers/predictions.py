@@ -1,4 +1,4 @@
-"""The answers of one model (`Predictions`) and of several to the same questions (`Answers`), and how many are right."""
+"""Answers of a model (`Predictions`) or of several models (`Answers`), and the shares right."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ class Predictions(Shown):
     """All answers of a model. Prints, and shows in a notebook, as a table."""
 
     rows: tuple[Answer, ...]
-    """The answers, in the order of the questions."""
+    """Answers in the order of the questions."""
 
     @property
     def exact_match(self) -> float | None:
-        """Share of answers whose text is right, 0 to 1; None where nothing was expected."""
+        """Share of answers with exactly the expected text, 0 to 1. None: nothing was expected."""
         return share(row.exact_match for row in self.rows)
 
     @property
     def logical_match(self) -> float | None:
-        """Share of answers that say the same, of those whose expected text is a query."""
+        """Share of answers with the expected logic, among rows whose expected text is a query."""
         return share(row.logical_match for row in self.rows)
 
     @property
     def execution_match(self) -> float | None:
-        """Share of answers that give the same result, of those that could be run."""
+        """Share of answers with the expected query result, among queries that could be run."""
         return share(row.execution_match for row in self.rows)
 
     def table(self, limit: int = 20) -> Grid:
         """Return the first answers beside the expected ones; words that differ are marked.
 
         Args:
-            limit: How many rows at most; the caption says how many there are.
+            limit: Maximum number of rows. The caption shows the total.
         """
         return as_grid(self, limit)
 
     @property
     def shares(self) -> str:
-        """How many are right in each sense, in a line; empty where nothing was expected."""
+        """Shares of right answers by kind of match, in a line. Empty: nothing was expected."""
         shares = {
             "exactly right": self.exact_match,
             "the same logic": self.logical_match,
@@ -62,16 +62,16 @@ class Predictions(Shown):
 
     @property
     def summary(self) -> str:
-        """How many answers there are and how many are right, in a line."""
+        """Number of answers and shares of right answers, in a line."""
         return ", ".join(filter(None, (f"{count(len(self))} answers", self.shares)))
 
     @property
     def wrong(self) -> Predictions:
-        """The answers that are right in no sense that could be judged."""
+        """Answers that are right by no kind of match that could be judged."""
         return Predictions(tuple(row for row in self.rows if row.is_right is False))
 
     def to_dataframe(self) -> DataFrame:
-        """Return the answers as a pandas DataFrame, one a row; its columns are the fields of an answer."""
+        """Return the answers as a pandas DataFrame, a row per answer and a column per field."""
         return data_frame(
             (asdict(row) for row in self.rows), [field.name for field in fields(Answer)]
         )
@@ -88,61 +88,64 @@ class Predictions(Shown):
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRow:
-    """One question and every model's answer."""
+    """A question and every model's answer."""
 
     answers: tuple[Answer, ...]
-    """The answers, in the order of `Answers.names`."""
+    """Answers in the order of `Answers.names`."""
 
     @property
     def source(self) -> str:
-        """What the models read."""
+        """Input of the models."""
         return self.answers[0].source
 
     @property
     def expected(self) -> str | None:
-        """What they should write; None where nobody knows."""
+        """Expected answer. None: unknown."""
         return self.answers[0].expected
 
     @property
     def table_id(self) -> str | None:
-        """The table that is asked."""
+        """Id of the table that the question is about."""
         return self.answers[0].table_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers(Shown):
-    """Answers of one or several models to the same rows. Prints, and shows in a notebook, as tables."""
+    """Answers of several models to the same rows. Prints, and shows in a notebook, as tables."""
 
     names: Sequence[str]
     models: Sequence[Predictions]
     load_s: float = 0.0
-    """Seconds to load models; 0 where all were loaded already."""
+    """Seconds to load models. 0: all models were loaded already."""
     answer_s: float = 0.0
     """Seconds to answer, all models together."""
 
     @property
     def rows(self) -> tuple[AnsweredRow, ...]:
-        """The questions, each with the answers of all models."""
+        """Questions with the answers of all models."""
         return tuple(AnsweredRow(answers) for answers in zip(*self.models, strict=True))
 
     def exact_match(self, name: str | None = None) -> float | None:
-        """Return the share of answers whose text is right, 0 to 1; None where nothing was expected."""
+        """Return the share of answers with the expected text, 0 to 1. None: nothing expected."""
         return self._of(name).exact_match
 
     def logical_match(self, name: str | None = None) -> float | None:
-        """Return the share of answers that say the same, of those whose expected text is a query."""
+        """Return the share of answers with the expected logic, among rows with a query."""
         return self._of(name).logical_match
 
     def execution_match(self, name: str | None = None) -> float | None:
-        """Return the share of answers that give the same result, of those that could be run."""
+        """Return the share of answers with the expected result, among executable queries."""
         return self._of(name).execution_match
 
     def texts(self, name: str | None = None) -> list[str]:
-        """Return a model's answers as they are."""
+        """Return a model's answers unchanged."""
         return [answer.predicted for answer in self._of(name)]
 
     def to_dataframe(self) -> DataFrame:
-        """Return the answers as a pandas DataFrame, one a question and model: `model`, and the fields of an answer."""
+        """Return the answers as a pandas DataFrame with a row per question and model.
+
+        Columns: `model` and the fields of an answer.
+        """
         rows = (
             {"model": name, **asdict(row)}
             for name, model in zip(self.names, self.models, strict=True)
@@ -152,7 +155,7 @@ class Answers(Shown):
 
     @property
     def summary(self) -> str:
-        """How many answers there are and how many are right, of every model, in a line."""
+        """Number of rows and every model's shares of right answers, in a line."""
         shares = {
             name: model.shares
             for name, model in zip(self.names, self.models, strict=True)
@@ -193,12 +196,13 @@ def judge_answers(
     """Compare a model's answers with the expected ones.
 
     Args:
-        rows: What was asked, as in `eval.jsonl`: `source`, `target`, and perhaps `input` and `table_id`.
-        answers: What the model wrote, one text a row, in the same order.
-        tables: A `tables.jsonl`, on which the queries are run too; None: text and logic alone are compared.
+        rows: Questions as in `eval.jsonl`: `source`, `target`, and perhaps `input` and `table_id`.
+        answers: Texts written by the model, one per row, in the same order.
+        tables: A `tables.jsonl` on which the queries are run too. None: only text and logic are
+            compared.
 
     Raises:
-        ConfigError: There is not one answer for each row, or a line of `tables` is broken.
+        ConfigError: The numbers of answers and rows differ, or a line of `tables` is broken.
     """
     if len(rows) != len(answers):
         raise ConfigError(

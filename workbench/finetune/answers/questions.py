@@ -1,4 +1,4 @@
-"""What a model can be asked: rows in any form made into questions, by default those of a run's own evaluation."""
+"""Turn rows of any form into questions for a model. Default: the rows of the run's evaluation."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from workbench.finetune.options.prompts import source_text
 from workbench.rundir.paths import RunPaths
 
 RowLike = str | Mapping[str, object] | Sequence[Mapping[str, object]]
-"""A row to answer: a question's text, the turns of a chat, or an object in any form of a dataset's rows, the answer
-optional."""
+"""Row to answer: a question's text, the turns of a chat, or a dataset row, answer optional."""
 
 _DEFAULT_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question(Example):
-    """One row to answer; a chat has its turns up to the one that is answered."""
+    """A row to answer. A chat has its turns before the answer."""
 
     target: str = ""
     expected: str | None = None
-    """What it should write; None where nobody knows."""
+    """Expected answer. None: unknown."""
 
     @property
     def text(self) -> str:
@@ -67,7 +66,7 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
 
 
 def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, SqlTable]:
-    """Return the tables that questions ask of, by id, where the runs have them; the first run's win."""
+    """Return the tables of questions by id. The first run's table wins; others may be missing."""
     wanted = {question.table_id for question in questions} - {None}
     tables: dict[str, SqlTable] = {}
     for paths in runs:
@@ -82,7 +81,7 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
 
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
-    """Return the options of a run's job, as they travelled to the pods; empty where that is not known."""
+    """Return the options of a run's job as sent to the pods, or an empty mapping if unknown."""
     return part(read_json(paths.job, within=paths.root), "job")
 
 
@@ -116,12 +115,13 @@ class _OwnRows:
         return first is not None and not first.text
 
     def matching(self, text: str) -> Question | None:
-        """Return the evaluation row that asks this; None where there is none, or several that differ."""
+        """Return the evaluation row with this text. None: no row, or several unlike rows."""
         if self._by_source is None:
             self._by_source = {}
             for question in self.evaluation():
                 if sum(turn["role"] == "user" for turn in question.messages) > 1:
-                    continue  # what was said before is a part of what is asked
+                    # The earlier turns are a part of the question.
+                    continue
                 twice = (
                     question.text in self._by_source and self._by_source[question.text] != question
                 )
@@ -169,7 +169,7 @@ def _question_of_turns(row: Fields, turns: Sequence[Message]) -> Question:
     answered = turns[-1]["role"] == "assistant"
     return Question(
         source=last_of(turns, "user"),
-        # How a call is written, the template says.
+        # The chat template decides how a call is written.
         expected=turns[-1]["content"] if answered and "tool_calls" not in turns[-1] else None,
         table_id=None if row.data.get("table_id") is None else row.text("table_id"),
         messages=tuple(turns[:-1] if answered else turns),

@@ -1,4 +1,4 @@
-"""The notebook's end of the model server: one child for each run directory, reused while this process lives."""
+"""Run a model server per run directory: a child process, reused while this process lives."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from workbench.rundir.paths import RunPaths
 
 _IDLE_S = 600.0
 _ANSWER_S = 600.0
-_EXPORT_S = 6 * 3600.0  # a large model, a slow disk
+# Enough for a large model on a slow disk.
+_EXPORT_S = 6 * 3600.0
 _END_S = 2.0
-_DYING_S = 15.0  # Python goes on for a while after its last word
-_KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
+# Python needs some time to exit after its last output.
+_DYING_S = 15.0
+# Processes at once. A process holds torch, some 400 MiB, and its model.
+_KEPT = 4
 _TAIL_LINES = 15
-_LARGEST = 1 << 30  # bytes of an answer: texts of as many rows as were asked
+# Bytes of an answer: texts of as many rows as were asked.
+_LARGEST = 1 << 30
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -39,12 +43,15 @@ _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 class Answered:
     texts: Sequence[str]
     load_s: float
-    """Seconds to load the model; 0 where it was loaded already."""
+    """Seconds to load the model. 0: the model was loaded already."""
     answer_s: float
 
 
 class ModelServer:
-    """The child of one run directory. It starts when it is made, and again when it has ended and is asked."""
+    """Child process of a run directory.
+
+    The child starts with the object, and again if a request finds the child ended.
+    """
 
     def __init__(self, paths: RunPaths, *, idle_s: float = _IDLE_S):
         self._paths = paths
@@ -73,7 +80,7 @@ class ModelServer:
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         pipe = subprocess.PIPE
-        # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
+        # A rank's variables in the kernel's environment would make torch wait for peers.
         env = {name: value for name, value in child_environment().items() if name not in _OF_RANKS}
         self._process = start(
             *command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words
@@ -90,7 +97,10 @@ class ModelServer:
         before: bool = False,
         on_text: Callable[[str], None] | None = None,
     ) -> Answered:
-        """Let the model answer, telling `on_text` each piece of a single answer; an interrupt leaves the child fit."""
+        """Return the model's answers. `on_text` receives the pieces of a single answer.
+
+        The child survives an interrupt.
+        """
         sent = ("source", "input", "opening", "messages", "tools")
         asked = [{name: getattr(question, name) for name in sent} for question in questions]
         which = "before" if before else "after"
@@ -105,7 +115,7 @@ class ModelServer:
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
 
     def export(self, target: Path, **options: object) -> Mapping[str, object]:
-        """Let the child write the model into a folder, wait for it, and return what it says of it."""
+        """Write the model into a folder in the child, wait, and return the facts of the export."""
         try:
             return self._answered({"op": "export", "export": str(target), **options}, _EXPORT_S)
         except rpc.Refused as refusal:
@@ -119,7 +129,8 @@ class ModelServer:
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        with suppress(OSError):  # what was never read by it is still in the buffer
+        # Requests that the child has not read are still in the buffer.
+        with suppress(OSError):
             process.stdin.close()
         try:
             process.wait(_END_S)
@@ -188,12 +199,12 @@ class _EndedIdle(RunError):
 
 
 def server_of(paths: RunPaths) -> ModelServer:
-    """Return the live server of a run directory, started now if there is none."""
+    """Return the live server of a run directory, and start a server if none is alive."""
     with _guard:
         server = _servers.pop(paths.root, None) or ModelServer(paths)
         server.start()
         _servers[paths.root] = server  # now the last of the dict
-        atexit.unregister(close_all)  # once is enough
+        atexit.unregister(close_all)  # one registration is enough
         atexit.register(close_all)
         extra = [_servers.pop(root) for root in list(_servers)[:-_KEPT]]
     for old in extra:
@@ -214,7 +225,7 @@ _servers: dict[Path, ModelServer] = {}
 
 
 def check_model(paths: RunPaths) -> None:
-    """Refuse a run directory that holds no model, or one whose model would make a library open files outside it."""
+    """Raise RunError if a run directory has no model, or a model with files elsewhere."""
     if not paths.root.is_dir():
         raise RunError(f"not a run directory: {paths.root}")
     _check_regular(paths.model)
@@ -227,10 +238,11 @@ def check_model(paths: RunPaths) -> None:
 
 
 def _check_regular(path: Path) -> None:
-    """Refuse what is neither a file nor a folder, or holds such a thing: libraries follow links and wait for pipes."""
+    """Raise RunError for links, pipes and devices: libraries follow links and wait for pipes."""
+    # A missing file is reported by name afterwards.
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:  # what is missing is said by name afterwards
+    except FileNotFoundError:
         return
     if stat.S_ISDIR(mode):
         for name in sorted(os.listdir(path)):  # noqa: PTH208 (names are all that is needed)
@@ -243,7 +255,7 @@ def _check_regular(path: Path) -> None:
 
 
 def _check_shards(paths: RunPaths) -> None:
-    """Refuse an index of weights that names files outside its folder."""
+    """Raise RunError if an index of weights names files outside its folder."""
     for index in sorted(paths.model.glob("*.index.json")):
         shards = part(load_json(index, within=paths.root), "weight_map").values()
         if outside := [

@@ -1,4 +1,4 @@
-"""Write a model into a folder that transformers, vLLM and TGI load; there whole, or not at all."""
+"""Write a model into a folder for transformers, vLLM and TGI: the whole folder, or nothing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from workbench.finetune.options.models import Family
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_FULL = f"os error {errno.ENOSPC}"  # as safetensors and tokenizers say it, which raise no OSError
+# safetensors and tokenizers raise no OSError, only a text with this number.
+_FULL = f"os error {errno.ENOSPC}"
 
 
 def export_model(
     loaded: Loaded, target: Path, dtype: str | None, max_shard_size: int | str
 ) -> dict[str, object]:
-    """Write a whole model with its configurations and tokenizer, in a number format or as it is."""
+    """Write a whole model with its configurations and tokenizer. `dtype` None: unchanged."""
     one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
     weights = dict(one.named_parameters())
     with _whole(target, weights) as part:
@@ -40,10 +41,9 @@ def export_model(
 def export_adapters(
     folder: str, tokenizer: Any, target: Path, dtype: str | None
 ) -> dict[str, object]:
-    """Write adapters alone, as peft, vLLM and TGI load them beside their base."""
-    config = read_bytes(
-        Path(folder) / "adapter_config.json"
-    )  # no link is followed: others may get to see its text
+    """Write adapters alone, in the format that peft, vLLM and TGI load beside the base."""
+    # No link is followed: other people may see the text of the file.
+    config = read_bytes(Path(folder) / "adapter_config.json")
     weights = load_file(Path(folder) / adapters.WEIGHTS)
     if dtype is not None:
         weights = {name: value.to(DTYPES[dtype]) for name, value in weights.items()}
@@ -57,7 +57,7 @@ def export_adapters(
 
 @contextmanager
 def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
-    """Check weights, and make a folder beside the target, which takes its place once it is filled with them."""
+    """Check the weights and yield a temporary folder. Rename the folder on success."""
     for name, value in weights.items():
         if not bool(torch.isfinite(value).all()):
             kind = _name(value.dtype)
@@ -70,9 +70,10 @@ def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
     try:
         with full_disk_named(target.parent, needed):
             part.chmod(0o755)
+            # The libraries raise errors without a common base class.
             try:
                 yield part
-            except Exception as error:  # of no common kind
+            except Exception as error:
                 if _FULL not in str(error):
                     raise
                 raise OSError(errno.ENOSPC, str(error)) from error

@@ -1,4 +1,4 @@
-"""Answer rows with a run's model: a child of the notebook's kernel that loads the model once."""
+"""Answer rows with a run's model, in a child of the notebook's kernel that loads the model once."""
 
 from __future__ import annotations
 
@@ -35,17 +35,20 @@ _IDLE_S = 600.0
 _LOOK_S = 1.0
 _SMALL = 20_000_000  # parameters
 _MANY = 16  # rows
-_AT_ONCE = 2_000_000_000  # parameters times rows, which fill some hundreds of MiB with what was read and written
-_MOST = 256  # rows: of more, sources are too unlike in length
+# Parameters times rows: inputs and outputs of some hundreds of MiB.
+_AT_ONCE = 2_000_000_000
+# Rows. With more rows the lengths of the sources differ too much.
+_MOST = 256
 _LOOKS = 5
-_FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
+# Share of a GPU's free memory. The rest is for activations and the key-value cache.
+_FILLED = 0.8
 
 
 _OnText = Callable[[str], None] | None
 
 
 class Answerer:
-    """The models of one run, each loaded when it is first asked."""
+    """Models of a run, loaded at the first request."""
 
     def __init__(self, folder: str, job: FineTune) -> None:
         self._folder = folder
@@ -55,7 +58,7 @@ class Answerer:
     def answer(
         self, questions: Sequence[Mapping[str, Any]], which: str = "after", on_text: _OnText = None
     ) -> dict[str, object]:
-        """Answer some questions; a single one piece by piece, too."""
+        """Answer questions. The answer to a single question is also streamed to `on_text`."""
         began = time.monotonic()
         loaded = self._model(which)
         load_s = time.monotonic() - began
@@ -65,7 +68,7 @@ class Answerer:
     def export(
         self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str
     ) -> dict[str, object]:
-        """Write the model into a new folder, adapters added to the weights of their base or alone."""
+        """Write the model into a new folder, with adapters `merged` into the base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         if self._job.peft == Peft.NONE:
             loaded = model.load(
@@ -76,9 +79,8 @@ class Answerer:
             dtype = dtype or model.own_format(self._job.model)
         else:
             return export_adapters(self._folder, tokenizer, Path(target), dtype)
-        Encoder(
-            loaded, self._job
-        )  # which has the model end its answers where the chat template ends a turn
+        # The encoder sets the model's end tokens to the end of a turn in the chat template.
+        Encoder(loaded, self._job)
         return export_model(loaded, Path(target), dtype, max_shard_size)
 
     def _model(self, which: str) -> model.Loaded:
@@ -117,8 +119,8 @@ class Answerer:
         encoder = Encoder(loaded, self._job)
         rows = encoder.questions(examples)
         parameters = model.parameter_count(loaded.model)
-        # On a busy machine threads would wait for each other longer than they work, 11 times; those of a small model
-        # and a few rows do so anywhere.
+        # On a busy machine threads wait 11 times longer than they work. With a small model and a
+        # few rows they wait longer on any machine.
         is_little = parameters < _SMALL and len(rows) < _MANY
         torch.set_num_threads(
             1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running())
@@ -136,7 +138,7 @@ class Answerer:
 
 
 def placement(place: str, free: Sequence[int]) -> dict[str, object]:
-    """Return what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it."""
+    """Return the options of `from_pretrained` to spread a model too large for a GPU."""
     if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
         return {}
     return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
@@ -147,13 +149,14 @@ def _free() -> list[int]:
 
 
 def _running() -> int:
-    """Count the threads that this machine runs all the time, with our own; its load average would be of a while ago."""
+    """Count the running threads of this machine, own threads included, as of now."""
     counts = []
     for _ in range(_LOOKS):
         counts.append(
             int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
         )
-        time.sleep(0.002)  # in which those end that only handed the question on
+        # Short-lived threads that only passed the question on end in this time.
+        time.sleep(0.002)
     return min(counts)
 
 
@@ -169,7 +172,7 @@ def _example(question: Mapping[str, Any]) -> Example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until stdin closes, the parent is gone or nobody asked for a while."""
+    """Serve until stdin closes, the parent ends or no request arrives for a while."""
     parser = argparse.ArgumentParser(
         prog=entries.ANSWERS, description="Answer rows with a run's model."
     )
@@ -182,12 +185,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
     line = Pipes(0, os.dup(1))
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # output of libraries must not look like a reply
     requests: queue.SimpleQueue[rpc.Request] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(line, requests), daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
-    assert isinstance(job, FineTune)  # a script leaves no model that is asked
+    assert isinstance(job, FineTune)  # a script's model cannot be asked
     answerer = Answerer(options.model, job)
     while True:
         try:
@@ -200,21 +203,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _read(line: Pipes, requests: queue.SimpleQueue[rpc.Request]) -> None:
     for request in rpc.incoming(line):
         requests.put(request)
-    os._exit(0)  # nobody can ask, or read a reply, any more; the model may be in the midst of one
+    # No caller is left to read a reply. The model may be in the middle of an answer.
+    os._exit(0)
 
 
 def _end_with(parent: int) -> None:
-    # A process forked from the kernel would hold stdin open after the kernel's death. PDEATHSIG is no help: it fires
-    # when the thread that started this process ends.
+    # A process forked from the kernel would hold stdin open after the kernel's death. PDEATHSIG
+    # does not help: the signal is sent when the thread that started this process ends.
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(0)
 
 
 def _reply(answerer: Answerer, request: rpc.Request) -> None:
+    # Process boundary: the caller receives the error, and stderr the traceback.
     try:
         result = _result(answerer, request)
-    except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
+    except Exception as error:
         traceback.print_exc()
         full = isinstance(error, DiskFull)
         request.refuse(str(error) if full else f"{type(error).__name__}: {error}", full=full)
