@@ -1,1 +1,1 @@
-"""Take a run's model elsewhere: as a folder, or to the model hub."""
+"""Export a run's model to a folder or to the model hub."""

@@ -1,4 +1,4 @@
-"""A run's model as a folder that others load: checked here, written by the process that answers `predict`."""
+"""Export a run's model to a folder: checked here, written by the process of `predict`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from workbench.jobs.registry import job_from_dict
 from workbench.rundir.paths import RunPaths
 
 SHARD = "5GB"
-"""The largest file of weights, as the model hub likes them."""
+"""Maximum size of a file of weights, as the model hub recommends."""
 _DTYPES = (Precision.FP32, Precision.BF16, Precision.FP16)
 _AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoModelForSeq2SeqLM"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export(Shown):
-    """A folder with a run's model, and the lines that start it elsewhere."""
+    """A folder with a run's model, and the lines that start the model elsewhere."""
 
     folder: Path
-    """The folder, absolute."""
+    """Absolute path of the folder."""
     files: Mapping[str, int]
-    """Bytes of each file, by name."""
+    """Bytes per file, by name."""
     dtype: str
-    """The number format of the weights: fp32, bf16 or fp16."""
+    """Number format of the weights: fp32, bf16 or fp16."""
     family: Family
     base: str = ""
-    """The model that these adapters belong to; empty where the folder holds a whole model."""
+    """Base model of the adapters. Empty: the folder holds a whole model."""
 
     @property
     def size(self) -> int:
@@ -45,7 +45,7 @@ class Export(Shown):
 
     @property
     def start_lines(self) -> Mapping[str, str]:
-        """The line that starts it, by program. vLLM serves no encoder-decoder model, and has no line there."""
+        """Lines that start the model, by program. vLLM has no line for encoder-decoder models."""
         return start_lines(str(self.folder), self.family, self.base)
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]
 
 
 def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
-    """Refuse an export that cannot be, before any model is loaded."""
+    """Raise an error for an impossible export, before a model is loaded."""
     if dtype not in (None, *_DTYPES):
         raise one_of("dtype", dtype, _DTYPES)
     check_model(paths)
@@ -94,7 +94,7 @@ def export(
     merged: bool,
     max_shard_size: int | str,
 ) -> Export:
-    """Leave a run's model in a folder; see `Run.export`."""
+    """Write a run's model into a folder; see `Run.export`."""
     check_export(paths, dtype, merged)
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -116,7 +116,7 @@ def export(
 
 
 def merge(paths: RunPaths, path: str | Path) -> Path:
-    """Leave the merged model of a run that trained adapters in a folder that plain `from_pretrained` loads."""
+    """Merge a run's adapters into the base, and write a folder for plain `from_pretrained`."""
     if (paths.model / "config.json").is_file():
         raise RunError(
             f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model"
@@ -126,7 +126,7 @@ def merge(paths: RunPaths, path: str | Path) -> Path:
 
 def job_of(paths: RunPaths) -> FineTune:
     job = job_from_dict(part(load_json(paths.job), "job"))
-    assert isinstance(job, FineTune)  # a script leaves no model where this looks
+    assert isinstance(job, FineTune)  # a script leaves no model here
     return job
 
 

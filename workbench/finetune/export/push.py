@@ -1,4 +1,4 @@
-"""Upload a run's model and its card to the model hub by `huggingface_hub`; rights are checked before it is loaded."""
+"""Upload a run's model and card with `huggingface_hub`, after a check of the rights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-generation"}
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
-# What `save_pretrained` of a model, of adapters and of a tokenizer writes; the last two lines are vocabularies.
+# Files that `save_pretrained` of a model, of adapters and of a tokenizer writes. The last two lines
+# match vocabularies.
 _SAVED = re.compile(
     r"(?:adapter_)?model(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?"
     r"|(?:adapter_|generation_|tokenizer_|preprocessor_|processor_)?config\.json"
@@ -54,14 +55,14 @@ _GET_TOKEN = "make a token with the right to write, and give it as token= or in 
 class Pushed(Shown):
     url: str
     repo_id: str
-    """Its full name there."""
+    """Full name of the repository on the hub."""
     commit: str
     files: Mapping[str, int]
-    """Bytes of each file, by name."""
+    """Bytes per file, by name."""
     dtype: str
-    """The number format of the weights."""
+    """Number format of the weights."""
     start_lines: Mapping[str, str]
-    """The line that starts it, by program."""
+    """Lines that start the model, by program."""
 
     @property
     def size(self) -> int:
@@ -75,16 +76,16 @@ class Pushed(Shown):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
-    """What stands beside a pushed model: what the hub reads of it, and what the run card states."""
+    """Card of a pushed model: metadata for the hub, and the facts of the run card."""
 
     repo_id: str
     result: ResultRecord
     job: FineTune
     dtype: str
     base: str
-    """The model it was trained from, where others can have it."""
+    """Base model on the hub. Empty: the base is not on the hub."""
     dataset: str
-    """The dataset of the hub that it was trained on; empty where it was another."""
+    """Training dataset on the hub. Empty: the dataset is not from the hub."""
     start_lines: Mapping[str, str]
 
 
@@ -116,7 +117,7 @@ def push(
         card = _write_card(result, name, made)
         with _explained(api, name):
             message = f"Upload the model of run {paths.root.name}"
-            # Weights of an earlier push under other names would be loaded in place of these.
+            # Without the pattern, loaders would take weights of an earlier push under other names.
             commit = api.upload_folder(
                 repo_id=name,
                 folder_path=made.folder,
@@ -134,7 +135,7 @@ def push(
 
 
 def _files(folder: Path) -> dict[str, int]:
-    """Return the bytes of each file to upload, by name; refuse a name that no `save_pretrained` gives."""
+    """Return the bytes per file to upload. Raise RunError for an unexpected file name."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         name, facts = path.relative_to(folder).as_posix(), path.lstat()
@@ -150,7 +151,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def _repository(api: HfApi, repo_id: str, private: bool) -> str:
-    """Return the full name of a repository that may be written to, made where there was none."""
+    """Return the full name of a writable repository, and create the repository if missing."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
@@ -186,7 +187,7 @@ def _check_token(who: Mapping[str, object], repo_id: str) -> None:
 
 @contextmanager
 def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
-    """Say what the hub's refusals mean here."""
+    """Turn the hub's errors into errors that explain the cause."""
     from httpx2 import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -244,5 +245,5 @@ def _hub_dataset(job: FineTune) -> str:
     with suppress(WorkbenchError):
         match dataset_from(job.dataset):
             case Hub(name=name):
-                return _hub_id(name)  # it may be a folder
+                return _hub_id(name)  # the name may be a folder
     return ""

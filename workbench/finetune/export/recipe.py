@@ -1,6 +1,7 @@
-"""How to repeat a run without this project: the files it takes and the shell commands, with what stays different.
+"""Write a recipe to repeat a run without this project: files, shell commands and known differences.
 
-The run directory may be somebody else's: nothing outside it is read, what goes into a command is checked first.
+The run directory may belong to another person. Nothing outside the directory is read, and values
+are checked before they become part of a command.
 """
 
 from __future__ import annotations
@@ -33,37 +34,40 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import hide_values, stored
 
-_MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
-_MOST_ROWS = 512 << 20  # bytes of rows that are looked at
-_MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
+# Maximum compressed bytes of training rows in a card.
+_MOST_DATA = 3 << 20
+# Maximum bytes of rows to read.
+_MOST_ROWS = 512 << 20
+# Maximum bytes of a script's folder in a card.
+_MOST_SCRIPT = 20 << 20
 _VERSION = re.compile(
     r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?"
 )
 _IMPORTED = ("order", "tiny_t5")
-"""Files of the project that the script of a card imports."""
+"""Files of the project imported by the script of a card."""
 _PINNED = ("torch", "deepspeed", "transformers", "accelerate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What somebody needs who has neither this project nor the run directory."""
+    """Files and commands to repeat a run without this project and without the run directory."""
 
     files: Mapping[str, bytes]
-    """The files, by name; they belong into one folder."""
+    """Files of a single folder, by name."""
     commands: str
     same: Sequence[str]
     differs: Sequence[str]
-    """What is not, and what must be had from elsewhere."""
+    """Differences, and parts to fetch from elsewhere."""
 
     @property
     def archive(self) -> bytes:
-        """The files as a zip; the same files give the same bytes."""
+        """Zip of the files. The same files produce the same bytes."""
         return zip_contents(dict(sorted(self.files.items())))
 
 
 def recipe_of(result: ResultRecord) -> Recipe:
     paths = RunPaths(result.path)
-    # PEP 440 and no more: versions become lines of requirements.txt and of a command.
+    # Only versions as in PEP 440: versions become lines of requirements.txt and of a command.
     versions = {
         name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)
     }
@@ -82,7 +86,7 @@ def recipe_of(result: ResultRecord) -> Recipe:
 
 
 def _masked(name: str, content: bytes) -> bytes:
-    # Rows and tokenizers are data: a mask would change what is learned.
+    # Rows and tokenizers are data: a mask would change the training.
     return (
         content
         if name.endswith(".jsonl") or name.startswith("tokenizer/")
@@ -149,7 +153,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
 def _with_workbench(
     result: ResultRecord, paths: RunPaths, resolved: Mapping[str, object], beyond: Sequence[str]
 ) -> Recipe:
-    """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
+    """Return a recipe with this project as a requirement: the run's spec.json beside the rows."""
     spec = stored(read_json(paths.spec))
     files = _common(result, paths)
     differs: list[str] = []
@@ -214,7 +218,7 @@ def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) ->
 
 
 def _script_files(paths: RunPaths, script: str) -> dict[str, bytes]:
-    """Return what of a script's folder was sent: all of it where it is small, else the script."""
+    """Return the sent files of a script's folder; of a large folder only the script."""
     try:
         with open_record(paths.script, within=paths.root) as file, zipfile.ZipFile(file) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and _is_inside(m.filename)]
@@ -248,7 +252,7 @@ _DIFFERS = (
 
 
 def _program() -> dict[str, bytes]:
-    """Return the script and the files that it imports, all of which lie in one folder there."""
+    """Return the script and the files imported by the script, all for the same folder."""
     program = Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py")
     script = program.read_bytes()
     files: dict[str, bytes] = {}
@@ -273,7 +277,7 @@ def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
 
 
 def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
-    """Return what some files of the run's directory hold, by name; those that are not there, or are links, are not."""
+    """Return the contents of files of the run directory, by name. Skip missing files and links."""
     contents: dict[str, bytes] = {}
     for file in files:
         with suppress(OSError):
@@ -284,7 +288,7 @@ def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
 def _add_rows(
     files: dict[str, bytes], differs: list[str], paths: RunPaths, resolved: Mapping[str, object]
 ) -> Sequence[str]:
-    """Carry the rows where they are few; give the lines that fetch them where they are not."""
+    """Add few rows to the files, or return the lines for fetching many rows."""
     rows = _there(paths, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
     sources = [paths.inputs / name for name in rows]
     if not rows:
@@ -342,7 +346,7 @@ def _install(result: ResultRecord) -> Sequence[str]:
 
 
 def _environment(paths: RunPaths) -> Sequence[str]:
-    """Set the variables of the job and of its pods; every value must be given by whoever repeats the run."""
+    """Return lines for the variables of the job and of its pods. The user sets the values."""
     spec = read_json(paths.spec)
     given = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
     names = {
