@@ -1,1 +1,1 @@
-"""What a fault means and which fixes are likely."""
+"""Explain a fault and suggest likely fixes."""

@@ -1,4 +1,4 @@
-"""How a job can be made to need less memory, in figures that the planner says fit. Pure."""
+"""Suggest options that make a job need less memory, with numbers from the planner. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OF_SCRIPTS = (
     "fewer ranks on a pod, or more pods: each rank has a copy of what the script loads",
 )
 _LADDER = {technique.name: technique.leaner for technique in TECHNIQUES if technique.leaner}
-"""Each needs less memory than the one before, where there are ranks to shard over."""
+"""Techniques from most to least memory, if there are ranks to shard over."""
 
 
 def evidence(prediction: Mapping[str, object]) -> str:
-    """Return what the run was predicted to need, its largest parts first.
+    """Return the predicted need of a run, with its largest parts first.
 
     Example:
         >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
@@ -37,7 +37,7 @@ def evidence(prediction: Mapping[str, object]) -> str:
 
 
 def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
-    """Name what lets the job fit on its GPUs, the cheapest first; the global batch stays what it is.
+    """Return fixes for too little GPU memory, the cheapest first, at the same global batch.
 
     Example:
         >>> fits = {"largest_micro_batch": {"ddp": 3, "zero3": 8}}
@@ -56,7 +56,7 @@ def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]
 
 
 def fit_host(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
-    """Name what lets the job fit in a pod's own memory, or gives it more."""
+    """Return fixes for too little pod memory: a smaller job, or more memory per pod."""
     if job is None:
         return [MORE_MEMORY, *OF_SCRIPTS]
     fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
@@ -70,17 +70,16 @@ def fit_host(job: FineTune | None, prediction: Mapping[str, object]) -> list[str
 
 
 def _largest(prediction: Mapping[str, object]) -> dict[str, int]:
-    """Return by technique the largest micro-batch that the planner says fits with room to spare."""
+    """Return by technique the largest micro-batch with room to spare according to the planner."""
     sizes = {name: whole(size) for name, size in part(prediction, LARGEST).items()}
     return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
-    """Name the first technique under which the planner says that the job fits; none where nobody could say."""
+    """Suggest the first technique with enough room according to the planner, if any is known."""
     largest, micro = _largest(prediction), job.per_device_train_batch_size
-    if (
-        largest.get(job.technique, micro) >= micro
-    ):  # it fits by the planner, which erred: of others it knows no more
+    # The job fits by the planner, so the planner erred: ignore its other numbers.
+    if largest.get(job.technique, micro) >= micro:
         return []
     others = {
         name: size for name, size in largest.items() if name in _LADDER and name != job.technique
@@ -107,7 +106,7 @@ def _smaller_batch(job: FineTune, prediction: Mapping[str, object]) -> list[str]
 
 
 def _batch(job: FineTune, most: int) -> str:
-    """Return the options of the largest micro-batch up to `most` that leaves the global batch as it is."""
+    """Return the options of the largest micro-batch up to `most` with the same global batch."""
     rows = job.per_device_train_batch_size * job.gradient_accumulation_steps
     micro = next(size for size in range(min(most, rows), 0, -1) if rows % size == 0)
     return f"per_device_train_batch_size={micro}, gradient_accumulation_steps={rows // micro}"

@@ -1,4 +1,4 @@
-"""What a fault means, its likely fixes and the memory it lacked, by rules on its words that leave little doubt."""
+"""Find the cause, the likely fixes and the missing memory of a fault, by rules on its words."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from workbench.rundir.result import RunFault
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What a failure means, for people."""
+    """Explanation of a failure, for people."""
 
     title: str
     asked: str = ""
-    """Memory that was asked for, in the words of the error; empty where that is not the matter."""
+    """Requested memory, in the words of the error. Empty: memory is not the cause."""
     free: str = ""
     limit: str = ""
     predicted: str = ""
-    """What the planner had predicted; empty where it had not, or memory is not the matter."""
+    """Prediction of the planner. Empty: there is none, or memory is not the cause."""
     fixes: tuple[str, ...] = ()
     """Likely fixes, the likeliest first; two or three."""
     lacked_memory: bool = False
@@ -34,20 +34,20 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class _Rule:
     words: str
-    """Regular expression over kind, message and traceback, letter case aside."""
+    """Regular expression over kind, message and traceback. Letter case is ignored."""
     title: str
     fixes: Sequence[str] | Callable[[FineTune | None, Mapping[str, object]], Sequence[str]]
     kinds: tuple[str, ...] = ()
-    """Kinds of fault it is for; none: all."""
+    """Kinds of fault the rule applies to. Empty: all kinds."""
     script: Sequence[str] = ()
-    """The fixes where the job is a script, which has no model, technique or batch size that we know; none: the same."""
+    """Fixes for a script, without model, technique or batch size. Empty: `fixes`."""
     lacked_memory: bool = False
 
 
 def advise(
     fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None
 ) -> Advice:
-    """Return what a fault means and what to try.
+    """Return an explanation of a fault and fixes to try.
 
     Example:
         >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title
@@ -58,10 +58,11 @@ def advise(
         (True, [0.5, 0.25, 79.25])
     """
     tuned = job if isinstance(job, FineTune) else None
-    # The rules look through all of it one after the other; what tells the cause is no longer.
+    # Every rule searches the whole text. Longer texts do not help to find the cause.
     message, traceback = fault.message[:_LONGEST], fault.traceback[-_LONGEST:]
     words = f"{fault.kind}: {message}\n{traceback}"
-    # A traceback quotes source lines that merely mention a cause; it counts where there is little else.
+    # A traceback quotes source lines that only mention a cause, so use the traceback only for
+    # faults with little else.
     texts = [
         f"{fault.kind}: {message}",
         words if fault.kind in ("exit", "signal", "launcher") else "",
@@ -96,7 +97,8 @@ def _advice(
     )
 
 
-_LONGEST = 64 << 10  # characters of a message, and of a traceback's end
+# Characters of a message, and of the end of a traceback.
+_LONGEST = 64 << 10
 _SIZE = r"(\d[\d.,]{0,40}\s?(?:[KMGT]i?B|bytes))"
 _MEMORY = {
     "asked": (
@@ -118,7 +120,7 @@ _BYTES = {"k": 1024.0, "m": 1024.0**2, "g": 1024.0**3, "t": 1024.0**4}
 
 
 def gib_of(size: str) -> float | None:
-    """Read a size as allocators and the kernel write it; KB and KiB both mean 1024 bytes, as they do there.
+    """Parse a size as allocators and the kernel write it. Both KB and KiB mean 1024 bytes.
 
     Example:
         >>> gib_of("1.50 GiB"), gib_of("268435456 bytes"), gib_of("much")
@@ -133,9 +135,8 @@ def gib_of(size: str) -> float | None:
         return None
 
 
-_HIGHEST_RATE = (
-    1e-3  # of those that `choose` chooses; above it there is no point in going down by tenths
-)
+# Highest rate of `choose`. A higher rate is replaced by the rate of `choose`, not by its tenth.
+_HIGHEST_RATE = 1e-3
 
 
 def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
