@@ -1,1 +1,1 @@
-"""The report of DeepSpeed's FLOPS profiler as records."""
+"""Read and compare the reports of DeepSpeed's FLOPS profiler."""

@@ -1,4 +1,4 @@
-"""Compare two FLOPS profiles, figure by figure and module by module. Pure; the reports' own figures."""
+"""Compare two FLOPS profiles by their own figures and by module. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from workbench.finetune.profile.parse import FIGURES, ModuleProfile, Profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModulePair:
-    """A module of two models, found by its path; None where a model has no such module."""
+    """Module of two models with the same path. None: the model has no such module."""
 
     path: str
-    """The names of the modules that it is in, and its own."""
+    """Names of the enclosing modules and of the module."""
     one: ModuleProfile | None
     other: ModuleProfile | None
 
     def change(self, figure: str) -> float:
-        """Return the second's figure less the first's; a missing module counts as 0."""
+        """Return the second figure minus the first. A missing module counts as 0."""
         return (self.other.figure(figure) if self.other else 0.0) - (
             self.one.figure(figure) if self.one else 0.0
         )
@@ -47,7 +47,7 @@ class ProfileComparison(Shown):
         return pairs if sort is None else sorted(pairs, key=lambda pair: -abs(pair.change(sort)))
 
     def summary(self) -> Grid:
-        """Return the figures of both models side by side, and the second's as a part of the first's."""
+        """Return the figures of both models and the ratio of the second to the first."""
         one, other = self.one, self.other
         figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
             ("ranks", one.world_size, other.world_size, number),
@@ -86,9 +86,8 @@ class ProfileComparison(Shown):
                 _figures([getattr(pair, of) for pair in pairs], figure, write)
                 for of in ("one", "other")
             )
-            alike = (
-                figure != "latency" and left == right
-            )  # what is the same in both stands there once
+            # Figures equal in both models appear once.
+            alike = figure != "latency" and left == right
             columns |= (
                 {title: left} if alike else {f"{title} {one}": left, f"{title} {other}": right}
             )
@@ -109,7 +108,7 @@ class ProfileComparison(Shown):
 
     @property
     def note(self) -> str:
-        """In what they are not like for like; empty where they are."""
+        """Differences in step, ranks or rows, which spoil the comparison. Empty: none."""
         one, other = self.one, self.other
         pairs = {
             "step": (one.step, other.step),
@@ -134,7 +133,7 @@ class ProfileComparison(Shown):
 def compare(
     one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")
 ) -> ProfileComparison:
-    """Compare two FLOPS profiles; an error where a run has none, or both have one name."""
+    """Compare two FLOPS profiles. Raise an error for a missing profile or equal names."""
     if one is None or other is None:
         missing = names[0] if one is None else names[1]
         raise RunError(

@@ -1,4 +1,4 @@
-"""Read the report of DeepSpeed's FLOPS profiler into records; the figures are its own, rounded to two decimals."""
+"""Parse the report of DeepSpeed's FLOPS profiler. The figures are rounded to two decimals there."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from workbench.base.words import count, duration, number, percent, scaled
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_LONGEST_LINE = 2000  # characters that are looked at
-_AGREES = 0.1  # of the trainer's samples/s
+# Characters to read of a line.
+_LONGEST_LINE = 2000
+_AGREES = 0.1  # share of the trainer's samples/s
 FIGURES = ("params", "macs", "latency")
-"""What modules can be sorted by: parameters, operations, time in the forward pass."""
+"""Sort keys of modules: parameters, operations, time in the forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleProfile:
-    """One module of the model and all within it, as measured in the forward pass."""
+    """A module of the model with all its submodules, as measured in the forward pass."""
 
     name: str
-    """Its name within its parent, list names in front: `block.0`; the root's is its class."""
+    """Name within the parent, with list names in front: `block.0`. For the root: its class."""
     module: str
-    """Its class."""
+    """Class of the module."""
     params: float
     macs: float
     latency_s: float
     params_share: float
-    """Its part of the model's parameters, 0 to 1. Shared weights count wherever they are used."""
+    """Share of the model's parameters, 0 to 1. Shared weights count at every use."""
     macs_share: float
     latency_share: float
     children: tuple[ModuleProfile, ...] = ()
 
     def walk(self, depth: int) -> Iterator[tuple[int, ModuleProfile]]:
-        """Return this module and those within, down to so many levels, each with its level."""
+        """Yield this module and its submodules down to `depth`, with their levels."""
         pending = [(0, self)]
         while pending:
             level, module = pending.pop()
@@ -50,7 +51,7 @@ class ModuleProfile:
                 pending += [(level + 1, child) for child in reversed(module.children)]
 
     def at(self, depth: int, within: str = "") -> Iterator[tuple[str, ModuleProfile]]:
-        """Return the modules so many levels below this one, each with its path from here."""
+        """Yield the modules `depth` levels below this module, with their paths from here."""
         if depth == 0 or not self.children:
             yield within or self.name, self
             return
@@ -63,12 +64,12 @@ class ModuleProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile(Shown):
-    """What the profiler saw in one optimizer step of rank 0. What the report does not say is None."""
+    """Measurements of an optimizer step of rank 0. None: the report lacks the figure."""
 
     step: int | None = None
     world_size: int | None = None
     micro_batch_size: int | None = None
-    """Rows of one forward pass of one rank."""
+    """Rows of a forward pass of a single rank."""
     params: float | None = None
     macs: float | None = None
     """Multiply-accumulate operations of the forward pass."""
@@ -82,17 +83,17 @@ class Profile(Shown):
     iter_latency_s: float | None = None
     """Seconds of forward pass, backward pass and update."""
     flops_per_s: float | None = None
-    """Operations a second over all three."""
+    """Operations per second over forward pass, backward pass and update."""
     samples_per_s: float | None = None
-    """Rows a second, all ranks together."""
+    """Rows per second, all ranks together."""
     root: ModuleProfile | None = None
-    """The model; None where the report was asked to leave the modules out."""
+    """The model. None: the report has no modules."""
     trainer_samples_per_s: float | None = None
-    """Rows a second over all steps of the run, by the trainer's clock; not of the report."""
+    """Rows per second over all steps by the trainer's clock. Not a figure of the report."""
 
     @property
     def note(self) -> str:
-        """What to beware of: that the profiled step was faster or slower than the run; empty where it was not."""
+        """Warning about a step faster or slower than the run. Empty: about the same speed."""
         one, all_ = self.samples_per_s, self.trainer_samples_per_s
         if not one or not all_ or abs(one / all_ - 1) <= _AGREES:
             return ""
@@ -138,7 +139,7 @@ class Profile(Shown):
         )
 
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
-        """Return the modules as a table, one a row."""
+        """Return the modules as a table with a row per module."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
         columns = (
@@ -168,9 +169,10 @@ class Profile(Shown):
         return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{level}")
 
     def to_dataframe(self) -> DataFrame:
-        """Return the modules as a pandas DataFrame, one a row, the model first; shares are 0 to 1.
+        """Return the modules as a pandas DataFrame with a row per module, the model first.
 
-        Columns: path, level, module (its class), params, params_share, macs, macs_share, latency_s, latency_share.
+        Shares are 0 to 1. Columns: path, level, module (its class), params, params_share, macs,
+        macs_share, latency_s, latency_share.
         """
         rows = _rows(self.root, self.root.name) if self.root else ()
         return data_frame(rows, ("path", "level", "module", *_FIGURES))
@@ -228,7 +230,7 @@ def _rows(module: ModuleProfile, path: str, level: int = 0) -> Iterator[Mapping[
 
 _PLAIN = r"\d{1,20}+(?:\.\d{1,20}+)?(?:e[+-]?\d{1,2})?"
 _NUMBER = rf"({_PLAIN}) ?([TGBMKmun]?)"
-"""A number of the report and its metric prefix; it writes B for G where it counts parameters."""
+"""Number of the report and its metric prefix. The report writes B for G in parameter counts."""
 _HEADER = {
     "step": rf"Profile Summary at step {_NUMBER}:",
     "world_size": rf"^world size: {{1,80}}{_NUMBER} {{0,80}}$",
@@ -261,7 +263,7 @@ def _scaled(number: str, prefix: str) -> float:
 
 
 def _modules(lines: Sequence[str]) -> ModuleProfile | None:
-    """Read the modules; a level is two blanks, and a module's figures stand before its children."""
+    """Parse the modules. A level is two blanks, and a module's figures precede its children."""
     root = _Open(-1, "", "")
     stack = [root]
     for line in lines:
@@ -307,7 +309,7 @@ class _Open:
         self.children: list[ModuleProfile] = []
 
     def closed(self) -> Sequence[ModuleProfile]:
-        """Return the module; a list of modules, which has no figures of its own, gives its members under its name."""
+        """Return the module, or the members of a list of modules, since lists have no figures."""
         if self.figures is None:
             return [replace(child, name=f"{self.name}.{child.name}") for child in self.children]
         f = self.figures.groups()

@@ -1,9 +1,10 @@
-"""How much arithmetic a run did a second, and what share of its device's peak that is.
+"""Compute the arithmetic of a run per second, and its share of the device's peak.
 
-Counted is what training needs, not what the device did: the forward pass by the FLOPS profile of the run, and twice
-that for the backward pass (A. Chowdhery et al., PaLM, appendix B, https://arxiv.org/abs/2204.02311): padding counts,
-recomputed activations do not. Where adapters alone are trained, the backward pass computes no gradients of the weights
-beneath and needs as much as the forward pass.
+The count covers the need of training, not the work of the device. The forward pass is counted by
+the FLOPS profile of the run, and the backward pass as twice the forward pass (A. Chowdhery et al.,
+PaLM, appendix B, https://arxiv.org/abs/2204.02311). Padding counts, recomputed activations do not.
+With adapters, the backward pass computes no gradients of the frozen weights and counts as much as
+the forward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ADAPTERS = 2.0
 
 
 def forward_flops(profile: Path) -> float | None:
-    """Read the operations of the profiled forward pass off the report; None where there is none that can be read."""
+    """Return the operations of the profiled forward pass, or None without a readable report."""
     try:
         return read_profile(profile).flops
     except (WorkbenchError, ValueError):
@@ -35,7 +36,7 @@ def tflops_per_device(
     devices: int,
     adapters: bool,
 ) -> float | None:
-    """Return 10^12 floating-point operations a second that training needed of each device.
+    """Return the 10^12 floating-point operations per second and device that training needed.
 
     Example:
         >>> tflops_per_device(forward_flops=2e12, profiled_tokens=1000, padded_tokens_per_s=8000.0, devices=2,
@@ -49,7 +50,7 @@ def tflops_per_device(
 
 
 def mfu(tflops: float | None, device: str, precision: str) -> float | None:
-    """Return the share of the device's peak, 0 to 1; None where either is not known.
+    """Return the share of the device's peak, 0 to 1, or None if speed or peak is unknown.
 
     Example:
         >>> mfu(78.0, "NVIDIA A100-SXM4-40GB", "bf16"), mfu(78.0, "AMD EPYC", "bf16")
@@ -60,7 +61,7 @@ def mfu(tflops: float | None, device: str, precision: str) -> float | None:
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """Return the peak of a GPU in TFLOPS, dense: without the doubling that sparse weights would give.
+    """Return the dense peak of a GPU in TFLOPS, without the factor of two for sparse weights.
 
     Example:
         >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16"), peak_tflops("Tesla V100-SXM2-16GB", "bf16")
@@ -81,15 +82,14 @@ def _peaks(fp32: float, tf32: float | None, half: float, *, bf16: bool = True) -
 
 
 # NVIDIA's own figures, without sparsity and with accumulation in FP32.
-_H100 = _peaks(
-    66.9, 494.7, 989.4
-)  # SXM5: https://resources.nvidia.com/en-us-tensor-core (H100 architecture, table 2)
+# SXM5: https://resources.nvidia.com/en-us-tensor-core (H100 architecture, table 2)
+_H100 = _peaks(66.9, 494.7, 989.4)
 _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet.pdf
     (r"(NVIDIA )?A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe", _peaks(19.5, 156.0, 312.0)),
     (r"NVIDIA H100 80GB HBM3", _H100),
-    (r"NVIDIA H100 PCIe", _peaks(51.2, 378.0, 756.0)),  # the same, column PCIe
-    # https://www.nvidia.com/en-us/data-center/h200/ : of the SXM form the processor is the H100's
+    (r"NVIDIA H100 PCIe", _peaks(51.2, 378.0, 756.0)),  # same source, column PCIe
+    # https://www.nvidia.com/en-us/data-center/h200/ : the SXM form has the processor of the H100
     (r"NVIDIA H200", _H100),
     (r"NVIDIA L4", _peaks(30.3, 60.0, 121.0)),  # https://www.nvidia.com/en-us/data-center/l4/
     (r"NVIDIA L40S", _peaks(91.6, 183.0, 362.05)),  # https://www.nvidia.com/en-us/data-center/l40s/

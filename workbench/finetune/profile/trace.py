@@ -1,4 +1,4 @@
-"""The costliest operators of the steps that torch's profiler traced, as a table."""
+"""Read the costliest operators of the steps traced by torch's profiler, as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 20
 
 
 def read_trace(paths: RunPaths) -> Grid | None:
-    """Read the table of a run; None where nothing was traced."""
+    """Return the table of a run, or None if no step was traced."""
     raw = read_json(paths.trace_operators, within=paths.root)
     operators = parts(raw.get("operators"))
     if not operators:
