@@ -1,1 +1,1 @@
-"""What a notebook gets for fine-tuning beyond what every run and cluster has."""
+"""Notebook classes for fine-tuning, on top of the classes for any run and cluster."""

@@ -1,4 +1,4 @@
-"""Judge whether a fine-tuning job fits the pods of a cluster, and time its steps there for a plan."""
+"""Judge whether a fine-tuning job fits the pods of a cluster, and time its steps for a plan."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from workbench.rundir.spec import ClusterSpec
 _TIMED_STEPS = 16
 _TIMED_S = 60.0
 _ACCUMULATION = 2
-_SHARED = 1.05  # times longer that pods compute beside each other, from which on they may share a processor
+# Slowdown of neighboring pods above which the pods may share a processor.
+_SHARED = 1.05
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 
 def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> Diagnosis:
-    """Add to a diagnosis whether a job will fit each pod, by the memory that was found there; may take seconds."""
+    """Add a finding on the job's memory to every pod of a diagnosis. May take seconds."""
     pods = cluster.count
     try:
         row = predict(job, pods=pods, gpus=cluster.pods.gpus)
@@ -57,12 +58,12 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
 def plan_for(
     cluster: Submission, job: FineTune, exchange: Exchange | None, **options: Any
 ) -> PlanTable:
-    """Plan a job for pods between which was measured, after timing a few of its steps on one of them."""
+    """Plan a job for measured pods after timing a few of its steps on a single pod."""
     paces: dict[str, Pace] = {}
     for technique in (each.name for each in TECHNIQUES if not each.timed_as):
         try:
             timed = _timed(job, technique)
-        except ConfigError:  # QLoRA has fewer techniques
+        except ConfigError:  # QLoRA supports fewer techniques
             continue
         result = _run_timed(cluster, timed)
         if result.step_s is None or result.micro_batch_s is None:
@@ -86,12 +87,12 @@ def plan_for(
 def slowdowns(
     cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace
 ) -> tuple[tuple[int, float], ...]:
-    """Return the doctor's, and where pods share a processor those of two and of all by the job's own steps."""
+    """Return the doctor's slowdowns, updated by the job's steps if pods share a processor."""
     if exchange.slowdown(exchange.pods) < _SHARED:
         return exchange.slowdowns
     try:
         apart = _timed(job, LocalSGD.name).replace(local_sgd={"sync_steps": 10 * _TIMED_STEPS})
-    except ConfigError:  # QLoRA
+    except ConfigError:  # QLoRA does not support the technique
         return exchange.slowdowns
     alone_s = Scaling().step_s(alone, rows=alone.rows, accumulation=_ACCUMULATION)
     found = dict(exchange.slowdowns)
@@ -116,7 +117,7 @@ def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
 
 
 def _timed(job: FineTune, technique: str) -> FineTune:
-    """Return a few steps of a job on one pod, without all that is not a step."""
+    """Return a short version of a job for a single pod, without anything but training steps."""
     return as_planned(job, technique).replace(
         max_steps=_TIMED_STEPS,
         gradient_accumulation_steps=_ACCUMULATION,

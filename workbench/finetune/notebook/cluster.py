@@ -1,4 +1,4 @@
-"""`Cluster` as a notebook has it: the pods of one experiment, which also plans fine-tuning jobs for them."""
+"""`Cluster` for notebooks: the pods of an experiment, with plans for fine-tuning jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Cluster(client.Cluster):
     __doc__ = client.Cluster.__doc__
 
-    if TYPE_CHECKING:  # at run time the job's kind decides which class a run has
+    if TYPE_CHECKING:  # at run time the job's kind decides the class of a run
 
         @overload
         def submit(
@@ -38,18 +38,20 @@ class Cluster(client.Cluster):
         ) -> Run: ...
 
     def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
-        """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
+        """Check every pod from outside, and report problems and fixes. Changes nothing.
 
         Args:
-            job: A job to run here: whether it will fit is one more check, predicted in some seconds.
-            bandwidth: Whether to measure the all-reduce between the pods too (seconds); not while a run uses them.
+            job: A job to run here. The doctor then also predicts whether the job fits (some
+                seconds).
+            bandwidth: Whether to measure the all-reduce between the pods too (seconds). Skipped
+                while a run uses the pods.
 
         Raises:
             RunError: There are no pods, or the keeper does not answer.
         """
         from workbench.finetune.notebook.checkup import judge_memory
 
-        # Without a job, that is all; a job adds one finding to each pod.
+        # Without a job the diagnosis is complete. A job adds a finding to every pod.
         diagnosis = super().doctor(bandwidth=bandwidth)
         return diagnosis if job is None else judge_memory(diagnosis, job, self.spec)
 
@@ -57,20 +59,24 @@ class Cluster(client.Cluster):
     def plan(
         self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None
     ) -> PlanTable:
-        """Predict what a job will need here under every technique, and how fast several pods will be against one.
+        """Predict the need of a job here under every technique, and the speed-up of several pods.
 
-        Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods; where
-        pods share a processor, 16 steps on two pods and on all as well. Steps of a technique are given up after a
-        minute. On Kubernetes the table says how many more such pods could be scheduled now.
+        Times 16 steps of the job on a single pod under four techniques, and the all-reduce between
+        the pods. If pods share a processor, 16 steps on two pods and on all pods are timed as well.
+        The timed steps of a technique are stopped after a minute. On Kubernetes the table shows how
+        many more pods of the same kind could be scheduled now.
 
         Args:
-            job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.
-            pods: How many of the pods it will take, the first ones. Default: all.
-            price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
+            job: The job; its technique is only one of the rows. Its model and micro-batch are
+                timed.
+            pods: Number of pods to plan for, starting with the first. Default: all.
+            price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours
+                only.
 
         Raises:
-            ConfigError: The job is refused, or a number cannot be.
-            RunError: The cluster is not ready, a run uses the pods, or nothing could be measured between them.
+            ConfigError: The job is refused, or a number is not allowed.
+            RunError: The cluster is not ready, a run uses the pods, or the measurement between the
+                pods failed.
             RunFailed: The timed steps failed.
         """
         from workbench.client.checkup import diagnose, more_pods

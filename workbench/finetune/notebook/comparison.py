@@ -1,4 +1,4 @@
-"""`compare` as a notebook has it: runs over each other, or the FLOPS profiles of two."""
+"""`compare` for notebooks: compare runs, or the FLOPS profiles of two runs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def compare(
     *,
     names: Sequence[str] = (),
 ) -> RunComparison | profiles.ProfileComparison:
-    """Lay runs over each other: loss curves in one picture, options that differ, and what each came to.
+    """Compare runs: loss curves in a single picture, options that differ, and results.
 
-    Nothing is started, and of a run directory nothing is read but its own files.
+    Nothing is started, and only the files of the run directories are read.
 
     Args:
-        one: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`; or the `profile` of a
-            result.
-        other: With a profile, that of another run.
-        names: What to call them. By default runs have the names that they were given, or of their directories;
-            profiles are `a` and `b`.
+        one: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`. Or
+            the `profile` of a result.
+        other: The profile of another run, if the first argument is a profile.
+        names: Names to show. By default runs have their own names or the names of their
+            directories; profiles are `a` and `b`.
 
     Raises:
-        RunError: A directory is not that of a run, or a run has no FLOPS profile.
-        ConfigError: There are fewer than two runs, or two of one name.
+        RunError: A directory is not a run directory, or a run has no FLOPS profile.
+        ConfigError: There are fewer than two runs, or two runs of the same name.
     """
     if one is None or isinstance(one, Profile):
         first, second = names or ("a", "b")

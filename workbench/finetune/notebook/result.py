@@ -1,4 +1,4 @@
-"""`FineTuneResult`: the result of a fine-tuning run, with its FLOPS profile, its trace, its answers and its speed."""
+"""`FineTuneResult`: the result of a fine-tuning run with its profile, trace, answers and speed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workbench.rundir.paths import RunPaths
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class FineTuneResult(RunResult):
-    """The frozen facts of a fine-tuning run, its profile and its answers. A figure that was not measured is None."""
+    """Frozen facts of a fine-tuning run, its profile and its answers. None: not measured."""
 
     @property
     def tflops_per_device(self) -> float | None:
-        """10^12 floating-point operations a second that training needed of each device; see `finetune/profile/speed.py`."""
+        """10^12 operations per second and device; see `finetune/profile/speed.py`."""
         return speed.tflops_per_device(
             forward_flops=speed.forward_flops(RunPaths(self.path).profile),
             profiled_tokens=self.profiled_tokens,
@@ -34,37 +34,36 @@ class FineTuneResult(RunResult):
 
     @property
     def mfu(self) -> float | None:
-        """That over the device's peak at this precision, 0 to 1; None where the peak is not known, as of CPUs."""
+        """Share of the device's peak at this precision, 0 to 1. None: unknown peak, as of CPUs."""
         return speed.mfu(self.tflops_per_device, self.device, self.precision)
 
     @property
     def derived(self) -> Mapping[str, float]:
-        """`tflops_per_device` and `mfu`, where they are known."""
+        """`tflops_per_device` and `mfu`, without unknown values."""
         figures = {"tflops_per_device": self.tflops_per_device, "mfu": self.mfu}
         return {name: value for name, value in figures.items() if value is not None}
 
     @property
     def profile(self) -> Profile | None:
-        """The FLOPS profile, parsed; None where the profiler did not run."""
+        """Parsed FLOPS profile. None: the profiler did not run."""
         path = RunPaths(self.path).profile
         return read_profile(path, self.train_samples_per_s) if path.exists() else None
 
     @property
     def trace(self) -> Grid | None:
-        """The costliest operators of the steps that `trace_steps` had traced; None where none were."""
+        """Costliest operators of the steps traced by `trace_steps`. None: no step was traced."""
         return read_trace(RunPaths(self.path))
 
     @property
     def predictions(self) -> Predictions | None:
-        """The answers to the evaluation rows beside the expected ones; None where there are none."""
+        """Answers to the evaluation rows beside the expected answers. None: no answers."""
         paths = RunPaths(self.path)
         tables = paths.tables if paths.tables.exists() else None
         return read_predictions(paths.predictions, tables) if paths.predictions.exists() else None
 
     def _card(self, name: str) -> FineTuneCard:
-        card = RunResult._card(
-            self, name
-        )  # `super` would look for a class that `slots` has replaced
+        # `super` would look for a class that `slots` has replaced.
+        card = RunResult._card(self, name)
         common = {field.name: getattr(card, field.name) for field in dataclasses.fields(card)}
         missing = [*card.missing]
         profile = readable("FLOPS profile", lambda: self.profile, missing)
@@ -75,7 +74,7 @@ class FineTuneResult(RunResult):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FineTuneCard(Card):
-    """All that the card of a fine-tuning run states."""
+    """Contents of the card of a fine-tuning run."""
 
     profile: Profile | None
     trace: Grid | None

@@ -1,4 +1,4 @@
-"""`FineTuneRun`: the run of a fine-tuning job. Beyond what every run does, its model answers, and goes elsewhere."""
+"""`FineTuneRun`: the run of a fine-tuning job, with answers, chat and export of its model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FineTuneRun(Run):
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # at run time the kind in spec.json decides which class a result has
+    if TYPE_CHECKING:  # at run time the kind in spec.json decides the class of a result
 
         @property
         def result(self) -> FineTuneResult: ...
@@ -35,7 +35,7 @@ class FineTuneRun(Run):
     def before_submit(
         cls, job: Job, paths: RunPaths, *, pods: int, gpus: int, memory_gib: float | None
     ) -> None:
-        """Write what the job is predicted to need, or an inquiry for its first pod; see `finetune/plan/prediction`."""
+        """Write a prediction and an inquiry for the first pod; see `finetune/plan/prediction`."""
         from workbench.finetune.plan.prediction import begin_prediction
 
         begin_prediction(
@@ -43,17 +43,19 @@ class FineTuneRun(Run):
         )
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
-        """Let the trained model answer rows, greedily and in batches; blocks until it has.
+        """Ask the trained model for answers to rows, greedily and in batches. Blocks.
 
-        The model is loaded once, in a process of its own that ends with this one or after ten idle minutes.
+        The model is loaded once, in a child process. The child ends with this process or after ten
+        idle minutes.
 
         Args:
-            rows: Texts, chats (lists of turns, as OpenAI's `messages`), or objects in any form of a dataset's rows.
-                Default: of the run's evaluation.
+            rows: Texts, chats (lists of turns, as OpenAI's `messages`), or dataset rows of any
+                form. Default: the run's evaluation rows.
             before: Also ask the model as it was before training.
 
         Raises:
-            RunError: The run left no model, or the model's process failed; carries its words.
+            RunError: The run left no model, or the model's process failed; includes its last
+                output.
             ConfigError: A row is of no known form.
         """
         from workbench.finetune.answers.ask import predict
@@ -63,14 +65,14 @@ class FineTuneRun(Run):
     def chat(
         self, *, before: bool = False, beside: FineTuneRun | None = None, system: str | None = None
     ) -> Conversation:
-        """Return a chat with the trained model, whose template its tokenizer must have.
+        """Return a chat with the trained model. Its tokenizer must have a chat template.
 
-        A notebook shows it as turns and a field to write in, and answers as they are written; `.send(text)` asks from
-        a program. The models are loaded in processes of their own, as those of `predict` are.
+        A notebook shows the turns and a text field, and streams the answers. In a program, ask with
+        `.send(text)`. The models are loaded in child processes, as for `predict`.
 
         Args:
             before: Also ask the model as it was before training.
-            beside: Another run, whose model is asked the same.
+            beside: Another run whose model is asked the same questions.
             system: A system turn.
 
         Raises:
@@ -89,44 +91,48 @@ class FineTuneRun(Run):
         merged: bool = True,
         max_shard_size: int | str = "5GB",
     ) -> Export:
-        """Write the model into a folder that transformers, vLLM and TGI load; blocks until it is done.
+        """Write the model into a folder for transformers, vLLM and TGI. Blocks until the end.
 
-        Weights are safetensors, with configuration, generation configuration, tokenizer and its chat template. The
-        model is loaded in the process that answers `predict`: adapters on their base take 4 bytes a parameter.
+        Weights are written as safetensors, with configuration, generation configuration, tokenizer
+        and chat template. The model is loaded in the process of `predict`. Adapters merged into
+        their base take 4 bytes per parameter.
 
         Args:
-            folder: The folder to make; it must be new or empty. Nothing is left of it where the export fails.
-            dtype: The weights' number format, fp32, bf16 or fp16; None for the one that they have.
-            merged: Whether adapters are added to the weights of their base; else they are written alone.
-            max_shard_size: The largest file of weights, in bytes or as text such as 5GB.
+            folder: The folder to make; it must be new or empty. A failed export leaves nothing
+                there.
+            dtype: Number format of the weights: fp32, bf16 or fp16. None keeps the present format.
+            merged: Whether adapters are merged into their base. False writes the adapters alone.
+            max_shard_size: Maximum size of a file of weights, in bytes or as text such as 5GB.
 
         Returns:
-            The folder with its files, and the lines that start it elsewhere.
+            The folder with its files, and the lines that start the model elsewhere.
 
         Raises:
-            ConfigError: The folder holds something, or an option is not possible.
-            DiskFull: The weights find no room.
-            RunError: The run left no model, or the process failed; carries its words.
+            ConfigError: The folder is not empty, or an option is not possible.
+            DiskFull: The disk has no room for the weights.
+            RunError: The run left no model, or the process failed; includes its last output.
         """
         from workbench.finetune.export.folder import export
 
         return export(self.paths, folder, dtype=dtype, merged=merged, max_shard_size=max_shard_size)
 
     def merge(self, path: str | Path) -> Path:
-        """Add the adapters that this run trained to the weights of their base; `export` with the weights as they are.
+        """Merge the adapters of this run into their base, as `export` in the present number format.
 
-        Plain `from_pretrained` loads the folder, and a `FineTune(model=…)` trains on from it.
+        Plain `from_pretrained` loads the folder, and `FineTune(model=…)` can continue training
+        from the folder.
 
         Args:
             path: The folder to make; it must be new or empty.
 
         Returns:
-            The folder, absolute.
+            The absolute path of the folder.
 
         Raises:
-            ConfigError: The folder holds something.
-            DiskFull: The weights find no room.
-            RunError: The run trained no adapters or left none, or the process failed; carries its words.
+            ConfigError: The folder is not empty.
+            DiskFull: The disk has no room for the weights.
+            RunError: The run trained no adapters or left none, or the process failed; includes its
+                last output.
         """
         from workbench.finetune.export.folder import merge
 
@@ -141,24 +147,28 @@ class FineTuneRun(Run):
         dtype: str | None = "bf16",
         merged: bool = True,
     ) -> Pushed:
-        """Export the model into a temporary folder and upload it to the model hub, with a model card; blocks.
+        """Export the model to a temporary folder, and upload it with a model card. Blocks.
 
-        Token and rights are checked before the model is loaded. The run's own model stays as it is.
+        Token and rights are checked before the model is loaded. The run's own model is unchanged.
 
         Args:
-            repo_id: Its name on the hub, such as `me/model`; made where it does not exist.
-            private: Whether a new repository is private; into a public one nothing is pushed then.
-            token: A token with write access; it is never written down. Default: HF_TOKEN, or that of `hf auth login`.
-            dtype: As for `export`.
-            merged: As for `export`.
+            repo_id: Name of the repository on the hub, such as `me/model`. A missing repository is
+                created.
+            private: Whether a new repository is private. True refuses to push to a public
+                repository.
+            token: A token with write access; the token is never written to disk. Default: HF_TOKEN,
+                or the token of `hf auth login`.
+            dtype: Number format of the weights, as for `export`.
+            merged: Whether adapters are merged into their base, as for `export`.
 
         Returns:
-            Where it is, and the lines that start it.
+            The address of the repository, and the lines that start the model.
 
         Raises:
             ConfigError: The name or an option is not possible.
-            DiskFull: There is no room for the temporary folder.
-            RunError: There is no model, token or right, or the hub does not answer; carries its words.
+            DiskFull: The disk has no room for the temporary folder.
+            RunError: There is no model, token or right, or the hub does not answer; includes the
+                answer of the hub.
         """
         from workbench.finetune.export.push import push
 
