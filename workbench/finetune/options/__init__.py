@@ -1,1 +1,1 @@
-"""The options of a fine-tuning job, each by itself."""
+"""Options of a fine-tuning job."""

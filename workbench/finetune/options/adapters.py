@@ -1,4 +1,4 @@
-"""Options of LoRA, of FSDP, of local SGD and the memory of GPUs: what a job holds as objects of their own."""
+"""Option records of a job: LoRA, FSDP, local SGD and the memory of GPUs."""
 
 from __future__ import annotations
 
@@ -60,68 +60,92 @@ GpuMemory = Annotated[
 
 
 class Lora(Record):
-    """How adapters are made; the names are those of peft's LoraConfig, without its `lora_`."""
+    """Options of LoRA adapters. Names are peft's LoraConfig names without the `lora_` prefix."""
 
     label: ClassVar[str] = "lora"
 
     r: Size = 8
     """Rank of the two small matrices."""
     alpha: Positive = 16
-    """Their product is scaled by alpha / r."""
+    """Scale of the product of the two matrices: alpha / r."""
     dropout: Annotated[int | float, Field(ge=0, lt=1)] = 0.0
-    """Dropout before them while training; runs on other numbers of ranks follow one curve only without it."""
+    """Dropout before the adapter while training.
+
+    The loss curve is the same for any number of ranks only at 0.
+    """
     use_rslora: bool = False
-    """Scale by alpha / sqrt(r) instead, which keeps large ranks learning."""
+    """Scale by alpha / sqrt(r) instead of alpha / r, so that large ranks keep learning."""
     use_dora: bool = False
-    """Learn the length of each column of a weight apart from its direction (DoRA); slower."""
+    """Learn the length of each weight column apart from its direction (DoRA). Slower."""
     bias: Annotated[str, Choice(["none", "all", "lora_only"])] = "none"
-    """Which biases of the model are trained too: `none`, `all`, or `lora_only`, those of modules with adapters."""
+    """Biases of the model to train: `none`, `all`, or `lora_only`.
+
+    `lora_only` trains biases of modules with adapters.
+    """
     target_modules: Annotated[
         Annotated[str, Choice([ALL_LINEAR])] | Annotated[Sequence[Text], Field(min_length=1)],
         Allowed(f"{ALL_LINEAR!r} or a list of module names"),
     ] = ALL_LINEAR
-    """Names of the modules that get one; default: every linear layer but the output's."""
+    """Names of the modules with an adapter. Default: every linear layer except the output layer."""
     resume_from: PathText | None = None
-    """A folder of adapters to go on training; they keep the options they were made with. The same as the folder as the
-    job's `model`."""
+    """Folder of adapters to continue training.
+
+    The adapters keep the options of their first training. The same as the folder as the job's
+    `model`.
+    """
 
     @classmethod
     def _hint(cls, name: str, value: object = None) -> str:
-        """Return what to use instead of an option of peft's LoraConfig."""
+        """Return the option to use instead of an option of peft's LoraConfig."""
         return LORA.get(name, "") if value is None else ""
 
 
 class Fsdp(Record):
-    """How `fsdp` shards."""
+    """Sharding options of technique `fsdp`."""
 
     label: ClassVar[str] = "fsdp"
 
     shard: Annotated[str, Choice(Shard)] = "full"
     """One of `Shard`."""
     layers: Annotated[Sequence[Text], Allowed("a list of class names")] = ()
-    """Class names of the layers that are sharded each by itself; default: the transformer layers of the model."""
+    """Class names of the layers to shard separately.
+
+    Default: the transformer layers of the model.
+    """
     layer_parameters: Size | None = None
-    """In place of `layers`: shard each part of the model by itself that has at least so many parameters."""
+    """Smallest number of parameters of a module to shard separately. Replaces `layers`."""
     group: Annotated[Size | None, Unit("ranks")] = None
-    """Neighbouring ranks that `hybrid` shards over. Default None: those of a pod."""
+    """Number of neighbouring ranks that `hybrid` shards over. Default None: the ranks of a pod."""
     prefetch: Count = 1
-    """Layers whose parameters are gathered ahead of their turn; 0 leaves it to torch."""
+    """Number of layers whose parameters are gathered ahead of time.
+
+    0 leaves prefetching to torch.
+    """
     reduce_in_fp32: bool = True
-    """Whether gradients are summed in FP32 where the arithmetic is bf16 or fp16."""
+    """Whether to sum gradients in FP32 if the arithmetic is bf16 or fp16."""
     offload: bool = False
-    """Keep parameters, gradients and optimizer states in host memory and update them there; a GPU holds the layers that
-    are gathered for their turn. On CPUs nothing changes."""
+    """Keep and update parameters, gradients and optimizer states in host memory.
+
+    A GPU holds only the gathered layers. No effect on CPUs.
+    """
 
 
 class LocalSgd(Record):
-    """How `local-sgd` brings the ranks together."""
+    """Synchronisation options of technique `local-sgd`."""
 
     label: ClassVar[str] = "local_sgd"
 
     sync_steps: Annotated[Size, Unit("steps")] = 10
-    """Optimizer steps that each rank takes by itself between two synchronisations; after the last step there is one."""
+    """Optimizer steps of a rank between two synchronisations.
+
+    The last step is always followed by a synchronisation.
+    """
     outer_learning_rate: Positive = 1.0
-    """Learning rate of the outer step, from the weights of the last synchronisation towards the mean of the ranks'; 1
-    without momentum is plain averaging. DiLoCo, with hundreds of steps between synchronisations, takes 0.7."""
+    """Learning rate of the outer step.
+
+    The outer step moves the last synchronised weights towards the mean of the ranks' weights. 1
+    without momentum is plain averaging. DiLoCo uses 0.7, with hundreds of steps between
+    synchronisations.
+    """
     outer_momentum: Annotated[int | float, Field(ge=0, lt=1)] = 0.5
-    """Nesterov momentum of the outer step. DiLoCo takes 0.9."""
+    """Nesterov momentum of the outer step. DiLoCo uses 0.9."""

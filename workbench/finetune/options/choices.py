@@ -1,4 +1,4 @@
-"""The closed sets a job chooses from: technique, adapter, precision, launcher, optimizer, and what FSDP shards."""
+"""Closed sets of option values, such as technique, adapter, precision, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class Technique(StrEnum):
-    """Names of the techniques. `finetune/techniques` has a file for each, which says what it does."""
+    """Names of the techniques.
+
+    `finetune/techniques` has a file for each and describes the technique there.
+    """
 
     SINGLE = "single"
     DDP = "ddp"
@@ -20,44 +23,44 @@ class Technique(StrEnum):
 
 class Peft(StrEnum):
     NONE = "none"
-    """All of the model's own."""
+    """All weights of the model are trained."""
     LORA = "lora"
-    """Small matrices beside the model's own, which stay as they are."""
+    """Small matrices beside the model's weights are trained; the model's weights stay fixed."""
     QLORA = "qlora"
-    """The same, with the model's own weights in 4 bits (NF4, double quantisation)."""
+    """LoRA with the model's weights in 4 bits (NF4, double quantisation)."""
 
 
 class Shard(StrEnum):
-    """What `fsdp` spreads over the ranks."""
+    """Tensors that `fsdp` shards over the ranks."""
 
     FULL = "full"
     """Parameters, gradients and optimizer states."""
     GRADS = "grads"
-    """Gradients and optimizer states; parameters stay whole between forward and backward."""
+    """Gradients and optimizer states. Parameters stay whole between forward and backward."""
     HYBRID = "hybrid"
-    """Everything within a pod, a replica on each pod."""
+    """Parameters, gradients and optimizer states within a pod, with a replica on each pod."""
 
 
 class LossOn(StrEnum):
-    """Which tokens a causal model learns from."""
+    """Tokens that a causal model learns from."""
 
     ANSWER = "answer"
     ALL = "all"
 
 
 class EvalStrategy(StrEnum):
-    """When a job evaluates, beside before its first step and after its last."""
+    """Time of evaluations, besides before the first step and after the last."""
 
     STEPS = "steps"
     """Every `eval_steps` steps."""
     EPOCH = "epoch"
     """At the end of every epoch."""
     NO = "no"
-    """Never, before the first step and after the last neither."""
+    """Never, not even before the first step and after the last."""
 
 
 class Precision(StrEnum):
-    """The number format of the training arithmetic."""
+    """Number format of the training arithmetic."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -66,45 +69,51 @@ class Precision(StrEnum):
 
 
 class Communication(StrEnum):
-    """The number format of gradients on their way to the other ranks."""
+    """Number format of gradients sent to other ranks."""
 
     FP32 = "fp32"
     BF16 = "bf16"
 
 
 class Attention(StrEnum):
-    """Which of transformers' implementations of attention a model uses."""
+    """Attention implementation of transformers that a model uses."""
 
     EAGER = "eager"
-    """Plain tensor operations, which every model has."""
+    """Plain tensor operations. Every model supports `eager`."""
     SDPA = "sdpa"
     """torch's scaled dot product attention."""
     FLASH_ATTENTION_2 = "flash_attention_2"
-    """The package flash-attn, which pods with GPUs must have; for bf16 and fp16."""
+    """Package flash-attn, required on pods with GPUs. Only for bf16 and fp16."""
 
 
 class Sampling(StrEnum):
-    """In what order rows are trained on; transformers' names. A seed gives the same order on any number of ranks."""
+    """Order of training rows, by transformers' names.
+
+    A seed yields the same order on any number of ranks.
+    """
 
     RANDOM = "random"
     GROUP_BY_LENGTH = "group_by_length"
-    """Steps that read rows of like length, in random order: little padding. Steps of fewer than 32 rows mix lengths;
-    only the longest rows of every eight steps are one step."""
+    """Steps of rows with similar length, in random order, for little padding.
+
+    Steps of fewer than 32 rows mix lengths. Only the longest rows of every eight steps share a
+    step.
+    """
 
 
 ROW_ORDER = 2
-"""Version of the order that `group_by_length` gives. 1, of earlier runs, did not mix lengths in small steps."""
+"""Version of the order of `group_by_length`. Version 1 did not mix lengths in small steps."""
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on once it has risen; transformers' names."""
+    """Course of the learning rate after the warm-up, by transformers' names."""
 
     LINEAR = "linear"
     COSINE = "cosine"
     COSINE_WITH_RESTARTS = "cosine_with_restarts"
     POLYNOMIAL = "polynomial"
     CONSTANT = "constant"
-    """Constant from the first step: without a warm-up."""
+    """Constant from the first step, without a warm-up."""
     CONSTANT_WITH_WARMUP = "constant_with_warmup"
     INVERSE_SQRT = "inverse_sqrt"
     COSINE_WITH_MIN_LR = "cosine_with_min_lr"
@@ -116,11 +125,11 @@ class Optimizer(StrEnum):
     ADAMW = "adamw"
     SGD = "sgd"
     ADAMW_8BIT = "adamw-8bit"
-    """AdamW whose states are held in 8 bits (bitsandbytes)."""
+    """AdamW with states in 8 bits (bitsandbytes)."""
     PAGED_ADAMW = "paged-adamw"
-    """AdamW whose states move to host memory when the GPU's is short (bitsandbytes)."""
+    """AdamW with states that move to host memory if GPU memory runs out (bitsandbytes)."""
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
-    """Both."""
+    """AdamW with paged states in 8 bits (bitsandbytes)."""
 
     @property
     def uses_bitsandbytes(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a job's evaluations measure, when they take place and what hangs on them; what cannot work is refused."""
+"""Metrics and times of a job's evaluations, and checks of the evaluation options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 LOSS = "eval_loss"
-_MOST_NATS = 700  # e to it is near the largest number there is
+_MOST_NATS = 700  # exp(700) is near the largest float
 _FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
 _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
 _LESS_IS_BETTER = (LOSS, "perplexity")
@@ -28,7 +28,7 @@ Metric = str | Callable[..., object]
 
 
 def perplexity(loss: float) -> dict[str, float]:
-    """Return the perplexity under its name; nothing where it is too large for a number."""
+    """Return the perplexity under its name; empty if the perplexity is too large for a float."""
     return {"perplexity": math.exp(loss)} if loss < _MOST_NATS else {}
 
 
@@ -37,14 +37,14 @@ def evaluates(job: FineTuneOptions) -> bool:
 
 
 def answered_rows(job: FineTuneOptions) -> int:
-    """Return how many evaluation rows the model answers at every evaluation; 0 where no metric judges answers."""
+    """Return the number of rows answered at every evaluation; 0 if no metric judges answers."""
     if not _judges(job):
         return 0
     return job.predict_rows if job.metric_rows is None else job.metric_rows
 
 
 def best_metric(job: FineTuneOptions) -> str:
-    """Return the figure by which models are compared, as evaluations call it.
+    """Return the name of the metric that compares models, as evaluations name the metric.
 
     Example:
         >>> from workbench.finetune.options.options import FineTuneOptions
@@ -57,7 +57,10 @@ def best_metric(job: FineTuneOptions) -> str:
 
 
 def greater_is_better(job: FineTuneOptions) -> bool:
-    """Whether a model is better where that figure is greater: as Hugging Face has it, unless it is a loss."""
+    """Return whether a greater value of the best metric is better.
+
+    Default, as in Hugging Face: True unless the metric is a loss or the perplexity.
+    """
     if job.greater_is_better is not None:
         return job.greater_is_better
     name = best_metric(job)
@@ -74,7 +77,7 @@ def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
 
 
 def function_name(function: Callable[..., object]) -> str:
-    """Return the name under which a file can hold a function: its own, if it has one.
+    """Return the function's name if a file can define a function of that name, else `metric`.
 
     Example:
         >>> function_name(len), function_name(lambda predictions, references: 0)
@@ -85,12 +88,15 @@ def function_name(function: Callable[..., object]) -> str:
 
 
 def metric_text(metric: Metric) -> str:
-    """Return a metric as JSON holds it; a function by the file that a run makes of it."""
+    """Return a metric as JSON text; a function becomes the name of the file that a run writes."""
     return metric if isinstance(metric, str) else "{0}-metric.py:{0}".format(function_name(metric))
 
 
 def check_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
-    """Refuse what is neither a name, nor `path.py:function`, nor a function that takes two lists."""
+    """Raise ConfigError for an invalid metric.
+
+    A metric is one of `METRICS`, `path.py:function`, or a function that accepts two lists.
+    """
     for metric in metrics:
         if not isinstance(metric, str):
             _check_takes_two(metric)
@@ -104,7 +110,7 @@ def check_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
 def _check_takes_two(metric: Callable[..., object]) -> None:
     try:
         inspect.signature(metric).bind([], [])
-    except ValueError:  # of a builtin, which shows no signature
+    except ValueError:  # a builtin without a signature
         return
     except TypeError as error:
         raise ConfigError(
@@ -113,7 +119,7 @@ def _check_takes_two(metric: Callable[..., object]) -> None:
 
 
 def check_evaluation(job: FineTuneOptions) -> None:
-    """Refuse evaluations that contradict one another, or lack what they need."""
+    """Raise ConfigError if evaluation options contradict each other or an option is missing."""
     _check_when(job)
     _check_what(job)
     _check_best(job)
@@ -203,7 +209,7 @@ def _measured(job: FineTuneOptions) -> list[str]:
 def carried_metrics(
     metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
 ) -> tuple[list[str], dict[str, bytes]]:
-    """Return a job's metrics with those of the user's own in files of a folder, and the files by name.
+    """Return a job's metrics with custom metrics renamed to files of `folder`, and the files.
 
     Example:
         >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])

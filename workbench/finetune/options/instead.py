@@ -1,4 +1,4 @@
-"""What to use instead of names and values that people know from elsewhere and a job does not have. Imports nothing."""
+"""Hints for names and values of other libraries that a job does not accept. Imports nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def _by_name(hints: Mapping[str, str]) -> dict[str, str]:
-    """Return the hint of each name; the tables below name the hint once for several names."""
+    """Return the hint of each name. The tables below list a hint once for several names."""
     return {name: hint for hint, names in hints.items() for name in names.split()}
 
 
@@ -66,7 +66,10 @@ OTHERWISE = _by_name(
         "what a run writes is in its run directory; submit(job, path=…) chooses it": "output_dir",
     }
 )
-"""transformers' TrainingArguments that a job may not set, since they would break a promise or do nothing."""
+"""transformers' TrainingArguments that a job may not set.
+
+They would break a promise or do nothing.
+"""
 
 ELSEWHERE = _by_name(
     {
@@ -132,7 +135,7 @@ ELSEWHERE = _by_name(
         "pods train on their GPUs where they have some: PodSpec(gpus=…)": "device no_cuda",
     }
 )
-"""Names of other programs, and of the arguments that TRL's and transformers' own scripts take."""
+"""Names of other programs, and arguments of TRL's and transformers' scripts."""
 
 LORA = _by_name(
     {
@@ -209,7 +212,7 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
 
 
 def value_hint(option: str, value: object) -> str:
-    """Return what to give an option in place of a value known from elsewhere; empty where there is nothing to say.
+    """Return the value to use instead of a value of another library; empty if unknown.
 
     Example:
         >>> value_hint("report_to", ["tensorboard"])
@@ -221,7 +224,7 @@ def value_hint(option: str, value: object) -> str:
         [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
     )
     for text in texts:
-        if option == "attn_implementation" and "/" in str(text):  # a kernel of the hub
+        if option == "attn_implementation" and "/" in str(text):  # kernel of the hub
             return _ATTENTION
         if isinstance(text, str) and (hint := _VALUES.get(option, {}).get(text)):
             return hint

@@ -1,4 +1,7 @@
-"""Which model a job names: a built-in one, a folder, or an id of the model hub; and its family. Loads nothing."""
+"""Kind and family of a job's model: built-in, a folder or an id of the model hub.
+
+Loads no model.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from workbench.base.json_values import Json, parse_json, part
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
 ADAPTERS = "adapter_config.json"
-"""What a folder holds that peft has saved."""
+"""File in a folder of adapters saved by peft."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _AT_REVISION = re.compile(rf"(?P<id>{_HUB_ID.pattern})@(?P<revision>\S+)")
@@ -31,16 +34,16 @@ class ModelKind(StrEnum):
 
 
 class Family(StrEnum):
-    """What a model is asked and how it answers."""
+    """Input and output form of a model."""
 
     ENCODER_DECODER = "encoder-decoder"
-    """It reads a source and writes a target, as T5 does."""
+    """Reads a source and writes a target, such as T5."""
     CAUSAL = "causal"
-    """It goes on with a text, as Llama does."""
+    """Continues a text, such as Llama."""
 
 
 def model_family(model: str) -> Family | None:
-    """Return the family of the model that a job names; None where only the hub knows.
+    """Return the family of a job's model; None if only the hub knows the family.
 
     Example:
         >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
@@ -52,7 +55,7 @@ def model_family(model: str) -> Family | None:
 
 
 def family_by_name(model: str) -> Family | None:
-    """Return the family that the name of a model tells, without a look at any file; None for a path.
+    """Return the family by the model's name, without reading files; None for a path.
 
     Example:
         >>> family_by_name("t5-small").value, family_by_name("/models/t5")
@@ -71,7 +74,7 @@ def family_by_name(model: str) -> Family | None:
 
 
 def check_address(model: str) -> None:
-    """Refuse a model that is named by an address; looks at the text alone.
+    """Raise ConfigError if the model is an address. Reads only the text.
 
     Example:
         >>> check_address("https://hf.co/me/mine")
@@ -115,7 +118,7 @@ def model_kind(model: str) -> ModelKind:
 
 
 def has_chat_template(model: str) -> bool | None:
-    """Return whether the model that a job names has a chat template of its own; None where only the hub knows.
+    """Return whether the model has a chat template; None if only the hub knows.
 
     Example:
         >>> has_chat_template("tiny-llama"), has_chat_template("Qwen/Qwen2.5-0.5B-Instruct")
@@ -132,7 +135,7 @@ def has_chat_template(model: str) -> bool | None:
 
 
 def _config_of(model: str, name: str = "config") -> Json:
-    # Links are followed here: the folders of the hub's cache are made of them.
+    # Follow links: the folders of the hub's cache consist of links.
     try:
         text = read_given(Path(model).expanduser() / f"{name}.json")
         return part({"config": parse_json(text)}, "config")

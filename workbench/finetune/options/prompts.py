@@ -1,4 +1,4 @@
-"""What a model is asked: the prompt forms of the field, filled in with a row's instruction and input. Pure text."""
+"""Fill prompt forms with a row's instruction and input. Works on text only."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _FIELD = re.compile(r"\{(instruction|input|system)\}")
 
 
 def fill(prompt: str, instruction: str, input: str = "", *, system: str | None = None) -> str:
-    r"""Make the text that a causal model goes on from.
+    r"""Return the prompt that a causal model continues.
 
     Args:
-        prompt: `plain`, `alpaca`, `llama2-chat`, or a template with {instruction} and perhaps {input}. A model's own
-            chat template (`chat`) is filled by its tokenizer alone.
-        instruction: What is asked.
-        input: What it is asked of. Where the form has no place of its own for it, it follows on the next line.
-        system: The system block of `llama2-chat`; none where it is None.
+        prompt: `plain`, `alpaca`, `llama2-chat`, or a template with {instruction} and optionally
+            {input}. Only the tokenizer can fill a model's chat template (`chat`).
+        instruction: The instruction.
+        input: Input of the instruction. Forms without a place for the input put it on a new line.
+        system: System block of `llama2-chat`; None for no block.
 
     Returns:
-        The prompt; empty for a row that asks nothing, as plain text does, whatever the form.
+        The prompt; empty for a row without instruction and input, such as plain text.
 
     Raises:
         ConfigError: The prompt is `chat`.
@@ -63,15 +63,15 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
         values["instruction"] = source_text(instruction, input)
     if prompt == "llama2-chat":
         values["system"] = "" if system is None else _LLAMA2_SYSTEM.replace("{system}", system)
-    # In one pass: a row's own text may hold such words in braces.
+    # Fill in one pass: the text of a row may contain the same words in braces.
     return _FIELD.sub(lambda field: values.get(field[1], field[0]), template)
 
 
 def source_text(instruction: str, input: str = "") -> str:
-    """Return what an encoder-decoder model reads of a row."""
+    """Return the input text of an encoder-decoder model for a row."""
     return "\n".join(part for part in (instruction, input) if part)
 
 
 def wording(prompt: str | None, *, system: str | None = None) -> str:
-    """Return the words that a form itself puts around every row; those of a chat template are its tokenizer's."""
+    """Return the fixed text of a form around every row; for `chat`, only the system text."""
     return system or "" if prompt == "chat" else fill(prompt or "plain", "\n", system=system)

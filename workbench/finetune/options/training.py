@@ -1,4 +1,4 @@
-"""Which of transformers' TrainingArguments a job may set by `training`; why not the others. Imports no transformers."""
+"""Check the TrainingArguments that a job may set by `training`. Does not import transformers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ ALLOWED = frozenset(
         "torch_empty_cache_steps",
     )
 )
-"""What is handed on as it is."""
+"""TrainingArguments passed on unchanged."""
 
 
 def check_training(given: Mapping[str, object], fields: Collection[str]) -> None:
-    """Refuse names that are not TrainingArguments', or not for a job to set; `fields` are the job's own options.
+    """Raise ConfigError for names that are no TrainingArguments or that a job may not set.
+
+    `fields` are the options of the job.
 
     Example:
         >>> check_training({"bf16": True}, ())
@@ -51,7 +53,7 @@ def check_training(given: Mapping[str, object], fields: Collection[str]) -> None
 
 
 def option_hint(name: str) -> str:
-    """Return what to use instead of an option that a job does not have; empty where nothing is known.
+    """Return a hint for an option that a job does not have; empty if no hint is known.
 
     Example:
         >>> option_hint("num_train_epochs"), option_hint("lr"), option_hint("neftune_noise_alpha")
