@@ -1,1 +1,1 @@
-"""Rows to learn from: read, checked, and made into the one form that the trainer takes."""
+"""Read and check training rows, and convert every row to the trainer's form."""

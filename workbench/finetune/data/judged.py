@@ -1,4 +1,4 @@
-"""A model's answers, judged as WikiSQL does, and kept in `predictions.jsonl`, one JSON object a line."""
+"""Judge a model's answers as WikiSQL does, and write them to `predictions.jsonl` as JSON lines."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One question, the expected answer and a model's. A verdict is None where it cannot be told."""
+    """A question, the expected answer and a model's answer. An undecided verdict is None."""
 
     source: str
     expected: str | None
-    """What it should have written; None where nobody knows."""
+    """Expected answer; None if unknown."""
     predicted: str
     exact_match: bool | None = None
-    """Whether the two texts are the same, apart from blanks."""
+    """Whether the two texts are equal apart from whitespace."""
     logical_match: bool | None = None
-    """Whether the two queries say the same; None where the expected text is not a query."""
+    """Whether the two queries are logically equal; None if the expected text is not a query."""
     execution_match: bool | None = None
-    """Whether both give the same result; None where the table is not at hand."""
+    """Whether both queries return the same result; None if the table is missing."""
     table_id: str | None = None
-    """The table that the question is asked of."""
+    """Id of the table for the question."""
     input: str = ""
 
     @property
     def is_right(self) -> bool | None:
-        """Whether it is right in any sense; None where nothing was expected."""
+        """Whether any verdict is True; None if no answer was expected."""
         verdicts = {self.exact_match, self.logical_match, self.execution_match} - {None}
         return any(verdicts) if verdicts else None
 
@@ -51,15 +51,15 @@ def judge(
     table_id: str | None = None,
     input: str = "",
 ) -> Answer:
-    """Compare an answer with the expected one.
+    """Compare an answer with the expected answer.
 
     Args:
-        source: What the model read.
-        expected: What it should have written; None where nobody knows.
-        predicted: What it wrote.
-        table: The table to run both on.
-        table_id: The id of the table, where that itself is not at hand.
-        input: What the model was told to do it with, where the row keeps that apart.
+        source: Input of the model.
+        expected: Expected answer; None if unknown.
+        predicted: Answer of the model.
+        table: Table to run both queries on.
+        table_id: Id of the table if the table is missing.
+        input: Input of the instruction, if the row has a separate field.
 
     Example:
         >>> select = "SELECT {} FROM table WHERE {}"
@@ -87,7 +87,7 @@ def judge(
 
 
 def share(verdicts: Iterable[bool | None]) -> float | None:
-    """Return the share of verdicts that hold, of those that can be told; None where none can.
+    """Return the share of True among verdicts that are not None; None if all verdicts are None.
 
     Example:
         >>> share([True, False, None])
@@ -98,7 +98,7 @@ def share(verdicts: Iterable[bool | None]) -> float | None:
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """Write answers, one JSON object a line."""
+    """Write answers as JSON lines."""
     with path.open("w", encoding="utf-8") as out:
         for answer in answers:
             names = (*_WRITTEN, "input") if answer.input else _WRITTEN
@@ -107,7 +107,7 @@ def write_answers(path: Path, answers: Sequence[Answer]) -> None:
 
 
 def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
-    """Read the answers of a run and judge them, on its tables where they are given."""
+    """Read the answers of a run and judge them, with the run's tables if given."""
     try:
         if path.stat().st_size == 0:
             return []
@@ -154,7 +154,7 @@ def _same_result(wanted: Query, answered: Query | None, table: SqlTable) -> bool
     except ConfigError:
         return None
     try:
-        # As a bag: SQL promises no order.
+        # Compare without order: SQL guarantees none.
         return answered is not None and Counter(execute(answered, table)) == Counter(right)
     except ConfigError:
         return False

@@ -1,4 +1,4 @@
-"""JSON lines from outside: reading them, and checking their fields so that each error names its place."""
+"""Read JSON lines of users and check their fields. Errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NOT_UTF8 = (
 def read_lines(
     path: Path, run: Path | None = None, *, encoding: str | None = None
 ) -> Iterator[tuple[str, object]]:
-    """Read a JSONL file, the user's own or a run's; CRLF, a byte order mark and blank lines are let pass."""
+    """Yield place and value of each line of a user's or a run's JSONL file.
+
+    Accepts CRLF, a byte order mark and blank lines.
+    """
     number = 0
     try:
         with open_rows(path, encoding) if run is None else open_record(path, within=run) as file:
@@ -41,7 +44,7 @@ def read_lines(
 
 
 class Fields:
-    """A JSON object with the place it came from, so that whatever is wrong in it can be named."""
+    """JSON object with its place, so that errors can name the file, line and field."""
 
     def __init__(self, data: object, where: str, path: str = ""):
         self.where, self.path = where, path
@@ -63,7 +66,7 @@ class Fields:
         return self.data[key]
 
     def text(self, key: str) -> str:
-        """Return a text that must be there and say something."""
+        """Return a required text that is not empty."""
         return self.words(key, self.get(key)) or self.fail(key, "is empty")
 
     def child(self, key: str) -> Fields:
@@ -86,7 +89,7 @@ class Fields:
         return names[position]
 
     def words(self, key: str, value: object) -> str:
-        """Check a text and bring its blanks to single ones, which is all that a tokenizer keeps of them."""
+        """Check a text and collapse whitespace; tokenizers keep no more of whitespace."""
         if not isinstance(value, str):
             self.fail(key, f"is {short(value)}; it must be text")
         try:
@@ -96,7 +99,7 @@ class Fields:
         return " ".join(value.split())
 
     def prose(self, key: str, *, needed: bool = True) -> str:
-        """Return a text with its blanks and lines as they are, but for those around it; a number as JSON writes it."""
+        """Return a text with its inner whitespace, stripped at both ends; a number as JSON text."""
         value = self.get(key) if needed else self.data.get(key)
         if value is None and not needed:
             return ""
@@ -107,7 +110,7 @@ class Fields:
         return str(value).replace("\r\n", "\n").strip()
 
     def constant(self, key: str, value: object) -> Value:
-        """Check a condition's value: text, or a number that SQLite can hold."""
+        """Check a condition's value: text, or a number in SQLite's range."""
         match value:
             case str():
                 return self.words(key, value)
@@ -123,7 +126,7 @@ class Fields:
 
 
 def short(value: object) -> str:
-    """Show a value in an error, cut where it is long."""
+    """Return a value as JSON text for an error, cut to 60 characters."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -147,5 +150,5 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
 
 
 def no_constant(word: str) -> NoReturn:
-    """Refuse the numbers that Python's JSON has and JSON has not."""
+    """Raise ValueError for numbers of Python's JSON that JSON does not allow."""
     raise ValueError(f"{word} is not a JSON number")

@@ -1,6 +1,7 @@
-"""Whether rows are learned as they were meant: columns that no form reads, and answers that are empty.
+"""Count rows, unread columns and empty answers.
 
-Columns that ask for another kind of training are refused; all others that are not read are named once.
+Raise ConfigError for columns of another kind of training, such as images or rejected answers.
+Other unread columns are reported once.
 """
 
 from __future__ import annotations
@@ -15,26 +16,29 @@ from workbench.finetune.data.rows import Example, columns_read, has_answer
 
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _REJECTED = "rejected"
-_VERDICTS = ("label", "kto_tag")  # TRL's and LLaMA-Factory's word for an answer's being wanted
+_VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
 TELLING = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
-"""Names of columns, in small letters, that may ask for another kind of training."""
-_MOST = 200  # names that are kept; rows may have keys without end
-_LETTERS = 80  # of a name
+"""Lower-case names of columns that may need another kind of training."""
+_MOST = 200  # most names to keep; rows may have any number of keys
+_LETTERS = 80  # most letters of a name
 
 
 class Written(NamedTuple):
-    """What was written of a dataset's rows, and what was not read of them."""
+    """Numbers of written rows, and the columns and answers that a user may have to correct."""
 
     train: int
     eval: int
     not_read: Sequence[str] = ()
-    """Columns that no row's form reads, in the order in which they were met."""
+    """Columns not read by any row's form, in order of first appearance."""
     empty_answers: int = 0
-    """Rows to train or to evaluate on whose answer is empty."""
+    """Number of training and evaluation rows with an empty answer."""
 
 
 def check_media(data: Mapping[str, object], where: str) -> None:
-    """Refuse a row to answer that has an image, sound or a video: a model would answer without it."""
+    """Raise ConfigError for a row with an image, sound or video.
+
+    A model would not see the media.
+    """
     for name, value in data.items():
         if str(name).casefold() in _MEDIA and not _says_nothing(value):
             raise ConfigError(
@@ -43,7 +47,7 @@ def check_media(data: Mapping[str, object], where: str) -> None:
 
 
 class RowTally:
-    """Counts the rows of one stream, and the columns that were there and that were read."""
+    """Counter of the rows of a stream, with all columns and all columns that were read."""
 
     def __init__(self, ignore: Sequence[str] = ()) -> None:
         self.rows = 0
@@ -51,13 +55,13 @@ class RowTally:
         self._ignore = frozenset(ignore)
         self._there: dict[str, None] = {}
         self._read: set[str] = set()
-        # Most rows have the columns of the row before: what was worked out for it holds for them.
+        # Most rows have the same columns as the row before, so its results are reused.
         self._last_names: tuple[object, ...] = ()
         self._telling: list[Any] = []
         self._last_shape: object = None
 
     def check(self, data: object, columns: Mapping[str, str], where: str) -> None:
-        """Refuse a row that asks for another kind of training than learning its answer."""
+        """Raise ConfigError for a row of another kind of training than learning an answer."""
         if not isinstance(data, Mapping):
             return
         names = tuple(data)
@@ -80,11 +84,12 @@ class RowTally:
                 )
 
     def take(self, data: object, columns: Mapping[str, str], row: Example) -> None:
-        """Count a row, and remember which of its columns its form reads."""
+        """Count a row, and record the columns that the row's form reads."""
         assert isinstance(data, Mapping)
         self.rows += 1
         self.empty_answers += row.asks and not row.messages and not row.target
-        # Which form a row has is decided by its columns, by those that hold nothing, and by whether it is a chat.
+        # The form of a row depends on its columns, on the empty columns, and on whether the row is
+        # a chat.
         shape = (tuple(data), [value is None for value in data.values()], bool(row.messages))
         if shape == self._last_shape and not row.messages:
             return
@@ -103,21 +108,21 @@ class RowTally:
                 self._there[name] = None
 
     def not_read(self, *others: RowTally) -> list[str]:
-        """Return the columns that no row of this stream and of others read, fit to be shown."""
+        """Return the columns that no row of this stream and `others` read, as printable text."""
         tallies = (self, *others)
         there = dict.fromkeys(name for tally in tallies for name in tally._there)
         read = {name for tally in tallies for name in tally._read}
         return [plain(name)[:_LETTERS] for name in there if name not in read]
 
     def check_ignored(self, *others: RowTally) -> None:
-        """Refuse a column to ignore that no row has."""
+        """Raise ConfigError if an ignored column is in no row."""
         there = {name: None for tally in (self, *others) for name in tally._there}
         for name in self._ignore:
             if len(there) < _MOST and name not in there:
                 raise one_of("dataset ignore: the column", name, there)
 
     def check_answers(self, what: str) -> None:
-        """Refuse rows of which half or more have an empty answer."""
+        """Raise ConfigError if half of the rows or more have an empty answer."""
         if self.empty_answers and 2 * self.empty_answers >= self.rows:
             raise ConfigError(
                 f"{what}: {self.empty_answers} of {counted(self.rows, 'row')} have an empty answer, so a model would "
@@ -127,7 +132,10 @@ class RowTally:
 
 
 def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name: str) -> Written:
-    """Return what was written of two streams of rows; refuse what only shows when all were read."""
+    """Return the counts of two streams of rows.
+
+    Raise ConfigError for problems that need all rows: empty answers and unknown ignored columns.
+    """
     train.check_answers(name)
     evaluation.check_answers(f"the rows to evaluate on with {name}")
     train.check_ignored(evaluation)
@@ -137,12 +145,12 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
 
 def _says_nothing(value: object) -> bool:
     if isinstance(value, str):
-        return value.strip() in ("", "[]")  # in a table of text, a list is JSON
+        return value.strip() in ("", "[]")  # a CSV table contains lists as JSON text
     return value is None or (isinstance(value, list | tuple | Mapping) and not value)
 
 
 def _problem(name: str, value: object, fields: Iterable[str]) -> str:
-    """Return what a telling column asks for that `FineTune` does not do, and what does; empty where it asks nothing."""
+    """Return the problem of a telling column and a remedy; empty if there is no problem."""
     if name in _MEDIA:
         return "holds images, sound or video, and FineTune learns from text alone. Use a Script for such a model"
     if name == _REJECTED:

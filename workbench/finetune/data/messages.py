@@ -1,4 +1,4 @@
-"""Chat rows: OpenAI's `messages` and ShareGPT's `conversations`, read into one form and checked turn by turn. Pure."""
+"""Read chat rows in OpenAI's `messages` or ShareGPT's `conversations` form, and check turns."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from workbench.finetune.data.lines import Fields, no_constant, short
 
 class Message(TypedDict):
     role: str
-    """system, user, assistant or tool."""
+    """One of system, user, assistant and tool."""
     content: str
     tool_calls: NotRequired[Sequence[Json]]
-    """The functions that the assistant calls, in OpenAI's form, with `arguments` as an object."""
+    """Function calls of the assistant, in OpenAI's form, with `arguments` as an object."""
     name: NotRequired[str]
-    """Of a tool's turn, the function that returned."""
+    """Name of the function whose result a tool turn contains."""
     tool_call_id: NotRequired[str]
     weight: NotRequired[int]
-    """0 in an assistant's turn that is read and not learned; absent in all others."""
+    """0 for an assistant turn that is read and not learned; absent in all other turns."""
 
 
 Shape = tuple[object, ...]
-"""What a chat is made of, whatever its words are."""
+"""Structure of a chat without its words."""
 
 CHAT = "messages"
-"""The key of a chat row's turns."""
+"""Key of the turns in a chat row."""
 
 CHAT_KEYS = (CHAT, "conversations")
 
 TOOLS = "tools"
-"""The key of the functions that a chat row's assistant may call."""
+"""Key of the functions that the assistant may call."""
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
-    "developer": "system",  # OpenAI's newer word for it
+    "developer": "system",  # OpenAI's newer name
     "function": "tool",
 }
 _CALL = "function_call"
-"""ShareGPT's name of a turn of the assistant whose text is a call, or a list of calls, as JSON."""
+"""ShareGPT's name for an assistant turn with calls as JSON text."""
 _SHAREGPT = {
     _CALL: "assistant",
     "human": "user",
@@ -65,8 +65,8 @@ _TURN = {
         "train",
     )
 }
-"""The keys of a turn that are read."""
-# Who may speak after whom.
+"""Keys that are read of a turn."""
+# Roles allowed after each role.
 _AFTER = {
     "": ("user",),
     "user": ("assistant",),
@@ -76,7 +76,7 @@ _AFTER = {
 
 
 def turns_of(row: Fields) -> tuple[Message, ...]:
-    """Return the turns of a row that holds `messages` or `conversations`; empty where it holds neither.
+    """Return the turns in `messages` or `conversations` of a row; empty if both are missing.
 
     Example:
         >>> asked, answer = turns_of(Fields({"conversations": [
@@ -89,9 +89,9 @@ def turns_of(row: Fields) -> tuple[Message, ...]:
 
 
 def completed_turns(row: Fields) -> tuple[Message, ...]:
-    """Return the turns of a row whose `prompt` and `completion` are lists of them, as TRL has it; empty for others.
+    """Return the turns of a row with lists of turns in `prompt` and `completion`, as in TRL.
 
-    The completion is learned, and the prompt is read: its turns of the assistant have the weight 0.
+    The completion is learned. Assistant turns of the prompt get weight 0. Other rows have no turns.
     """
     asked, answer = row.data.get("prompt"), row.data.get("completion")
     if not (isinstance(asked, list | tuple) and isinstance(answer, list | tuple)):
@@ -104,7 +104,7 @@ def completed_turns(row: Fields) -> tuple[Message, ...]:
 
 
 def tools_of(row: Fields) -> tuple[Json, ...]:
-    """Return the schemas of the functions that a chat row's assistant may call; the list may be JSON text."""
+    """Return the schemas of functions that the assistant may call, from a list or its JSON text."""
     listed = _parsed(row, TOOLS)
     match listed:
         case None:
@@ -118,12 +118,12 @@ def tools_of(row: Fields) -> tuple[Json, ...]:
 
 
 def chat_key(row: Fields) -> str:
-    """Return the key that holds a row's turns; empty where there is none."""
+    """Return the key of a row's turns; empty if the row has no turns."""
     return next((key for key in CHAT_KEYS if row.data.get(key) is not None), "")
 
 
 def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
-    """Yield the keys of a chat row's turns that hold something and are not read, as `messages.thoughts`."""
+    """Yield the filled keys of turns that are not read, such as `messages.thoughts`."""
     for key in (*CHAT_KEYS, "prompt", "completion"):
         for turn in parts(row.get(key)):
             yield from (
@@ -132,18 +132,18 @@ def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
 
 
 def is_learned(turn: Message) -> bool:
-    """Whether a turn is one of the assistant's that the model is to learn."""
+    """Return whether a turn is an assistant turn to learn."""
     return turn["role"] == "assistant" and turn.get("weight") != 0
 
 
 def answered(turns: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the turns up to the last one that is learned: what follows teaches nothing."""
+    """Return the turns up to the last learned turn."""
     last = max((number for number, turn in enumerate(turns) if is_learned(turn)), default=-1)
     return tuple(turns[: last + 1])
 
 
 def asked(messages: Sequence[Message], question: str, system: str | None) -> list[Message]:
-    """Return the turns that come before a row's last answer, those of a plain question too.
+    """Return the turns before a row's last answer, also for a row with a plain question.
 
     Example:
         >>> [turn["role"] for turn in asked((), "1+1?", "Be brief.")]
@@ -164,7 +164,7 @@ def answer_of(messages: Sequence[Message], target: str) -> Message:
 
 
 def shape_of(turns: Sequence[Message], tools: Sequence[Json]) -> Shape:
-    """Return the roles of turns, whether each has content, and how many calls; and whether there are tools."""
+    """Return role, presence of content and number of calls per turn, and whether tools exist."""
     each = (
         (turn["role"], bool(turn["content"]), len(turn.get("tool_calls", ()))) for turn in turns
     )
@@ -172,18 +172,18 @@ def shape_of(turns: Sequence[Message], tools: Sequence[Json]) -> Shape:
 
 
 def last_of(turns: Sequence[Message], role: str) -> str:
-    """Return what a role said last; empty where it said nothing."""
+    """Return the last content of a role; empty if the role has no turn."""
     return next((turn["content"] for turn in reversed(turns) if turn["role"] == role), "")
 
 
 def _listed(row: Fields, key: str) -> list[tuple[str, Message]]:
-    """Return the turns in a list, each with its place in the row."""
+    """Return the turns of a list, with their places in the row."""
     return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
 
 
 def _ordered(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
-    """Return turns that follow one another as they may."""
-    # An empty system turn is how many published sets write that there is none.
+    """Return the turns without empty system turns, and check their order."""
+    # Many published datasets write an empty system turn for no system turn.
     kept = [(place, turn) for place, turn in turns if turn["content"] or turn["role"] != "system"]
     _check_order(row, key, kept)
     return tuple(turn for _, turn in kept)
@@ -217,7 +217,7 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
 
 
 def _weight(turn: Fields, role: str) -> int:
-    """Return 0 for an assistant's turn that is not to be learned, else 1."""
+    """Return 0 for an assistant turn that is not learned, else 1."""
     if turn.data.get("train") is False:
         turn.fail("train", 'is false; write "weight": 0 for a turn that is read and not learned')
     weight = turn.data.get("weight")
@@ -231,7 +231,7 @@ def _weight(turn: Fields, role: str) -> int:
 
 
 def _calls(turn: Fields) -> Iterator[Json]:
-    if turn.data.get("function_call"):  # OpenAI's older form, of one call
+    if turn.data.get("function_call"):  # OpenAI's older form of a single call
         yield _call(
             Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call.")
         )
@@ -240,7 +240,7 @@ def _calls(turn: Fields) -> Iterator[Json]:
 
 
 def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
-    """Return the calls that a turn of ShareGPT's `function_call` writes as JSON."""
+    """Return the calls that a `function_call` turn of ShareGPT contains as JSON text."""
     try:
         written = parse_json(content, parse_constant=no_constant)
     except ValueError as error:
@@ -281,7 +281,7 @@ def _parsed(fields: Fields, key: str) -> object:
 
 
 def _filled(value: object) -> object:
-    """Leave out what is null: a table of objects has every key in each."""
+    """Remove null values. A table of objects has every key in every object."""
     match value:
         case Mapping():
             return {key: _filled(each) for key, each in value.items() if each is not None}
@@ -292,7 +292,7 @@ def _filled(value: object) -> object:
 
 def _content(turn: Fields, key: str) -> str:
     match turn.data.get(key):
-        case [*parts]:  # OpenAI's form of texts and images
+        case [*parts]:  # OpenAI's list of texts and images
             texts = []
             for part in parts:
                 match part:

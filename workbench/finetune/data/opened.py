@@ -1,4 +1,4 @@
-"""Open files of rows: unpack what is compressed, and turn other encodings into UTF-8."""
+"""Open files of rows: decompress them, and convert other encodings to UTF-8."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OPENERS: Mapping[str, Callable[[Path], Any]] = {
     ".bz2": bz2.open,
 }
 PACKED = tuple(_OPENERS)
-"""Ends of names of files that are unpacked as they are read."""
+"""Suffixes of files that are decompressed while reading."""
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
-# Real rows shrink by 3 to 30 times; what grows by far more would only fill the disk.
+# Real rows compress 3 to 30 times. Content that expands far more would only fill the disk.
 _FREE_BYTES, _MOST_TIMES = 256 << 20, 300
 _CHUNK = 1 << 18
-# The four bytes of UTF-32 come first: UTF-16's mark is their beginning.
+# UTF-32 first: its four bytes begin with UTF-16's mark.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -36,7 +36,7 @@ _MARKS = (
 
 
 def check_encoding(encoding: str) -> str:
-    """Return the name of an encoding of text that Python knows."""
+    """Return the encoding if Python knows the name; raise ConfigError otherwise."""
     try:
         "".encode(encoding)
     except LookupError as error:
@@ -47,11 +47,11 @@ def check_encoding(encoding: str) -> str:
 
 
 def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
-    """Open a file of rows as UTF-8; without an encoding a byte order mark of UTF-16 or UTF-32 is obeyed.
+    """Open a file of rows as UTF-8. Without `encoding`, a byte order mark decides.
 
     Raises:
-        OSError: It cannot be opened. Reading raises it too, for compressed content that is broken or far too large,
-            and for bytes that are not of the encoding.
+        OSError: The file cannot be opened. Reading raises OSError for broken or far too large
+            compressed content, and for bytes that do not match the encoding.
     """
     opener = _OPENERS.get(path.suffix.lower())
     file: IO[bytes] = (
@@ -67,7 +67,7 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of a compressed file."""
+    """Content of a compressed file."""
 
     def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
         self._file = opener(path)
@@ -105,7 +105,7 @@ class _Unpacked(io.RawIOBase):
 
 
 class _Recoded(io.RawIOBase):
-    """A text of another encoding, as UTF-8."""
+    """Text of another encoding, converted to UTF-8."""
 
     def __init__(self, file: IO[bytes], encoding: str) -> None:
         self._file, self._encoding = file, encoding
@@ -124,7 +124,7 @@ class _Recoded(io.RawIOBase):
         return self._given
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go back to the beginning, which is all that readers of rows do."""
+        """Return to the beginning, the only position that readers of rows need."""
         if offset or whence:
             raise io.UnsupportedOperation("only the beginning can be gone back to")
         self._file.seek(0)

@@ -1,7 +1,7 @@
-"""Rows in the forms they come in, made into the one form that the trainer reads. Pure; errors name place and field.
+"""Convert rows of known forms to the trainer's form. Errors name place and field.
 
-Three forms of WikiSQL differ in what `sql` holds: columns by name (the JSONL of corrected editions), columns by index
-with a tables file (the original release), and the hub's rows, which carry their table.
+WikiSQL has three forms with different `sql`. The JSONL of corrected editions names columns. The
+original release has column numbers and a tables file. Rows of the hub contain their table.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SUMMARIZE = "Summarize this dialogue:"
 
 
 class _Form(NamedTuple):
-    """Two keys that make a row, and what may stand beside them."""
+    """Two keys of a row form, and optional keys."""
 
     asks: str
     answers: str
     given: str = ""
-    """The key of what the question is about; it need not be there."""
+    """Optional key for the context of the question."""
     heading: str = ""
-    """What the model is told to do, where the row has only what to do it with."""
+    """Instruction for rows that contain only the input."""
 
 
 _FORMS = (
@@ -62,9 +62,9 @@ ANSWERS = {
     form.asks: [other.answers for other in (*_FORMS, _SQL) if other.asks == form.asks]
     for form in _FORMS
 }
-"""The key of a form that says what is asked, and those that may answer it."""
+"""Question key of a form, with the keys that may contain the answer."""
 NESTED = ("sql", "table", *CHAT_KEYS)
-"""Keys whose values are objects or lists; a table of text has them as JSON."""
+"""Keys with objects or lists as values; a CSV table contains their JSON text."""
 _ALONE = "text"
 _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if key) | dict.fromkeys(
     (_ALONE, CHAT, TOOLS, "table_id", "table")
@@ -74,23 +74,26 @@ _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if k
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
     source: str
-    """What the model reads, or its instruction; empty where the target is plain text to learn from."""
+    """Input of the model, or the instruction; empty for plain text to learn from."""
     target: str
     table_id: str | None = None
-    """The table that the question is asked of; None for a row without a table."""
+    """Id of the table for the question; None for a row without a table."""
     input: str = ""
-    """What the instruction is about, where the row keeps that apart."""
+    """Input of the instruction, if the row has a separate field."""
     messages: tuple[Message, ...] = ()
-    """The turns of a chat, up to the last answer; `source` and `target` are then the last question and answer."""
+    """Turns of a chat up to the last answer.
+
+    `source` and `target` are the last question and answer.
+    """
     tools: tuple[Json, ...] = ()
-    """The schemas of the functions that a chat's assistant may call."""
+    """Schemas of functions that a chat's assistant may call."""
 
     opening: str = ""
-    """How the answer begins, where the model is only asked to go on."""
+    """Beginning of the answer, if the model only continues a text."""
 
     @property
     def asks(self) -> bool:
-        """Whether there is something to answer, and it is not a text to go on with."""
+        """Whether the row has a question, as opposed to plain text."""
         return bool(self.source or self.input or self.messages)
 
     def to_json(self) -> str:
@@ -107,16 +110,16 @@ class Example:
 
 
 Refusal = Callable[[Example], str]
-"""Says why a model cannot learn from a row; empty where it can."""
+"""Function that returns the reason why a model cannot learn from a row; empty if possible."""
 
 
 def any_row(_: Example) -> str:
-    """Refuse no row."""
+    """Accept every row."""
     return ""
 
 
 def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Example:
-    """Make the trainer's row of a row in any known form."""
+    """Convert a row of any known form to the trainer's form."""
     row = Fields(data, where)
     if turns := turns_of(row) or completed_turns(row):
         return _chat(row, turns)
@@ -141,14 +144,14 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
 
 
 def columns_read(data: Mapping[str, object]) -> Sequence[str]:
-    """Return the columns that the form of a row reads; those of a row of no form are none.
+    """Return the columns that a row's form reads; empty for a row of unknown form.
 
     Example:
         >>> columns_read({"instruction": "Sort.", "output": "1 2", "text": "Below is …"})
         ('instruction', 'output', 'input')
     """
     if _chat_of(data):
-        # A prepared row of a chat repeats the last question and answer.
+        # A prepared chat row repeats the last question and answer.
         prepared = ("source", "target") if {"source", "target", "table_id"} <= data.keys() else ()
         return (*CHAT_KEYS, TOOLS, "table_id", *prepared)
     if "sql" in data:
@@ -162,14 +165,14 @@ def columns_read(data: Mapping[str, object]) -> Sequence[str]:
 
 
 def has_answer(columns: Iterable[str]) -> bool:
-    """Whether columns make a row that is answered: a chat, or a question with its answer."""
+    """Return whether the columns include an answer: a chat, or a question with an answer."""
     names = set(columns)
     form = _form_of(names)
     return bool(names & {*CHAT_KEYS}) or (form is not None and form is not _SQL)
 
 
 def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str, object]:
-    """Return a row's fields, taken from the columns that were named for them."""
+    """Return a row's fields, read from the columns in `columns`."""
     row = Fields(data, where)
     for field, column in columns.items():
         if column not in row.data:
@@ -189,7 +192,7 @@ def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str
 
 
 def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the columns of fields; refuse fields that no row has, or that make no row together."""
+    """Return the columns of fields; raise ConfigError for unknown or incomplete fields."""
     for field in columns:
         if field not in _FIELDS:
             raise one_of("dataset columns: the field", field, _FIELDS)
@@ -201,7 +204,7 @@ def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTable:
-    """Read a table in the release's or the hub's form."""
+    """Read a table in the form of the release or of the hub."""
     fields = Fields(data, where)
     header = tuple(
         fields.words(f"header[{i}]", name) for i, name in enumerate(fields.items("header"))
@@ -262,7 +265,7 @@ def _of_form(row: Fields, form: _Form) -> Example:
                 "is a list; let both 'prompt' and 'completion' be lists of messages, or both be text",
             )
     source = row.prose(form.asks, needed=not prepared)
-    # An answer may be empty, as some are in published sets; a text to learn from may not.
+    # Some published datasets have empty answers. Plain text to learn from must not be empty.
     target = row.prose(form.answers, needed=not (source or given))
     return Example(source=source, target=target, table_id=table_id, input=given)
 
@@ -272,8 +275,8 @@ def _chat_of(data: Mapping[str, object]) -> bool:
 
 
 def _form_in(data: Mapping[str, object]) -> _Form | None:
-    """Return the form of two keys that a row has; None for a row of plain text, and for one of no form."""
-    # A table's row has every column of the table: those that are empty in it do not count, unless nothing else fits.
+    """Return the two-key form of a row; None for plain text or an unknown form."""
+    # A table's row has every column of the table. Ignore empty columns unless no other form fits.
     filled = {key for key, value in data.items() if value is not None}
     form = _form_of(filled)
     return _form_of(data) if form is None and _ALONE not in filled else form
@@ -285,7 +288,7 @@ def _form_of(keys: Iterable[str]) -> _Form | None:
 
 
 def _nearest(keys: Iterable[str]) -> str:
-    """Name the form whose keys look most like those that there are, and what is missing of it."""
+    """Return a hint with the most similar form and its missing keys."""
     names = [str(key) for key in keys]
 
     def likeness(form: _Form) -> tuple[int, float]:
@@ -330,7 +333,7 @@ def _indexed(sql: Fields, table: SqlTable, raw_conditions: Sequence[object]) -> 
     for i, raw in enumerate(raw_conditions):
         column, operator, value = _triple(sql, i, raw)
         name = sql.index(f"conds[{i}][0]", column, table.header)
-        # The hub stores every value as text: the column's type says which were numbers.
+        # The hub stores every value as text. The column's type marks the numbers.
         real = table.types[int(str(column))] == "real"
         number = read_number(text(value)) if real else None
         kept = sql.constant(f"conds[{i}][2]", value) if number is None else number

@@ -1,7 +1,7 @@
-"""The SQL of WikiSQL as text: `SELECT AGG col FROM table WHERE col = value AND …`; `parse(format_query(q)) == q`.
+"""WikiSQL queries as text: `SELECT AGG col FROM table WHERE col = value AND …`.
 
-Names and values stand bare, as a person would write them. Where that could be read in another way, a column is put in
-double quotes and a value in single ones, the quote itself doubled.
+`parse(format_query(q)) == q`. Names and values have no quotes, as people write them. To avoid
+ambiguity, a column gets double quotes and a value single quotes, with inner quotes doubled.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
-"""In the order of the original release, whose files name them by index."""
+"""Aggregates in the order of the original release, whose files use the index."""
 OPERATORS = ("=", ">", "<")
-"""In that order too."""
+"""Operators in the order of the original release."""
 Value = str | int | float
 
 
@@ -24,20 +24,20 @@ class Condition(NamedTuple):
     operator: str
     """One of `OPERATORS`."""
     value: Value
-    """The constant; a number only where the data had a number."""
+    """Constant; a number only if the data had a number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """What a WikiSQL query says, with columns by name."""
+    """WikiSQL query with column names."""
 
     select: str
     aggregate: str = ""
-    """One of `AGGREGATES`; "" for the plain values."""
+    """One of `AGGREGATES`; "" for no aggregate."""
     conditions: tuple[Condition, ...] = ()
 
     def logical_form(self) -> object:
-        """Return a hashable key that is equal for queries that say the same."""
+        """Return a hashable key that is equal for logically equal queries."""
         conditions = frozenset(
             (fold(c.column), c.operator, _value_key(c.value)) for c in self.conditions
         )
@@ -45,7 +45,7 @@ class Query:
 
 
 def format_query(query: Query) -> str:
-    """Write a query as the text that a model is taught."""
+    """Return the text of a query, as taught to a model."""
     aggregate = f"{query.aggregate} " if query.aggregate else ""
     text = f"SELECT {aggregate}{_column_text(query.select)} FROM table"
     if query.conditions:
@@ -57,10 +57,10 @@ def format_query(query: Query) -> str:
 
 
 def parse(text: str) -> Query | None:
-    """Read the text of a query back, with keywords in any case only where upper case does not do.
+    """Return the query of a text. Other cases of keywords count only if upper case does not parse.
 
     Returns:
-        The query, or None where the text is not a query.
+        The query, or None if the text is not a query.
 
     Example:
         >>> parse("SELECT MAX Points FROM table WHERE Team = Ike and Co AND Year < 1990").conditions
@@ -75,23 +75,24 @@ def parse(text: str) -> Query | None:
 
 
 def fold(text: str) -> str:
-    """Bring a name or a value to the form in which two of them are compared.
+    """Return a name or value in the form for comparisons.
 
     Example:
         >>> fold("  Straße ½") == fold("STRASSE 1⁄2")
         True
     """
-    # Case folding takes some letters apart again, so the form is brought about once more.
+    # Case folding decomposes some letters, so normalize again.
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(folded.split())
 
 
 _MAX_CHARACTERS = 20_000
-# The same grammar as JSON's numbers: what `json` would write for a number, and nothing else, is a number.
+# The grammar of JSON's numbers: only text that `json` would write for a number is a number.
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?")
 _AGGREGATE = "|".join(filter(None, AGGREGATES))
 _COLUMN = r'("(?:[^"]|"")*"|[^"\s](?:.*?\S)??)'
-# A model may write a blank too many between two words; a bare name or value ends with no blank.
+# A model may write extra spaces between two words. An unquoted name or value has no space at its
+# end.
 _HEAD = rf"SELECT +(?:({_AGGREGATE}) +)?{_COLUMN} +FROM +table(?: +WHERE +(.+))?"
 _CONDITION = rf"{_COLUMN} +([=<>]) +('(?:[^']|'')*'|\S(?:.*?\S)??)(?: +AND +|\Z)"
 _NOT_BARE_COLUMN = re.compile(
@@ -124,7 +125,7 @@ def _conditions(text: str, flags: int) -> tuple[Condition, ...] | None:
         column, operator, value = match.groups()
         conditions.append(Condition(_unquote(column, '"'), operator, _read_value(value)))
         position = match.end()
-    # A text that ends in AND promised one more condition.
+    # After a final AND, a condition is missing.
     return None if re.search(r" AND\Z", text, flags) else tuple(conditions)
 
 

@@ -1,6 +1,7 @@
-"""Tables that questions are asked of, and queries run on one in SQLite: in memory, read only, time and rows capped.
+"""Tables of questions, and queries on them in an in-memory SQLite with limits on time and rows.
 
-Tables come from outside: names are bound by position and values as parameters, so no text of theirs becomes SQL.
+Tables are untrusted. Names are bound by position and values as parameters, so that no text of a
+table becomes SQL.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ class SqlTable:
     id: str
     name: str = ""
     header: tuple[str, ...]
-    """Names of the columns. WikiSQL repeats a name now and then; the first column of that name is meant."""
+    """Names of the columns.
+
+    WikiSQL sometimes repeats a name; the first column of that name counts.
+    """
     types: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...] = ()
-    """Cells, by row and column; empty where only the columns are known."""
+    """Cells by row and column; empty if only the columns are known."""
 
     def column(self, name: str) -> int | None:
-        """Return the position of a column, or None; letter case and spacing do not matter."""
+        """Return the position of a column, or None. Letter case and spacing are ignored."""
         wanted = fold(name)
         return next((i for i, other in enumerate(self.header) if fold(other) == wanted), None)
 
@@ -48,10 +52,13 @@ class SqlTable:
 def execute(
     query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000
 ) -> list[Cell]:
-    """Run a query on a table, with WikiSQL's semantics; an aggregation gives one value, all else one a row.
+    """Run a query on a table with WikiSQL's semantics; return a value per row, or an aggregate.
 
-    A condition's column decides how its value is compared: text without letter case, in a `real` column as a number,
-    thousands separators and all. A ConfigError where a column is missing, or time ran out.
+    The type of a condition's column decides the comparison. Text is compared without letter case.
+    In a `real` column, values are compared as numbers, with thousands separators removed.
+
+    Raises:
+        ConfigError: A column is missing, or the time limit is over.
     """
     sql, parameters = _statement(query, table)
     deadline = time.monotonic() + timeout_s
@@ -67,7 +74,7 @@ def execute(
 
 
 def read_number(text: str) -> int | float | None:
-    """Read a number as tables write them, thousands separators and all; None for other text.
+    """Return the number in a text, also with thousands separators; None for other text.
 
     Example:
         >>> read_number(" 1,234.5 "), read_number("12"), read_number("12 men")
@@ -111,7 +118,7 @@ def _position(column: str, table: SqlTable) -> int:
 
 
 def _fill(connection: sqlite3.Connection, table: SqlTable) -> None:
-    # The collation decides =, <, > and MIN, MAX of text: SQLite's own NOCASE knows ASCII letters only.
+    # The collation decides =, <, > and MIN, MAX of text. SQLite's NOCASE only folds ASCII letters.
     connection.create_collation("folded", _compare)
     columns = ", ".join(
         f"c{i} {'NUMERIC' if kind == 'real' else 'TEXT COLLATE folded'}"
@@ -138,7 +145,7 @@ def _cell(cell: Cell) -> Cell:
 
 
 def _as_number(value: Value, column: str) -> Value:
-    """Read a condition's value as WikiSQL does: the whole text as a number, else the first number in it."""
+    """Return a condition's value as WikiSQL does: the text as a number, or its first number."""
     if not isinstance(value, str):
         return value
     whole = read_number(value)

@@ -1,1 +1,1 @@
-"""The kinds of dataset a job may name, and their preparation into files that travel to the pods."""
+"""Kinds of dataset, and their conversion to files for the pods."""

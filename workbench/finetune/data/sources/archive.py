@@ -1,6 +1,7 @@
-"""Unpack a `.tar.bz2` that came from outside, trusting nothing in it; one that is refused leaves no file.
+"""Unpack an untrusted `.tar.bz2`. A refused archive leaves no file.
 
-Python's own `filter="data"` has had several bypasses, so `tarfile` is only asked for names, sizes and bytes.
+Python's `filter="data"` has had several bypasses. `tarfile` therefore only reads names, sizes and
+bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import IO, cast
 from workbench.base.errors import ConfigError
 
 MAX_MEMBERS = 1000
-"""Members of an archive, wanted or not; WikiSQL's release has about a dozen."""
+"""Largest number of members of an archive. WikiSQL's release has about a dozen."""
 MAX_BYTES = 2 * 2**30
-"""Bytes of an archive once decompressed; WikiSQL's release has some 300 MB."""
+"""Largest decompressed size in bytes. WikiSQL's release has some 300 MB."""
 
 
 def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, Path]:
@@ -43,7 +44,7 @@ _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, *_LONG_N
 
 
 class _Member(tarfile.TarInfo):
-    """A header that is refused before `tarfile` reads what it announces into memory."""
+    """Header that is checked before `tarfile` reads the announced bytes into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
@@ -56,7 +57,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Capped:
-    """A stream that ends in an error where more comes out of it than may."""
+    """Stream that raises ConfigError after more than `MAX_BYTES`."""
 
     def __init__(self, stream: IO[bytes], archive: Path):
         self._stream, self._archive, self._left = stream, archive, MAX_BYTES

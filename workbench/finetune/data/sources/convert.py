@@ -1,6 +1,6 @@
-"""Convert rows and tables, line by line, into the files that the trainer and the predictions' reader take.
+"""Convert rows and tables, line by line, to files for the trainer and the judge of predictions.
 
-The rows to evaluate on are the same ones wherever they are held out.
+The same rows are held out for evaluation in every place.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from workbench.finetune.data.tables import SqlTable
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
     share: float | None = None
-    """The share to evaluate on; None where the evaluation rows have a source of their own."""
+    """Share of rows for evaluation; None if evaluation rows have a separate source."""
     limit: int | None = None
-    """The most rows to train on."""
+    """Largest number of training rows."""
     seed: int = 0
 
     @property
     def most(self) -> int | None:
-        """How many rows are needed of the source; None for all.
+        """Number of rows needed from the source; None for all.
 
         Example:
             >>> Split(share=0.05, limit=1000).most, Split(limit=1000).most, Split(share=0.05).most
@@ -44,7 +44,7 @@ class Split:
         )
 
     def held_out(self, rows: int, name: str) -> Iterator[bool]:
-        """Whether each of some rows is one to evaluate on; at least one is, and at least one is not."""
+        """Yield whether a row is for evaluation. At least one row is, and at least one is not."""
         assert self.share is not None
         if rows < 2:
             raise ConfigError(
@@ -56,7 +56,7 @@ class Split:
 
 
 def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
-    """Choose so many rows by chance, one after the other: selection sampling, Knuth's algorithm S.
+    """Choose `most` of `rows` rows at random, with selection sampling (Knuth's algorithm S).
 
     Example:
         >>> list(chosen(5, 2, seed=0))
@@ -72,10 +72,10 @@ def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
 def read_tables(
     path: Path, run: Path | None = None, *, encoding: str | None = None
 ) -> Iterator[SqlTable]:
-    """Read a tables file, one table at a time; of a run's directory, no link is followed in it.
+    """Yield the tables of a tables file. Links in a run directory are not followed.
 
     Raises:
-        ConfigError: A line is broken; names it and the field.
+        ConfigError: A line is invalid; the message names line and field.
     """
     for where, data in read_lines(path, run, encoding=encoding):
         yield table_from(data, where)
@@ -94,7 +94,7 @@ def write_files(
     split: Split | None = None,
     refusal: Refusal = any_row,
 ) -> Written:
-    # Headers alone: the rows of the release's tables would take hundreds of megabytes.
+    # Keep only headers: the rows of the release's tables need hundreds of megabytes.
     headers = {
         table.id: replace(table, rows=())
         for path in tables
@@ -132,7 +132,7 @@ def read_row(
     refusal: Refusal = any_row,
     tally: RowTally,
 ) -> Example:
-    """Make the trainer's row of a row, and count it."""
+    """Convert a row to the trainer's form and count the row."""
     tally.check(data, columns or {}, where)
     row = row_from(renamed(data, columns, where) if columns else data, where, tables)
     if why := refusal(row):
@@ -144,7 +144,10 @@ def read_row(
 def write_parts(
     folder: Path, train: Iterator[str], evaluation: Iterator[str] | None, split: Split, name: str
 ) -> tuple[int, int]:
-    """Write the rows to train and to evaluate on, where the latter have no source a share of the former."""
+    """Write training and evaluation rows.
+
+    Without evaluation rows, hold out a share of the training rows.
+    """
     if evaluation is not None:
         trained = write_lines(folder / "train.jsonl", islice(train, split.limit))
         return trained, write_lines(folder / "eval.jsonl", evaluation)
@@ -166,7 +169,7 @@ def write_parts(
 def mix_files(
     target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int
 ) -> int:
-    """Deal so many lines of each file evenly into one, each file's in their order."""
+    """Spread `takes` lines of every file evenly over a target file, in the order of each file."""
 
     def lines(number: int) -> Iterator[tuple[float, int, bytes]]:
         taken = chosen(rows[number], takes[number], f"{seed}-{number}")
@@ -180,9 +183,9 @@ def mix_files(
 
 
 def write_lines(target: Path, lines: Iterable[str]) -> int:
-    """Write lines; return how many."""
+    """Write lines and return their number."""
     count = 0
-    # The newline is fixed so that the same options give the same bytes on every platform.
+    # The newline is fixed so that the same options write the same bytes on every platform.
     with target.open("w", encoding="utf-8", newline="\n") as file:
         for line in lines:
             file.write(line + "\n")

@@ -1,4 +1,4 @@
-"""The kinds of dataset a job may name; each line is checked before any pod starts, but the hub's, which pods load."""
+"""Kinds of dataset of a job. Every line is checked before a pod starts; pods check hub datasets."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from workbench.finetune.data.sources.read import FORMATS, refuse_other
 
 
 class Mini(Record):
-    """The bundled dataset: questions over some forty small tables."""
+    """Bundled dataset of questions over some forty small tables."""
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "wikisql-mini"
 
     seed: Count = 0
-    """Which questions; the same seed gives the same bytes."""
+    """Seed of the questions. The same seed writes the same bytes."""
     train_rows: Size = 4000
-    """Questions to train on."""
+    """Number of training questions."""
     eval_rows: Size = 400
-    """Questions to evaluate on; none of them is trained on."""
+    """Number of evaluation questions. Training and evaluation share no question."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -47,9 +47,9 @@ class Mini(Record):
         return self
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
-        """Write its files; return what was written."""
+        """Write the files of the dataset and return the numbers of rows."""
         rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
-        # Evaluation first: it then stays the same whatever number of rows is trained on.
+        # Evaluation first, so that the number of training rows does not change the evaluation rows.
         evaluated = write_lines(
             folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows))
         )
@@ -59,7 +59,7 @@ class Mini(Record):
 
 
 class Release(Record):
-    """The original release of WikiSQL: its train part to train on, its dev part to evaluate on."""
+    """Original release of WikiSQL: the train part for training, the dev part for evaluation."""
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "release"
@@ -74,7 +74,7 @@ class Release(Record):
             )
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
-        """Unpack and convert it; return what was written."""
+        """Unpack and convert the archive; return the numbers of rows."""
         archive, names = (
             user_path(self.path),
             ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl"),
@@ -86,7 +86,7 @@ class Release(Record):
                     f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}"
                 )
         train, its_tables, dev, tables = (files[name] for name in names)
-        # Only dev's tables go on: those of train are large, and nothing is run on them.
+        # Keep only dev's tables. Tables of train are large, and no query runs on them.
         return write_files(
             folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables]
         )
@@ -98,14 +98,16 @@ class MixPart(Record):
     dataset: Annotated[
         Text | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
     ]
-    """A name, a path, or an object with `kind`; rows of a hub are read where the run is submitted."""
+    """Name, path, or object with `kind`. Rows of a hub are read on the submitting machine."""
     weight: Positive | None = None
-    """Its share of the rows to train on, in proportion to the other weights. Default None, for all parts or for none:
-    all rows of each."""
+    """Share of the training rows, in proportion to the other weights.
+
+    Set a weight for all parts or for none. Default None: all rows of the part.
+    """
 
 
 class Mix(Record):
-    """Several datasets together, their rows dealt evenly."""
+    """Several datasets with evenly mixed rows."""
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "mix"
@@ -116,9 +118,12 @@ class Mix(Record):
         Field(min_length=1),
         Allowed('a list of objects: {"dataset": …, "weight": …}'),
     ]
-    """The datasets. With weights, as many rows are taken as there are without one twice."""
+    """Datasets of the mix.
+
+    With weights, as many rows as possible are taken without repeating a row.
+    """
     seed: Count = 0
-    """Which rows of a part are taken where not all are."""
+    """Seed of the choice of rows if a part is not used completely."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -134,7 +139,7 @@ class Mix(Record):
             dataset_from(part.dataset)
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
-        """Write each part, and deal their rows; return what was written."""
+        """Write every part and mix the rows; return the numbers of rows."""
         folders = [folder / f"part-{number}" for number in range(len(self.parts))]
         made = []
         for part, its in zip(self.parts, folders, strict=True):
@@ -170,8 +175,8 @@ class Mix(Record):
 
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
-_BEFORE = {"jsonl": RowFiles.kind}  # words of earlier versions
-# The hub's own `wikisql` is a script, which `datasets` 4 and later refuse; the parquet of it stands here.
+_BEFORE = {"jsonl": RowFiles.kind}  # names in earlier versions
+# The hub's `wikisql` is a script, and `datasets` 4 and later refuse scripts. Use its Parquet copy.
 _NAMES: Mapping[str, Mapping[str, object]] = {
     "wikisql-mini": {"kind": "wikisql-mini"},
     "wikisql": {"kind": "hub", "name": "Salesforce/wikisql", "revision": "refs/convert/parquet"},
@@ -181,32 +186,38 @@ _NAMES: Mapping[str, Mapping[str, object]] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
     train: Path | None
-    """One object of source, target, table_id a line; None for a hub dataset."""
+    """JSON lines with source, target and table_id; None for a hub dataset."""
     eval: Path | None
     tables: Path | None
-    """The tables that evaluation asks of, with their rows; None where there are none."""
+    """Tables for evaluation, with their rows; None if the dataset has no tables."""
     train_rows: int
-    """Lines of `train`; 0 for a hub dataset, whose size is not known here."""
+    """Number of lines of `train`; 0 for a hub dataset, whose size is unknown here."""
     eval_rows: int
     hub: Mapping[str, object] | None
     not_read: Sequence[str] = ()
-    """Columns that no row's form reads; of a hub dataset those of its first rows, where it could be asked."""
+    """Columns not read by any row's form.
+
+    Of a hub dataset, only the first rows are checked, if reachable.
+    """
     empty_answers: int | None = None
-    """Rows whose answer is empty; None for a hub dataset, whose rows are not known here."""
+    """Number of rows with an empty answer; None for a hub dataset, whose rows are unknown here."""
     unasked: str = ""
-    """Why the hub was not asked for its columns, so that the pods have to refuse them; empty where it was."""
+    """Reason why the hub was not asked for its columns; the pods then check them.
+
+    Empty if asked.
+    """
 
 
 def dataset_from(value: str | Mapping[str, object]) -> Dataset:
-    """Read what a job calls its dataset.
+    """Return the dataset of a job.
 
     Args:
-        value: A name (`wikisql-mini`, `wikisql`); the path of a file of rows, of a folder with `train` and perhaps
-            `eval` (`dev`, `validation`) in any format, tables beside them, or of a `.tar.bz2`; or an object with `kind`
-            and its options.
+        value: A name (`wikisql-mini`, `wikisql`), a path, or an object with `kind` and its options.
+            A path is a file of rows, a `.tar.bz2`, or a folder with `train` and optionally `eval`
+            (`dev`, `validation`) in any format and tables.
 
     Raises:
-        ConfigError: The kind, a key or a name is not known, or a needed key or a file is missing.
+        ConfigError: The kind, a key or a name is unknown, or a required key or file is missing.
 
     Example:
         >>> dataset_from({"kind": "wikisql-mini", "train_rows": 100}).train_rows
@@ -230,7 +241,10 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
 
 
 def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
-    """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there."""
+    """Write a dataset's files to a folder and check every line.
+
+    An error leaves the folder unchanged.
+    """
     if isinstance(dataset, Hub):
         first, hub = dataset.check_rows(refusal=refusal), dataset.model_dump()
         return Prepared(

@@ -1,4 +1,4 @@
-"""Files of rows: which of them a path, a glob or a folder means, and their conversion."""
+"""Find files of rows by path, glob or folder, and convert them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Columns = Annotated[
 
 
 def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
-    """Refuse a column that is both read and left out."""
+    """Raise ConfigError for a column in both `ignore` and `columns`."""
     if both := [name for name in ignore if name in columns.values()]:
         raise ConfigError(
             f"dataset ignore leaves out {both[0]!r}, and columns reads it: drop it from one of them"
@@ -53,36 +53,49 @@ def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
 
 
 class RowFiles(Record):
-    """Files of one's own, in any form of rows: JSON Lines, JSON, CSV, TSV, Parquet, or saved by `datasets`."""
+    """Your files in any form of rows: JSON Lines, JSON, CSV, TSV, Parquet or a saved dataset."""
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "files"
 
     train: Paths
-    """A path of the rows to train on, a glob, or a list of both."""
+    """Path of the training rows, a glob, or a list of both."""
     eval: Annotated[
         Text | Sequence[Text] | None, Allowed("text (a path or a glob), a list of them, or None")
     ] = None
-    """The same of the rows to evaluate on. Default None: a share of the others."""
+    """Path of the evaluation rows, a glob, or a list of both.
+
+    Default None: a share of the training rows.
+    """
     eval_share: Share | None = None
-    """The share of the rows to evaluate on, where `eval` is None. Default None: 0.05 then."""
+    """Share of the rows for evaluation if `eval` is None. Default None: 0.05 in that case."""
     seed: Count = 0
-    """Which rows make that share; the same seed holds out the same rows."""
+    """Seed of the choice of evaluation rows. The same seed holds out the same rows."""
     limit: Limit | None = None
-    """The first so many rows to train on. Default None: all."""
+    """Largest number of training rows, counted from the first. Default None: all."""
     tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = (
         None
     )
-    """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
+    """Path or paths of the tables.
+
+    Required for questions with column numbers, and to run predictions.
+    """
     columns: Columns = Field(default_factory=dict)
-    """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`. Default none: the
-    columns have the names of one of the forms."""
+    """Column of each field of a row, as in `{"source": "article", "target": "highlights"}`.
+
+    Default none: column names of a known form.
+    """
     ignore: Ignored = ()
-    """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
-    Default none."""
+    """Columns to leave out on purpose, as in `["label"]`.
+
+    Ignored columns never cause an error. Default none.
+    """
 
     encoding: Annotated[Text, AfterValidator(check_encoding)] | None = None
-    """The encoding of text files, such as `cp1252`. Default None: UTF-8, or UTF-16 by its byte order mark."""
+    """Encoding of text files, such as `cp1252`.
+
+    Default None: UTF-8, or UTF-16 with a byte order mark.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -108,7 +121,7 @@ class RowFiles(Record):
                 return [file for path in several for file in _matching(option, path)]
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
-        """Convert the files; return what was written."""
+        """Convert the files; return the numbers of rows."""
         share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
         return write_files(
             folder,
@@ -124,14 +137,14 @@ class RowFiles(Record):
 
 
 def is_rows(path: Path) -> bool:
-    """Whether a path is, by its name, a file of rows, or is a saved dataset."""
+    """Return whether a path is a saved dataset, or a file with a suffix for rows."""
     return is_saved(path) or (
         is_there(path) and path.name.lower().endswith(ENDS) and path.is_file()
     )
 
 
 def files_of(folder: Path) -> RowFiles | None:
-    """Return the dataset in a folder by the names of its files; None where none is called `train`."""
+    """Return the dataset in a folder by its file names; None without a `train` file."""
     if is_saved(folder):
         return RowFiles(train=str(folder))
     train = _parts(folder, "train")
@@ -149,10 +162,10 @@ def files_of(folder: Path) -> RowFiles | None:
 
 
 def _parts(folder: Path, part: str) -> list[Path]:
-    """Find `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet` and its like."""
+    """Return files such as `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet`."""
     named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
     paths = [path for path in folder.iterdir() if named.fullmatch(path.name) and is_rows(path)]
-    # The same rows may lie there in two formats, or compressed beside the file itself.
+    # A folder may contain the same rows in two formats, or compressed and uncompressed.
     ends = {
         path: next((end for end in ENDS if path.name.lower().endswith(end)), "") for path in paths
     }

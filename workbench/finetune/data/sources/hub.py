@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub: pods load it; here it is asked for its columns, and for rows where need be."""
+"""Dataset of the Hugging Face hub. Pods load the rows; this machine asks the hub for columns."""
 
 from __future__ import annotations
 
@@ -22,41 +22,43 @@ _REMOTE_S, _LOCAL_S = 30.0, 300.0
 
 
 class FirstRows(NamedTuple):
-    """What a look at the first rows of a hub dataset found."""
+    """Result of reading the first rows of a hub dataset."""
 
     not_read: Sequence[str] = ()
-    """Columns that no row's form reads."""
+    """Columns not read by any row's form."""
     unasked: str = ""
-    """Why the look was given up; empty where it was not."""
+    """Reason why the first rows were not read; empty if read."""
 
 
 class Hub(Record):
-    """A dataset of the Hugging Face hub, loaded on the pods."""
+    """Dataset of the Hugging Face hub, loaded on the pods."""
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "hub"
 
     name: Text
-    """Its id, `owner/name`, or a folder that `datasets` can load."""
+    """Id of the dataset, `owner/name`, or a folder that `datasets` can load."""
     config: Text | None = None
-    """Which of its configurations."""
+    """Configuration of the dataset."""
     revision: Text | None = None
-    """Which branch, tag or commit."""
+    """Branch, tag or commit."""
     train_split: Text = "train"
-    """The split to train on."""
+    """Split for training."""
     eval_split: Text = "validation"
-    """The split to evaluate on, where `eval_share` is None."""
+    """Split for evaluation if `eval_share` is None."""
     eval_share: Share | None = None
-    """The share of the training split to evaluate on instead. Default None: `eval_split` is evaluated on."""
+    """Share of the training split for evaluation. Default None: evaluate on `eval_split`."""
     seed: Count = 0
-    """Which rows make that share; the same seed holds out the same rows."""
+    """Seed of the choice of evaluation rows. The same seed holds out the same rows."""
     limit: Limit | None = None
-    """The first so many rows to train on. Default None: all."""
+    """Largest number of training rows, counted from the first. Default None: all."""
     columns: Columns = Field(default_factory=dict)
-    """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
+    """Column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
     ignore: Ignored = ()
-    """Columns that are left out on purpose, as in `["label"]`, so that none of them is a reason to refuse the rows.
-    Default none."""
+    """Columns to leave out on purpose, as in `["label"]`.
+
+    Ignored columns never cause an error. Default none.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,7 +71,7 @@ class Hub(Record):
 
     @property
     def splits(self) -> list[str]:
-        """The splits that are read, the one to train on first."""
+        """Splits to read, the training split first."""
         return (
             [self.train_split]
             if self.eval_share is not None
@@ -77,7 +79,10 @@ class Hub(Record):
         )
 
     def check_rows(self, *, refusal: Refusal) -> FirstRows:
-        """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
+        """Raise ConfigError for unknown splits and columns.
+
+        Without access to the hub, the pods check them.
+        """
         local = is_folder(Path(self.name))
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not local:
             return FirstRows(unasked="HF_HUB_OFFLINE is set")
@@ -88,9 +93,8 @@ class Hub(Record):
                 _LOCAL_S if local else _REMOTE_S,
             )
             answers = list(child_rows(request, f"the hub dataset {self.name}", limit_s))
-        except (
-            ConfigError
-        ) as error:  # no network from here, or no right to read it: the pods may have both
+        # No network here or no permission to read: the pods may have both.
+        except ConfigError as error:
             return FirstRows(unasked=str(error))
         rows: Any
         rows, names = answers
@@ -101,7 +105,7 @@ class Hub(Record):
         return FirstRows(not_read=tally.not_read())
 
     def check_split(self, split: str, names: Any) -> None:
-        """Refuse a split that is not among those there are."""
+        """Raise ConfigError for an unknown split."""
         if split.isidentifier() and split not in names:
             raise ConfigError(
                 f"the hub dataset {self.name} has no split {split!r}; it has: {', '.join(names)}. Name one of them as "
@@ -115,7 +119,7 @@ class Hub(Record):
         return read_row(data, where, self.columns, refusal=refusal, tally=tally)
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
-        """Read its rows from here; return what was written."""
+        """Read the rows on this machine; return the numbers of rows."""
         options: Mapping[str, object] = self.to_dict()
         learned, judged = RowTally(self.ignore), RowTally(self.ignore)
 

@@ -1,7 +1,7 @@
-"""`wikisql-mini`: made-up questions, with their SQL, over the tables of `mini_tables.py`; always the same bytes.
+"""`wikisql-mini`: generated questions with SQL over the tables of `mini_tables.py`.
 
-Columns and values are named as they stand in the table, so that a T5 trained from scratch can learn to copy them. Train
-and eval share no question.
+The bytes are always the same. Questions contain columns and values as written in the table, so a
+T5 trained from scratch can learn to copy them. Train and eval share no question.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from workbench.finetune.data.sql import Condition, Query, format_query
 from workbench.finetune.data.tables import Cell, SqlTable
 
 MAX_ROWS = 100_000
-"""The most questions, train and eval together, that are handed out; there are some more."""
+"""Largest number of questions, train and eval together. Some more exist."""
 
 
 def mini_tables() -> tuple[SqlTable, ...]:
-    """Return the tables, with their rows, in a fixed order."""
+    """Return the tables with their rows, in a fixed order."""
     blocks = MINI_TABLES.strip().split("\n\n")
     return tuple(_table(f"mini-{number}", block) for number, block in enumerate(blocks, start=1))
 
 
 def mini_rows(seed: int, count: int) -> Iterator[Example]:
-    """Make questions, no two alike. The first `n` do not depend on `count`.
+    """Yield distinct questions. The first `n` questions do not depend on `count`.
 
     Args:
-        seed: Which questions.
-        count: How many, up to `MAX_ROWS`.
+        seed: Seed of the questions.
+        count: Number of questions, up to `MAX_ROWS`.
 
     Raises:
-        ConfigError: More were asked for than there are.
+        ConfigError: `count` is larger than `MAX_ROWS`.
     """
     if count > MAX_ROWS:
         raise ConfigError(
             f"wikisql-mini has {MAX_ROWS} questions, train and eval together; {count} were asked for"
         )
-    # A string seeds the same way in every version of Python; so do `random` and what `_pick` makes of it.
+    # A string seed, `random()` and `_pick` have the same result in every version of Python.
     rng = random.Random(f"wikisql-mini {seed}")
     tables = mini_tables()
     seen: set[str] = set()

@@ -1,6 +1,6 @@
-"""The tables of `wikisql-mini`: plain words and numbers, many shared, so that a small model meets each often.
+"""Tables of `wikisql-mini`, with many shared words so that a small model meets each word often.
 
-One block a table: its name in the plural, the columns (`#` marks one that holds numbers), then a row a `;`.
+A block is a table: plural name, columns (`#` marks numbers), and rows separated by `;`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of a file in any format, one after the other, each with its place; Parquet and saved datasets by a child."""
+"""Read rows of files in any format, with their places. A child reads Parquet and saved datasets."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from workbench.finetune.data.opened import PACKED, open_rows
 from workbench.finetune.data.rows import NESTED
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""Ends of names of files that hold rows; a file with another end is read as JSON Lines."""
+"""Suffixes of files of rows. A file with another suffix is read as JSON Lines."""
 ENDS = tuple(
     f"{end}{packed}"
     for end in FORMATS
     for packed in ("", *PACKED)
     if end != ".parquet" or not packed
 )
-"""The same, with the ends of compressed files."""
-# Formats that people have their rows in, and that are not read; what to do instead.
+"""Suffixes of `FORMATS`, also with the suffixes of compressed files."""
+# Unsupported formats of rows, and a remedy.
 _OTHERS = {
     **dict.fromkeys(
         (".xlsx", ".xls", ".ods"), "is a spreadsheet, which is not read: save it as CSV (UTF-8)"
@@ -51,16 +51,16 @@ _PLAIN = (
 _DELIMITERS = (",", ";", "\t", "|")
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
-_LOOK = 4096  # letters in which a file's first one that is no blank is looked for
+_LOOK = 4096  # letters to search for the first one that is not whitespace
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a folder is one dataset that `save_to_disk` of `datasets` wrote."""
+    """Return whether a folder is a dataset that `save_to_disk` of `datasets` wrote."""
     return is_folder(path) and (path / "state.json").is_file()
 
 
 def format_of(path: Path) -> str:
-    """Return the end of a name that says how rows are written, without that of its compression.
+    """Return the suffix for the format of rows, without the suffix of the compression.
 
     Example:
         >>> format_of(Path("rows.CSV.gz")), format_of(Path("rows.gz")), format_of(Path("rows"))
@@ -72,7 +72,7 @@ def format_of(path: Path) -> str:
 
 
 def refuse_other(path: Path, encoding: str | None = None) -> None:
-    """Refuse a file of a known format that is not read, with what to do instead; and an encoding of what is no text."""
+    """Raise ConfigError for an unsupported format, and for `encoding` of a file that is not text."""
     if why := _OTHERS.get(format_of(path)):
         raise ConfigError(f"the dataset file {path} {why}")
     if encoding is not None and (is_folder(path) or format_of(path) == ".parquet"):
@@ -90,15 +90,16 @@ def read_rows(
     telling: Collection[str] = (),
     encoding: str | None = None,
 ) -> Iterator[tuple[str, object]]:
-    """Read a file's rows; of one that is made of columns, only those that are named where any are.
+    """Yield place and value of a file's rows.
 
-    Columns with a telling name are read in any case; all others have the value None in each row.
+    Of Parquet and saved datasets, only the columns in `columns` are read, if given. Columns with a
+    name in `telling` are always read. All other columns have the value None.
     """
     if is_folder(path) or path.suffix.lower() == ".parquet":
         wanted = {"columns": sorted({*columns.values()}), "telling": sorted(telling)}
         request = {"saved" if is_folder(path) else "parquet": str(path), **wanted}
         rows = child_rows(request, f"the dataset file {path}")
-        # The names of all columns come first: those that are not read have to be named.
+        # The names of all columns come first, because unread columns are reported.
         names: Any = next(rows, ())
         for number, row in enumerate(rows, 1):
             assert isinstance(row, Mapping)
@@ -126,7 +127,10 @@ def read_rows(
 def child_rows(
     request: Mapping[str, object], what: str, limit_s: float | None = None
 ) -> Iterator[object]:
-    """Ask a process for rows, so that this one neither imports `datasets` nor holds more than one row."""
+    """Yield rows from a child process.
+
+    This process imports no `datasets` and holds only one row.
+    """
     try:
         yield from replies(entries.ROW_STREAM, request=request, limit_s=limit_s)
     except ValueError as error:
@@ -137,7 +141,7 @@ def _begins_with_object(path: Path) -> bool:
     try:
         with open_rows(path) as file:
             return file.read(_LOOK).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-    except OSError:  # reading it later says why
+    except OSError:  # reading the rows raises the error later
         return True
 
 
@@ -151,9 +155,8 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
     while first and not first.strip():
         first = file.readline(MAX_LINE_BYTES)
     if _is_row(first) and file.read(MAX_LINE_BYTES).strip():
-        yield from read_lines(
-            path, encoding=encoding
-        )  # one object a line, whatever the file is called
+        # One object a line, despite the suffix.
+        yield from read_lines(path, encoding=encoding)
     else:
         file.seek(0)
         data = _parsed(file.read(), path.name)
@@ -173,7 +176,7 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
 
 
 def _json_items(file: TextIO, name: str) -> Iterator[tuple[str, object]]:
-    """Read the items of a JSON list, one after the other: the whole list is never in memory."""
+    """Yield the items of a JSON list without holding the whole list in memory."""
     text = _Text(file, name)
     text.take("[")
     if text.peek() == "]":
@@ -187,7 +190,7 @@ def _json_items(file: TextIO, name: str) -> Iterator[tuple[str, object]]:
 
 
 class _Text:
-    """What was read of the file and is not yet used."""
+    """Text read from the file and not yet parsed."""
 
     def __init__(self, file: TextIO, name: str) -> None:
         self._file, self._name = file, name
@@ -216,9 +219,8 @@ class _Text:
         while True:
             try:
                 _, end = _DECODER.raw_decode(self._text, self._at)
-                if (
-                    end < len(self._text) or not self._more()
-                ):  # a number may go on in what was not read yet
+                # A number may continue in the unread part of the file.
+                if end < len(self._text) or not self._more():
                     break
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._at > MAX_LINE_BYTES or not self._more():
@@ -290,14 +292,14 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
 
 
 def _delimiter(file: TextIO, usual: str) -> str:
-    """Return what parts the columns of a table: what gives its first two rows equally many cells, more than one."""
-    # Where the decimal mark is a comma, spreadsheets part columns by semicolons.
+    """Return the delimiter that splits the first two rows into the same number of cells."""
+    # Spreadsheets with a decimal comma separate columns by semicolons.
     for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
         file.seek(0)
         try:
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             first = list(islice((cells for cells in rows if cells), 2))
-        except csv.Error:  # reading the rows names the place
+        except csv.Error:  # reading the rows raises the error with its place
             continue
         if len(first[0] if first else ()) > 1 and len({len(cells) for cells in first}) == 1:
             return delimiter

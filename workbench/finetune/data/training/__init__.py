@@ -1,1 +1,1 @@
-"""The rows of a rank."""
+"""Training and evaluation rows of a rank."""

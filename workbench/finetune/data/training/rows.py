@@ -1,4 +1,4 @@
-"""The training and evaluation rows of a rank: of a file each is read when it is looked at, of a hub all at once."""
+"""Training and evaluation rows of a rank: files are read row by row, a hub dataset at once."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
     from workbench.finetune.data.sources.hub import Hub
 
 Row = Mapping[str, Sequence[int]]
-"""A tokenized example: `input_ids` and, unless it is only asked, `labels`."""
+"""Tokenized example: `input_ids`, and `labels` unless the row is only a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
     train: Sequence[Example]
-    """The rows to learn from; never empty."""
+    """Training rows; never empty."""
     eval: Sequence[Example]
-    """The rows to judge by; may be empty."""
+    """Evaluation rows; may be empty."""
     not_read: Sequence[str] = ()
-    """Of a hub dataset, the columns that no row's form reads."""
+    """Columns of a hub dataset not read by any row's form."""
     empty_answers: int | None = None
-    """Of a hub dataset, the rows whose answer is empty; None for files, whose rows were counted before."""
+    """Number of rows of a hub dataset with an empty answer; None for files, which were counted."""
 
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
     if hub is not None:
-        from workbench.finetune.data.sources.hub import (
-            Hub,
-        )  # takes all the others with it, and few jobs have one
+        # Imported here because the module imports all other kinds of dataset, and few jobs need it.
+        from workbench.finetune.data.sources.hub import Hub
 
         rows = _from_hub(Hub.from_dict(hub))
     elif train is not None:
@@ -64,7 +63,7 @@ def aligned(
 
 
 class _Lines(Sequence[Example]):
-    """The rows of a JSON lines file, each read when it is looked at."""
+    """Rows of a JSON lines file, read on access."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +109,7 @@ def _example(raw: Mapping[str, object]) -> Example:
 
 
 def _from_hub(hub: Hub) -> Rows:
-    """Load the rows of a dataset hub with `datasets`, which from version 4 on runs no code of a dataset."""
+    """Load the rows of a hub dataset with `datasets`; version 4 and later run no dataset code."""
     from workbench.finetune.data.meant import RowTally, written
 
     learned, judged = RowTally(hub.ignore), RowTally(hub.ignore)
@@ -130,7 +129,7 @@ def _from_hub(hub: Hub) -> Rows:
 def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) -> list[Example]:
     try:
         loaded = open_hub(hub.to_dict(), split)
-    except ValueError as error:  # `datasets` names the splits that there are
+    except ValueError as error:  # the message of `datasets` lists the splits
         raise ConfigError(
             f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
         ) from error

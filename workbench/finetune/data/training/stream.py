@@ -1,4 +1,4 @@
-"""Write rows that `datasets` or `pyarrow` can read as JSON lines, for a process that imports neither."""
+"""Write rows of `datasets` or `pyarrow` as JSON lines for a process that imports neither."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def main() -> None:
         for row in _rows(request):
             sys.stdout.write(_line(row))
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody wants more
+    except BrokenPipeError:  # the reader has enough rows
         pass
-    except (
-        Exception
-    ) as error:  # the process ends here: its last word is what the other side reports
+    # Process boundary: the parent reports the last line of standard error.
+    except Exception as error:
         sys.stderr.write(f"\n{type(error).__name__}: {' '.join(str(error).split())}\n")
         sys.stderr.flush()
         code = 1
-    os._exit(code)  # streams of `datasets` leave threads behind, on which an exit may hang
+    # Streams of `datasets` leave threads running, and a normal exit may wait for them forever.
+    os._exit(code)
 
 
 def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = False) -> Any:
-    """Open a dataset of the hub, or one of its splits."""
+    """Open a dataset of the hub, or a split of the dataset."""
     from datasets import load_dataset
 
     config, revision = hub.get("config"), hub.get("revision")
@@ -58,7 +58,7 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
         yield saved.column_names
         yield from saved.select_columns(_wanted(columns, saved.column_names, telling))
     elif "split" in request:
-        # What is only a part of a split cannot be streamed.
+        # `datasets` cannot stream a part of a split.
         yield from open_hub(
             request["hub"], request["split"], streaming=request["split"].isidentifier()
         )
@@ -74,7 +74,7 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _check_reachable(name: str) -> None:
-    """Fail at once where no connection to the hub can be made: `datasets` tries for half a minute."""
+    """Raise OSError at once if the hub is unreachable; `datasets` retries for half a minute."""
     if not Path(name).is_dir() and not getproxies():
         from huggingface_hub.constants import ENDPOINT
 
@@ -87,7 +87,7 @@ def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Itera
     """Yield the names of all columns, then the rows."""
     from pyarrow.parquet import ParquetFile
 
-    # Nothing is mapped or fetched ahead: either keeps the whole file in memory.
+    # No memory map and no prefetch: either would hold the whole file in memory.
     with ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         names = file.schema_arrow.names
         yield names
@@ -96,9 +96,9 @@ def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Itera
 
 
 def _wanted(columns: Sequence[str], names: Sequence[str], telling: Sequence[str]) -> list[str]:
-    """Return the wanted columns and those with a telling name; all where one of those wanted is not there."""
+    """Return the wanted and telling columns; return all columns if a wanted column is missing."""
     if not columns or not {*columns} <= {*names}:
-        return list(names)  # the one who asked then names what there is
+        return list(names)  # the caller reports the missing column
     return [name for name in names if name in columns or name.casefold() in telling]
 
 
@@ -110,7 +110,7 @@ def _line(row: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON has no word for, as tables hold them where nothing is, by None."""
+    """Replace NaN and infinite numbers by None. JSON cannot express such numbers."""
     match value:
         case float():
             return value if math.isfinite(value) else None

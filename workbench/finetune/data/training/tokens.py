@@ -1,4 +1,4 @@
-"""Rows as tokens in a file: each is made by one rank, sent to all, and in memory only while it is looked at."""
+"""Tokenized rows in a file. A rank tokenizes its share and sends the rows to all ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from workbench.agent.rank import collectives as ranks
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
 
-_AT_ONCE = 2048  # examples that a rank makes into tokens before it sends them
+_AT_ONCE = 2048  # examples that a rank tokenizes between two exchanges
 _COLUMNS = ("input_ids", "labels", "position_ids")
 _BYTES = array("i").itemsize
 
 
 class TokenRows(Sequence[Row]):
-    """Rows in a file without a name, which ends with this process; some 20 bytes of each are in memory."""
+    """Rows in an unnamed file that is deleted with the process.
+
+    A row needs some 20 bytes of memory.
+    """
 
     def __init__(self, rows: Iterable[Row], folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
@@ -39,7 +42,7 @@ class TokenRows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # nobody takes a slice
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # slices are not used
         first, end = self._starts[number], self._starts[number + 1]
         content = array("i", os.pread(self._file.fileno(), (end - first) * _BYTES, first * _BYTES))
         sizes = self._sizes[number * self._width : (number + 1) * self._width]
@@ -51,14 +54,17 @@ class TokenRows(Sequence[Row]):
 
     @property
     def lengths(self) -> torch.Tensor:
-        """The tokens that are read and those that are learned of each row, rows x 2."""
+        """Numbers of input tokens and learned tokens, shape [rows, 2]."""
         return torch.frombuffer(self._sizes, dtype=torch.int32).view(len(self), self._width)[:, :2]
 
 
 def shared_rows(
     examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]
 ) -> Iterator[Row]:
-    """Have each rank make its share of the examples, all of them in order for all; every rank must take all."""
+    """Tokenize a share of the examples per rank, and yield all rows in order on every rank.
+
+    Every rank must consume all rows.
+    """
     for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
         first = begin + _AT_ONCE * ranks.rank()
         mine = make(examples[first : first + _AT_ONCE], first + 1)
@@ -67,7 +73,7 @@ def shared_rows(
 
 
 def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
-    """Put rows together, in their order, up to so many tokens; positions begin anew with each text.
+    """Pack rows in order up to `most` tokens. Positions restart with every text.
 
     Example:
         >>> rows = [{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [-100]}]
