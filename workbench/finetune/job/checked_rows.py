@@ -1,4 +1,4 @@
-"""Whether a job's model can learn from its rows, as far as that is known here: its chat template is asked, too."""
+"""Check before a run whether the model can learn from its rows. A child renders chat templates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from workbench.finetune.options.models import has_chat_template
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.prompts import source_text
 
-_SHAPES = 200  # of which the first row is rendered wherever it stands
-_ROWS = 1000  # of these on, the n-th row is rendered with a chance of so many in n
+_SHAPES = 200  # shapes whose first row is always rendered
+_ROWS = 1000  # after as many rows, row n is rendered with probability _ROWS / n
 _ANSWER_S = 120.0
 
 
 @contextmanager
 def checked_rows(job: FineTuneOptions) -> Iterator[Refusal]:
-    """Yield why the model cannot learn from a row; of rows of a chat template the first thousand, then ever fewer."""
+    """Yield a function that returns the reason why the model cannot learn from a row.
+
+    The chat template renders about the first thousand rows, then rows at random with falling
+    probability. The first row of a new shape is always rendered, up to `_SHAPES` shapes.
+    """
     by_form, child = row_refusal(job), _Child(job)
     chance, shapes, count = Random(job.seed), set[Shape](), 0
 
@@ -55,14 +59,14 @@ def _is_rendered(job: FineTuneOptions, row: Example) -> bool:
     if job.prompt not in (None, "chat"):
         return False
     has_template = bool(job.chat_template) or has_chat_template(job.model)
-    # What the hub alone knows may lie in its cache.
+    # The template of a hub model may be in the local cache.
     return bool(has_template) or (
         has_template is None and bool(row.messages or job.prompt or job.system)
     )
 
 
 class _Child:
-    """The process that renders, started with the first turns."""
+    """Process that renders chat templates. The first turns start the process."""
 
     def __init__(self, job: FineTuneOptions) -> None:
         self._model = {"model": job.model, "chat_template": job.chat_template}
@@ -71,7 +75,7 @@ class _Child:
         self._is_silent = False
 
     def refusal(self, turns: Sequence[Message], tools: Sequence[Json]) -> str:
-        """Return why the template refuses turns; empty where it does not, or is not known."""
+        """Return the reason why the template refuses turns; empty if accepted or unknown."""
         if self._is_silent:
             return ""
         if self._client is None:
@@ -80,7 +84,7 @@ class _Child:
         try:
             return str(self._client.call(request, _ANSWER_S)["refusal"])
         except (OSError, TooLong, rpc.Refused):
-            # The pods, which have the model, refuse what it would have refused.
+            # The pods have the model and check the rows again.
             self._is_silent = True
             return ""
 

@@ -1,4 +1,4 @@
-"""A job's DeepSpeed configuration: checked and filled in without importing DeepSpeed, before anything starts."""
+"""Check and complete a job's DeepSpeed configuration before a run, without importing DeepSpeed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from workbench.finetune.techniques.zero import is_offloaded
 def resolve(
     job: FineTuneOptions, *, gpus: int, world_size: int | None = None
 ) -> dict[str, object] | None:
-    """Make the configuration that the ranks of a job train with.
+    """Return the DeepSpeed configuration for the ranks of a job.
 
     Args:
-        job: Its own `deepspeed`, or else its technique's file in `dsconfig/`, is the start.
-        gpus: GPUs of a pod; 0 for CPUs.
-        world_size: The number of ranks, where it is known: then `train_batch_size` is checked too.
+        job: Job with a `deepspeed` option. By default, the technique's file in `dsconfig/` is used.
+        gpus: Number of GPUs of a pod; 0 for CPUs.
+        world_size: Number of ranks, if known. `train_batch_size` is then checked too.
 
     Returns:
-        The whole configuration, or None for a technique without DeepSpeed.
+        The complete configuration, or None for a technique without DeepSpeed.
 
     Raises:
-        ConfigError: The file is missing or not JSON, or a key is unknown, was removed, or contradicts the job.
+        ConfigError: The file is missing or not JSON, or a key is unknown, removed, or contradicts the
+            job.
 
     Example:
         >>> resolve(FineTuneOptions(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
@@ -53,7 +54,7 @@ def resolve(
 def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[str, object]:
     config.update({**AUTO_BATCHES, **config})
     config.setdefault("gradient_clipping", "auto")
-    # DeepSpeed prints a line every 10 steps by default; the trainer tells every step by itself.
+    # DeepSpeed prints a line every 10 steps by default. The trainer reports every step.
     config.setdefault("steps_per_print", 1_000_000_000)
     if "bf16" not in config and "bfloat16" not in config:
         config["bf16"] = {"enabled": "auto"}
@@ -65,15 +66,15 @@ def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[st
     if zero["stage"] == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         if part(zero, "offload_param").get("device") == "nvme":
-            # Ahead and when they are needed: DeepSpeed 0.19.8 reads the same weights from a disk twice, and fails.
+            # With prefetching, DeepSpeed 0.19.8 reads the same weights from a disk twice and fails.
             zero.setdefault("stage3_prefetch_bucket_size", 0)
-    # The trainer drives the profiler itself: DeepSpeed's switch slows every step of the run, not only the profiled.
+    # The trainer starts the profiler: DeepSpeed's switch would slow every step of the run.
     config["flops_profiler"] = {**config.get("flops_profiler", {}), "enabled": False}
     _fill_optimizer(config, job, gpus=gpus)
     if not gpus:
         for offload in ("offload_optimizer", "offload_param"):
             if zero.get(offload):
-                zero[offload]["pin_memory"] = False  # pinning serves copies to a GPU
+                zero[offload]["pin_memory"] = False  # pinned memory only speeds up copies to a GPU
     return config
 
 
@@ -87,5 +88,5 @@ def _fill_optimizer(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) 
         auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
         config["optimizer"] = {"type": "AdamW", "params": auto}
     if not gpus and "optimizer" in config:
-        # DeepSpeed's own Adam would be compiled first, which takes minutes; torch's does the same on a CPU.
+        # Compiling DeepSpeed's Adam takes minutes. torch's Adam is equivalent on a CPU.
         config["optimizer"].setdefault("params", {})["torch_adam"] = True

@@ -1,4 +1,7 @@
-"""`FineTune`, our trainer with typed options. Its verbs stand in `finetune/`, and are imported when first used."""
+"""`FineTune`, the trainer with typed options.
+
+The verbs are in `submit` and are imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 
 def _moved(dataset: object, move: Callable[[object], object]) -> object:
     match dataset:
-        case {"parts": [*parts], **options}:  # of a mix
+        case {"parts": [*parts], **options}:  # a mix
             return {**options, "parts": [_moved(part, move) for part in parts]}
         case {"dataset": part, **options}:
             return {**options, "dataset": _moved(part, move)}
@@ -57,7 +60,7 @@ def _moved(dataset: object, move: Callable[[object], object]) -> object:
 
 
 def moved_metric(metric: Metric, move: Callable[[str], object]) -> Metric:
-    """Return a metric with `move` done to the path of its file, if it has one."""
+    """Return a metric with `move` applied to the path of its file, if any."""
     match own_metrics([metric]):
         case [str() as own]:
             path, function = metric_function(own)
@@ -70,7 +73,7 @@ def _verbs() -> Any:
 
 
 class FineTune(FineTuneOptions, Job):
-    """Fine-tune an encoder-decoder or a causal model with the project's own trainer."""
+    """Fine-tune an encoder-decoder or a causal model with the project's trainer."""
 
     kind: ClassVar[str] = "finetune"
     success: ClassVar[Success] = "record"
@@ -98,17 +101,17 @@ class FineTune(FineTuneOptions, Job):
 
     @classmethod
     def _hint(cls, name: str, value: object = None) -> str:
-        """Return what to use instead of an option or a value of transformers, TRL or peft."""
+        """Return the replacement of an option or value of transformers, TRL or peft."""
         return option_hint(name) if value is None else value_hint(name, value)
 
     @property
     def word(self) -> str:
-        """What runs, as a word for a file name."""
+        """Technique, as a word for file names."""
         return self.technique
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What a result says of the job."""
+        """Options of the job that a result contains."""
         return {
             name: getattr(self, name)
             for name in ("technique", "model", "precision", "peft", "launcher")
@@ -206,7 +209,10 @@ class FineTune(FineTuneOptions, Job):
         return handover
 
     def on_ranks(self, ranks: int, before: int) -> Self:
-        """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before."""
+        """Return the job for another number of ranks, with the nearest global batch.
+
+        Micro-batches become no larger.
+        """
         rows, most = self.global_batch(before), self.per_device_train_batch_size
         counts = [
             (max(1, rows // (micro * ranks) + more), micro)

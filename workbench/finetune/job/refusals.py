@@ -1,4 +1,4 @@
-"""Combinations of a job's options that cannot work, each refused with what to use instead."""
+"""Raise ConfigError for combinations of options that cannot work, with a remedy in the message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-# What some of transformers' schedules cannot do without, one of each.
+# Options that some schedules of transformers require: at least one per schedule.
 _SCHEDULE_NEEDS = {
     Schedule.COSINE_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
     Schedule.COSINE_WARMUP_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
@@ -39,7 +39,7 @@ _SCHEDULE_NEEDS = {
 
 
 def check_together(job: FineTuneOptions) -> None:
-    """Refuse options that contradict one another, before anything starts."""
+    """Raise ConfigError for options that contradict each other. Opens no file."""
     check_address(job.model)
     _check_technique(job)
     _check_peft(job)
@@ -65,13 +65,13 @@ def check_together(job: FineTuneOptions) -> None:
             f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
         )
     check_evaluation(job)
-    # A job is read from the directories of others too: no file is opened.
+    # Jobs are also read from other users' run directories, so no file is opened.
     check_family(job, family_by_name(job.model))
     _check_prompt(job, False if job.model == TINY_LLAMA else None)
 
 
 def check_family(job: FineTuneOptions, family: Family | None) -> None:
-    """Refuse options that a model of this family has no use for."""
+    """Raise ConfigError for options that a model of `family` does not support."""
     if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
         raise ConfigError(
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
@@ -98,19 +98,22 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
 
 
 def no_template(model: str) -> str:
-    """Return the words for a model that is asked for a chat and has no template."""
+    """Return the message for a model without a chat template."""
     return f"the model {model!r} has no chat template; give one as chat_template=, or take a model that has its own"
 
 
 def unlearned_turns(row: Example) -> str:
-    """Return the words for a row with turns of weight 0 under `loss_on="all"`; empty for any other row."""
+    """Return the message for turns of weight 0 under `loss_on="all"`; empty for other rows."""
     if all(turn.get("weight") != 0 for turn in row.messages):
         return ""
     return "has a turn of weight 0, and loss_on is 'all', which learns every turn; use loss_on='answer'"
 
 
 def row_refusal(job: FineTuneOptions) -> Refusal:
-    """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
+    """Return a function that returns the reason why the job's model cannot learn from a row.
+
+    The reason is empty if the model can learn from the row.
+    """
     family, has_template = (
         model_family(job.model),
         bool(job.chat_template) or has_chat_template(job.model),
@@ -139,7 +142,7 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
 
 
 def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
-    """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
+    """Raise ConfigError for options that the model in a folder or the pods do not support."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
@@ -177,7 +180,7 @@ def _check_prompt(job: FineTuneOptions, has_template: bool | None) -> None:
 
 
 def _check_technique(job: FineTuneOptions) -> None:
-    # Options that one technique alone reads.
+    # Options that only one technique reads.
     for owner in TECHNIQUES:
         if owner.options and getattr(job, owner.options) and owner.name != job.technique:
             raise ConfigError(
