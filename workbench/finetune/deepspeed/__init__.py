@@ -1,1 +1,1 @@
-"""DeepSpeed configurations: read, checked, and filled in for the pods they run on."""
+"""Read and check DeepSpeed configurations, and complete them for the pods of a run."""

@@ -1,4 +1,4 @@
-"""Whether a DeepSpeed configuration fits DeepSpeed 0.19.8 and the job it is given to. Changes nothing."""
+"""Check a DeepSpeed configuration against DeepSpeed 0.19.8 and the job. Changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEDULES = {
     "WarmupDecayLR": Schedule.LINEAR,
     "WarmupCosineLR": Schedule.COSINE,
 }
-"""DeepSpeed's schedules by the names of the nearest of transformers'."""
+"""Nearest schedule of transformers for each schedule of DeepSpeed."""
 FIELDS: Mapping[str, str] = {
     "optimizer.params.lr": "learning_rate",
     "optimizer.params.eps": "adam_epsilon",
@@ -35,7 +35,7 @@ FIELDS: Mapping[str, str] = {
     "gradient_clipping": "max_grad_norm",
     "flops_profiler.profile_step": "profile_step",
 }
-"""A job's options that a configuration names too, by its keys; the profiler's counts where it is enabled."""
+"""Job options by key of the configuration. The profiler's key counts only if enabled."""
 _KINDS_OF_OPTIMIZER = ("adamw", "adam", "sgd")
 _QUANTIZED = (
     "zero_quantized_weights",
@@ -56,7 +56,7 @@ def check(
     gpus: int,
     world_size: int | None = None,
 ) -> None:
-    """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
+    """Raise ConfigError for a configuration that DeepSpeed refuses or that contradicts the job."""
     check_form(config, source)
     check_done(config, source)
     _check_secrets(config, source)
@@ -73,7 +73,7 @@ def check(
 
 
 def check_form(config: Mapping[str, object], source: str) -> None:
-    """Refuse keys that DeepSpeed does not know, or no longer, and values that it cannot read."""
+    """Raise ConfigError for unknown or removed keys, and for values of the wrong kind."""
     zero = part(config, "zero_optimization")
     for where, keys, removed in (("", config, REMOVED), ("zero_optimization.", zero, REMOVED_ZERO)):
         for key in keys:
@@ -85,7 +85,7 @@ def check_form(config: Mapping[str, object], source: str) -> None:
 
 
 def value_at(config: Mapping[str, object], key: str) -> object:
-    """Return what a configuration has at `section.key`; None for nothing."""
+    """Return the value at `section.key` of a configuration; None if missing."""
     *sections, name = key.split(".")
     for section in sections:
         config = part(config, section)
@@ -104,7 +104,7 @@ def _check_secrets(config: Mapping[str, object], source: str) -> None:
 
 
 def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: str) -> None:
-    """Refuse what stage 3 alone knows (NVMe, ZeRO++) under another, and what it would stumble on later."""
+    """Raise ConfigError for NVMe or ZeRO++ without stage 3, and for groups of the wrong size."""
     third = zero.get("stage") == 3
     for key in ("offload_optimizer", "offload_param"):
         offload = part(zero, key)
@@ -132,7 +132,7 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
 
 
 def _check_companions(config: Mapping[str, object], source: str) -> None:
-    """Refuse a section that changes nothing without another key."""
+    """Raise ConfigError for a section that has no effect without another key."""
     zero = part(config, "zero_optimization")
     devices = [part(zero, key).get("device") for key in ("offload_optimizer", "offload_param")]
     if part(config, "aio") and "nvme" not in devices:
@@ -221,7 +221,7 @@ def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source:
 def _check_equal(
     config: Mapping[str, object], job: FineTuneOptions, source: str, world_size: int | None
 ) -> None:
-    """Refuse keys that say something else than the job's options."""
+    """Raise ConfigError for keys that contradict the job's options."""
     wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}
     wanted["optimizer.params.betas"] = (
         "adam_beta1 and adam_beta2",

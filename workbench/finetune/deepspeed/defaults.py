@@ -1,4 +1,4 @@
-"""What a job leaves open, decided by adapters that it goes on with, a DeepSpeed JSON, or else by model and pods."""
+"""Set open options of a job from its adapters, its DeepSpeed JSON, or its model and pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 _Options = TypeVar("_Options", bound=FineTuneOptions)
 _OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
-# peft's names, by ours.
+# peft's name of each option of `Lora`.
 _LORA = {
     "r": "r",
     "alpha": "lora_alpha",
@@ -43,10 +43,10 @@ def choose(
     looks: bool = True,
     apart: bool = False,
 ) -> _Options:
-    """Return the job with every option decided that its user left open; one that was decided stays as it is.
+    """Return the job with a value for every open option. Options that are set stay unchanged.
 
-    `looks` opens the files that the job names, which must not be done for somebody else's job; `apart` means pods on
-    hosts of their own, with a network between them.
+    `looks` opens the files that the job names; use False for a job of another user. `apart` means
+    pods on separate hosts, connected by a network.
 
     Example:
         >>> choose(FineTuneOptions(model="google/flan-t5-small"), gpus=1).learning_rate
@@ -68,7 +68,13 @@ def choose(
 
 
 def on_base(job: _Options) -> _Options:
-    """Return a job whose model is a folder of adapters as one of their base, with the options they were made with."""
+    """Return a job on a folder of adapters as a job on their base model.
+
+    The job gets the options of the adapters. Other jobs are returned unchanged.
+
+    Raises:
+        ConfigError: `peft` is 'none', or an option of `lora` differs from the adapters.
+    """
     named = job.lora.get("resume_from")
     folder = user_path(str(named or job.model)).absolute()
     if not named and not is_there(folder / ADAPTERS):
@@ -117,10 +123,11 @@ def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
 
 def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:
     if job.model in (TINY_T5, TINY_LLAMA):
-        return 1e-3  # from random weights
+        return 1e-3  # random initial weights
     if family(job.model) is Family.ENCODER_DECODER:
         return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
-    # QLoRA, https://arxiv.org/abs/2305.14314 table 9; Llama 2, https://arxiv.org/abs/2307.09288 section 3.1.
+    # QLoRA: https://arxiv.org/abs/2305.14314, table 9.
+    # Llama 2: https://arxiv.org/abs/2307.09288, section 3.1.
     return 2e-5 if job.peft == Peft.NONE else 2e-4
 
 
@@ -142,7 +149,7 @@ def _as_json_says(job: _Options, world_size: int | None) -> _Options:
 def _values(
     config: Mapping[str, Any], job: FineTuneOptions, world_size: int | None
 ) -> Iterator[tuple[str, object]]:
-    """Return what a user's JSON says, by the job's names."""
+    """Yield the options that a user's JSON sets, by the job's names."""
     betas = value_at(config, "optimizer.params.betas")
     beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
     communication = config.get("communication_data_type")

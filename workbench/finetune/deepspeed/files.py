@@ -1,4 +1,4 @@
-"""The text of a job's DeepSpeed JSON: the user's own, or the technique's that is shipped."""
+"""Read the DeepSpeed JSON of a job: a user's JSON or the shipped file of the technique."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from workbench.finetune.techniques.registry import technique_of
 
 
 def load(job: FineTuneOptions | str | Path) -> tuple[dict[str, Any], str]:
-    """Read a DeepSpeed JSON; return it, and what to call it in messages.
+    """Return a DeepSpeed JSON and its name for messages.
 
     Args:
-        job: A job, whose own JSON is read, or else the file that is shipped for its technique; or the path of a file.
+        job: Job with a `deepspeed` option or a technique with a shipped file; or a file's path.
 
     Raises:
         ConfigError: The file cannot be read, or is not a JSON object.
@@ -42,7 +42,7 @@ def load(job: FineTuneOptions | str | Path) -> tuple[dict[str, Any], str]:
 
 def _load_file(given: str | Path) -> tuple[dict[str, Any], str]:
     path = user_path(given)
-    # `dsconfig/zero1.json` names the file that is shipped where the caller's folder has none.
+    # `dsconfig/zero1.json` is the shipped file unless the current folder has the file.
     if is_there(path) or path.parent.name != "dsconfig" or path.parent.parent != Path():
         return _parse(_read(path), str(path)), str(path)
     return _load_shipped(path.name)
@@ -56,7 +56,7 @@ def _load_shipped(name: str) -> tuple[dict[str, Any], str]:
 
 def _shipped(name: str) -> Traversable:
     package = importlib.resources.files("workbench")
-    # A checkout keeps the folder beside the package, where a user finds it.
+    # In a checkout, the folder is beside the package, visible to users.
     folders = [place / "dsconfig" for place in (package, getattr(package, "parent", package))]
     there: dict[str, Traversable] = {
         file.name: file

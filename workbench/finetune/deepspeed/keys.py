@@ -1,4 +1,7 @@
-"""The keys that DeepSpeed 0.19.8 knows, what they may be, and which it has removed; a test compares with it."""
+"""Known and removed keys of DeepSpeed 0.19.8, with kinds of values.
+
+A test compares with DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ REMOVED: Mapping[str, str] = {
     "sparse_attention": "delete it",
     "sparse_gradients": "delete it; embeddings made with sparse=True need no key",
 }
-"""Top-level keys that DeepSpeed refuses since their features are gone, and what to do instead."""
+"""Top-level keys of removed DeepSpeed features, with a remedy."""
 
 REMOVED_ZERO: Mapping[str, str] = {
     "mics_hierarchical_params_gather": "delete it",
@@ -33,7 +36,7 @@ REMOVED_ZERO: Mapping[str, str] = {
 
 REMOVED_OPTIMIZERS = ("onebitadam", "onebitlamb", "zerooneadam")
 
-# By section (`!`: one of which DeepSpeed refuses other keys), what its keys may be, and which those are.
+# Kinds of values and their keys, by section. `!`: DeepSpeed refuses other keys of the section.
 TOP_LEVEL: Table = table_of("""
 flag: dataloader_drop_last disable_allgather disable_python_gc dump_state managed_gradient_accumulation
     memory_breakdown prescale_gradients use_data_before_expert_parallelism wall_clock_breakdown

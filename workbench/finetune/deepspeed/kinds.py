@@ -1,4 +1,4 @@
-"""What a value of a DeepSpeed configuration may be. Pure."""
+"""Kinds of values in a DeepSpeed configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Kind:
     words: str
     fits: Callable[[object], bool]
     auto: bool = False
-    """Whether it may be 'auto': the Trainer, or DeepSpeed's default, fills it in."""
+    """Whether the value may be 'auto', which the Trainer or DeepSpeed's default replaces."""
     null: bool = False
 
     def takes(self, value: object) -> bool:
@@ -28,15 +28,20 @@ class Kind:
 
 
 Table = Mapping[str, "Kind | Table"]
-"""By key, what its value may be; a table for an object whose own keys are known."""
+"""Kind of the value by key; a table for an object with known keys."""
 
 
 class Whole(dict[str, "Kind | Table"]):
-    """A table of a section of which DeepSpeed itself refuses other keys; elsewhere it ignores them without a word."""
+    """Table of a section in which DeepSpeed refuses other keys.
+
+    Other sections ignore unknown keys.
+    """
 
 
 def table_of(text: str) -> Whole:
-    """Read a table from words: `[section.part]` or `[section]!` for a whole one, then `kind:` and the keys of it.
+    """Return a table from words: `[section.part]`, then `kind:` and keys.
+
+    `[section]!` makes a `Whole`.
 
     Example:
         >>> {key: str(kind) for key, kind in table_of("count: a b [part] none/cpu,null: c")["part"].items()}
@@ -80,7 +85,7 @@ def _one_of(words: str) -> Kind:
 
 
 def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
-    """Refuse an unknown key, and a value of another kind than its key asks for."""
+    """Raise ConfigError for an unknown key, and for a value of the wrong kind."""
     for key, value in config.items():
         match table.get(key):
             case None:
@@ -101,7 +106,7 @@ def check_kinds(config: Mapping[str, object], table: Table, source: str, where: 
                         raise _refusal(source, f"{where}{key}", value, "an object")
 
 
-_SHOWN = 100  # letters of a key that is refused
+_SHOWN = 100  # most letters of a key in an error
 _MAY_BE_NULL = {
     *(("zero_optimization.", name) for name in ("offload_param", "offload_optimizer", "zenflow")),
     ("autotuning.", "model_info"),
@@ -117,7 +122,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    # DeepSpeed takes 5e8, which JSON has for a number with a fraction.
+    # DeepSpeed accepts 5e8, a float in JSON.
     amount = number(value)
     return amount is not None and amount.is_integer() and abs(amount) <= 2**63
 
@@ -153,4 +158,4 @@ KINDS = {
     ),
     "object": Kind("an object", lambda value: isinstance(value, Mapping)),
 }
-"""By the words of a table."""
+"""Kinds by their words in a table."""

@@ -1,4 +1,4 @@
-"""DeepSpeed keys that DeepSpeed knows and the trainer does nothing with: why, and what to use instead."""
+"""Keys of DeepSpeed without effect in the trainer, with reasons and remedies."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ NOT_DONE: Mapping[str, str] = {
     "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon is not among the optimizers: remove the key",
     "zero_optimization.zenflow": "checkpoints and the audit do not know its optimizer: use a Script",
 }
-"""By key, or by section for all of its keys: why it changes nothing here, and what does."""
+"""Reason and remedy by key, or by section for all keys of the section."""
 
 _DEFAULTS: Mapping[str, object] = {
     "managed_gradient_accumulation": True,
     "zero_optimization.allgather_partitions": True,
     "zero_optimization.load_from_fp32_weights": True,
 }
-"""Values that ask for what happens anyway, where these are not the usual ones for 'off'."""
+"""Values without effect, where the default is not the usual value for 'off'."""
 
 
 def check_done(config: Mapping[str, object], source: str) -> None:
-    """Refuse a key that asks for something that the trainer does not do; one that is switched off passes.
+    """Raise ConfigError for a key of a feature that the trainer lacks. A key that is off passes.
 
     Raises:
-        ConfigError: It names the key, its value, the reason and what to use.
+        ConfigError: The message names the key, its value, the reason and a remedy.
 
     Example:
         >>> check_done({"compile": {"deepcompile": False}}, "my.json")
@@ -75,7 +75,7 @@ def check_done(config: Mapping[str, object], source: str) -> None:
 
 
 def own_keys(config: Mapping[str, object], where: str = "") -> Iterator[str]:
-    """Return the keys of a configuration, those within sections as `section.key`."""
+    """Yield the keys of a configuration; keys of sections as `section.key`."""
     for key in config:
         inner = part(config, key)
         if inner:
@@ -85,7 +85,7 @@ def own_keys(config: Mapping[str, object], where: str = "") -> Iterator[str]:
 
 
 def _asked(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Return each key below a path whose value asks for something."""
+    """Yield each key below a path whose value turns a feature on, with the value."""
     match value:
         case {"enabled": False}:
             return
@@ -101,5 +101,5 @@ def _asked(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def _is_off(value: object) -> bool:
-    """Whether a value is what the libraries write for 'nothing': one rank or stage is nothing too."""
+    """Return whether a value means 'off' in the libraries: also a single rank or stage."""
     return value is False or value in ("none", "") or (value is not True and value in (0, 1))
