@@ -1,1 +1,1 @@
-"""What a fine-tuning job does to its run directory and its pods; the core calls it through `Job`."""
+"""Submit a fine-tuning job: write its inputs, send files to pods, and resume checkpoints."""

@@ -1,4 +1,4 @@
-"""What of a fine-tuning job travels to a system that carries it out without a keeper, and why some jobs cannot."""
+"""Hand a fine-tuning job over to a system without a keeper, or raise ConfigError if impossible."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from workbench.rundir.paths import RunPaths
 
 
 def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
-    """Return what travels: the job as it is valid there, the rows, and the user's own metrics."""
+    """Return the job with paths of the other system, the rows, and the custom metrics."""
     paths = RunPaths(request.root)
     shipped = read_json(paths.job, within=paths.root)
     _check(job, request, part(shipped, "deepspeed"))
     asked: dict[str, object] = job.to_dict()
     inputs: dict[str, bytes] = {}
-    # The model of a folder of this machine lies in the folder there.
+    # A model folder of this machine is the folder `model` on the cluster.
     if Path(job.model).is_absolute():
         asked["model"] = f"{request.folder}model"
-    # The rows travel as they were prepared; the miniature of WikiSQL comes with the package.
+    # Send the prepared rows. `wikisql-mini` is part of the package.
     kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
     if shipped.get("train") and kind != "wikisql-mini":
         names = _row_files(shipped)
@@ -36,7 +36,7 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
             inputs.update({name: carried(paths.inputs / name, paths.root) for name in names})
         files = {name.partition(".")[0]: f"{request.folder}{name}" for name in names}
         asked["dataset"] = {"kind": "files", **files}
-    # The user's own metrics travel as files, by their text as it was when the job was submitted.
+    # Send custom metrics as files, with their text at the time of submission.
     sent = parts(part(shipped, "metric_inputs").get("metrics"))
     named = [metric_text(metric) for metric in job.metrics]
     asked["metrics"], metrics = carried_metrics(named, sent, request.folder)
@@ -86,7 +86,7 @@ def _row_files(shipped: Json) -> list[str]:
 
 
 def _shipped(job: FineTune) -> Mapping[str, object]:
-    """Return the technique's own configuration: `dsconfig/` does not travel with the package."""
+    """Return the technique's configuration, because `dsconfig/` is not part of the package."""
     config, _ = load(job)
     if job.optimizer != Optimizer.ADAMW:
         config.pop("optimizer", None)

@@ -1,4 +1,4 @@
-"""Metrics that are functions of the notebook, as files that travel."""
+"""Write functions of a notebook as files, so that metrics can be sent to pods."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from {module} import load as _load
 
 
 def with_metric_files(job: FineTune, folder: Path) -> FineTune:
-    """Return a job that names a file, made in a folder, for each function among its metrics."""
+    """Return the job with each metric function written to a file in `folder`."""
     if not any(map(callable, job.metrics)):
         return job
     named = [

@@ -1,4 +1,4 @@
-"""What the evaluations of a job need on the pods: the user's own metrics, read but not run, and tables for queries."""
+"""Collect the inputs of evaluations: custom metrics, which are read and not run, and tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workbench.finetune.options.evaluation import (
     own_metrics,
 )
 
-_LARGEST = 1 << 20  # bytes of a metric's file
+_LARGEST = 1 << 20  # most bytes of a metric's file
 
 
 def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
-    """Return what travels to the ranks for the job's evaluations; what could not work there is refused."""
+    """Return the inputs of evaluations for the ranks; raise ConfigError for unusable metrics."""
     if (
         data.hub is None
         and not data.eval_rows

@@ -1,4 +1,4 @@
-"""Where the rows of a fine-tuning run came from, as a fingerprint."""
+"""Fingerprint of the rows of a fine-tuning run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.rundir.paths import RunPaths
 
 
 def origin(root: Path) -> Mapping[str, object]:
-    """Return the fingerprint of a prepared run's rows, or of the hub's revision; empty where neither is known."""
+    """Return the fingerprint of a run's rows, or of the hub dataset; empty if both are unknown."""
     paths = RunPaths(root)
     files = [paths.inputs / name for name in ("train.jsonl", "eval.jsonl")]
     named = {path.name: file_digest(path) for path in files if path.is_file()}

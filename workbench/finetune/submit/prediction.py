@@ -1,4 +1,7 @@
-"""Have what a run is predicted to need worked out beside it, and written into its directory. It can fail no run."""
+"""Predict the needs of a run during the run, and write them to its directory.
+
+Cannot fail the run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _LIMIT_S = 120.0
 
 
 def companion(pod: FirstPod, run_id: str, root: Path) -> Companion:
-    """Return what answers the inquiry that the notebook left in the run directory, if there is one."""
+    """Return the companion that answers an inquiry of the notebook in the run directory."""
     return PredictionInquiry(pod, run_id, RunPaths(root))
 
 
@@ -39,7 +42,7 @@ class PredictionInquiry:
             self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the answer, no longer than that; one that comes later is written all the same."""
+        """Wait at most `seconds` for the answer. A later answer is still written."""
         if self._thread.is_alive():
             self._thread.join(seconds)
 
@@ -53,7 +56,7 @@ class PredictionInquiry:
                 write_json(self._paths.prediction, answer["prediction"])
                 if "trace" in answer:
                     remember(inquiry["request"], answer["trace"])
-        except Exception as error:  # thread boundary: no run may fail because of it
+        except Exception as error:  # thread boundary: a failed prediction must not fail the run
             logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
             why = (
                 str(error)
@@ -73,15 +76,17 @@ class PredictionInquiry:
                 reply = self._link.call("predict", run=self._run_id, inquiry=inquiry)
                 if reply["state"] != "busy":
                     return reply.get("answer")
-            except WorkbenchError as error:  # whoever runs the run opens the line again
+            except WorkbenchError as error:  # the owner of the run reconnects
                 logger.debug("%s", error)
             time.sleep(_LOOK_S)
         return None
 
 
 def _from_here(inquiry: Mapping[str, Any]) -> Mapping[str, Any]:
-    from workbench.finetune.plan.prediction import prediction_of  # seldom needed, and 25 modules
+    # Imported here because it is rarely needed and imports 25 modules.
+    from workbench.finetune.plan.prediction import prediction_of
 
-    os.nice(19)  # of this thread alone, on Linux, and of the process that it starts
+    # On Linux, only for this thread and its child process.
+    os.nice(19)
     with one_at_a_time():
         return {"prediction": prediction_of(inquiry, trace_step(inquiry["request"]))}

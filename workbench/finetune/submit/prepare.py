@@ -1,4 +1,4 @@
-"""Write the inputs of a fine-tuning run: its rows, its resolved DeepSpeed JSON, and the job as ranks read it."""
+"""Write the inputs of a fine-tuning run: rows, resolved DeepSpeed JSON, and the ranks' job file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEFT_OPEN = ("learning_rate", "precision", "communication")
 
 
 def prepare(job: FineTune, run: NewRun) -> FineTune:
-    """Write the inputs; refuse a job that cannot work on these rows, ranks and GPUs."""
+    """Write the inputs; raise ConfigError if the job does not fit the rows, ranks and GPUs."""
     paths = RunPaths(run.root)
     job = with_metric_files(job, paths.inputs)
     model_kind(job.model)

@@ -1,4 +1,4 @@
-"""Whether a run can go on from another one's checkpoint: the same training at the same global batch, the same rows."""
+"""Check and resume checkpoints: same training, same global batch, same rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from workbench.rundir.paths import RunPaths
 
 CHANGES_NOTHING = frozenset(
     {
-        # How ranks start, and how long they are waited for.
+        # Start of ranks, and timeouts.
         "launcher",
         "env",
         "stall_timeout_s",
         "ddp_timeout",
         "restarts",
-        # Where layers lie, and what is computed twice to save memory: the arithmetic stays the same.
+        # Placement of layers, and recomputation to save memory. The arithmetic stays the same.
         "device_map",
         "max_memory",
         "gradient_checkpointing",
         "checkpoint_layers",
-        # What is measured and reported beside the training.
+        # Measurements and reports besides the training.
         "logging_steps",
         "report_to",
         "profile_step",
@@ -46,23 +46,23 @@ CHANGES_NOTHING = frozenset(
         "eval_steps",
         "metrics",
         "metric_rows",
-        # Which step's model is kept, and when training ends.
+        # Choice of the best model, and end of training.
         "load_best_model_at_end",
         "metric_for_best_model",
         "greater_is_better",
         "early_stopping_patience",
         "early_stopping_threshold",
-        # When checkpoints are written, and where they stay.
+        # Times and places of checkpoints.
         "save_steps",
         "save_total_limit",
         "checkpoints",
         "resume",
     }
 )
-"""Options that a resumed job may change: the steps that follow stay the same."""
+"""Options that a resumed job may change: the later steps stay the same."""
 
 LENGTH = frozenset({"max_steps", "epochs"})
-"""Options that a resumed job may change with a note: training becomes longer or shorter, and the schedule follows."""
+"""Options that a resumed job may change with a note. Length and schedule of training change."""
 
 COMPARED_APART = frozenset(
     {
@@ -73,13 +73,16 @@ COMPARED_APART = frozenset(
         "gradient_accumulation_steps",
     }
 )
-"""Options that are compared by their effect: training rows, the resolved DeepSpeed configuration, the number format
-that is sent, the global batch."""
+"""Options that are compared by their effect.
+
+Compared are training rows, the resolved DeepSpeed configuration, the number format of sent
+gradients, and the global batch.
+"""
 
 COMPARED = tuple(
     name for name in FineTune.model_fields if name not in CHANGES_NOTHING | LENGTH | COMPARED_APART
 )
-"""Every other option: a resumed job must have the same value."""
+"""All other options. A resumed job must have the same values."""
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -92,7 +95,11 @@ def resume_checkpoint(
     resolved: Mapping[str, Any],
     ask_pods: AskPods | None,
 ) -> Checkpoint:
-    """Choose the checkpoint that a job goes on from; every byte of it is read."""
+    """Return the checkpoint that a job continues, after reading every byte of the checkpoint.
+
+    Raises:
+        ConfigError: The checkpoint is of another training, or no checkpoint is good.
+    """
     assert job.resume is not None
     root = Path(job.resume)
     made = read_json(RunPaths(root).job, within=root)
@@ -102,13 +109,12 @@ def resume_checkpoint(
         )
     held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
     checkpoint = held or newest_good(root, last_step=job.max_steps)
-    before = (
-        whole(made.get("ranks")) or checkpoint.world_size
-    )  # older runs were of the ranks that saved
+    # Older runs did not write their ranks; all their ranks saved the checkpoint.
+    before = whole(made.get("ranks")) or checkpoint.world_size
     left_open = "communication" in [*resolved["chosen"], *items(made.get("chosen"))]
     _check_settings(job, made, root, (world_size, before), left_open=left_open)
     _check_rows(paths, made, root, resolved)
-    # What is sent in bf16 is chosen where there are several pods.
+    # The number of pods decides whether gradients are sent in bf16.
     free = {**AUTO_BATCHES, "communication_data_type": None} if world_size != before else {}
     now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
     if now != then:
@@ -122,10 +128,13 @@ def resume_checkpoint(
 def write_resumption(
     root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
 ) -> tuple[int, int | None]:
-    """Let the inputs of a run, of `before` ranks, be those of going on with its newest good checkpoint on `ranks`.
+    """Rewrite the inputs of a run of `before` ranks to continue on `ranks` ranks.
 
-    Return the step of that, 0 for the beginning, and the global batch where it cannot stay what it was. A ConfigError
-    says why it cannot go on so.
+    The run continues from its newest good checkpoint. Return the step of the checkpoint, 0 for the
+    beginning, and the global batch if the batch had to change.
+
+    Raises:
+        ConfigError: The run cannot continue on `ranks` ranks.
     """
     paths = RunPaths(root)
     made = read_json(paths.job)
@@ -156,30 +165,30 @@ def write_resumption(
 
 
 def restarted_from(job: FineTune, root: Path, ranks: int) -> Mapping[int, Path]:
-    """Choose a checkpoint of an earlier attempt in a run directory, and name it in the inputs as the one to resume."""
+    """Choose a checkpoint of an earlier attempt, and write it to the inputs as `resume`."""
     paths = RunPaths(root)
     if job.save_steps is None:
         return {}
     try:
         newest = newest_good(root, last_step=job.max_steps)
     except ConfigError:
-        return {}  # from the beginning, then
+        return {}  # start from the beginning
     made = read_json(paths.job)
     if newest.world_size != ranks and bound_to_ranks(job, part(made, "deepspeed")):
         return {}
-    # Parts of another number of ranks must not mix with new ones.
+    # Old parts of another number of ranks must not mix with new parts.
     remove_after(paths.checkpoints, newest.step)
     write_json(paths.job, {**made, "job": {**part(made, "job"), "resume": str(root)}})
     return newest.parts
 
 
 def row_order(root: Path) -> int:
-    """Return the version of the order of rows of a run; those of earlier versions did not write it."""
+    """Return the version of a run's row order; 1 for early runs without a version."""
     return whole(read_json(RunPaths(root).job, within=root).get("order")) or 1
 
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:
-    """Return why the checkpoints of a job are of use only to as many ranks; empty where any number can go on."""
+    """Return the reason why checkpoints fit only the same number of ranks; empty for any number."""
     if why := technique_of(job.technique).bound_to_ranks(job):
         return why
     if part(config, "zero_optimization").get("round_robin_gradients") is True:
@@ -207,9 +216,12 @@ def _check_ranks(
 def _check_settings(
     job: FineTune, made: Mapping[str, Any], root: Path, ranks: tuple[int, int], *, left_open: bool
 ) -> None:
-    """Refuse a job that differs from the one before; `left_open`: the pods decided the format of communication."""
+    """Raise ConfigError if a job differs from the job of the checkpoint.
+
+    `left_open`: the pods decided the format of communication.
+    """
     before = _job_before(made)
-    # Older runs wrote 'plain' where nothing was asked for.
+    # Older runs wrote 'plain' if `prompt` was not set.
     chats = True if job.chat_template is not None else has_chat_template(job.model)
     default = {True: "chat", False: "plain", None: None}[chats]
     now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
@@ -241,7 +253,7 @@ def _check_settings(
 
 
 def _sent(job: FineTune) -> str:
-    """Return the number format in which a job sends gradients; the technique's own follows the precision."""
+    """Return the number format of sent gradients. The technique's format follows the precision."""
     if job.communication is not None:
         return job.communication
     return (
@@ -250,14 +262,14 @@ def _sent(job: FineTune) -> str:
 
 
 def _job_before(made: Mapping[str, Any]) -> FineTune:
-    """Return the job that made a checkpoint; the oldest runs knew no order of rows but the random one."""
+    """Return the job that wrote a checkpoint. The oldest runs only had the random row order."""
     return FineTune.from_dict(
         {"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None}
     )
 
 
 def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
-    """Return a note where a resumed job trains longer or shorter than the job that made its checkpoint."""
+    """Return a note if a resumed job trains longer or shorter than the job of the checkpoint."""
     before = _job_before(made)
     changed = [
         f"{name} is {getattr(job, name)!r} and was {getattr(before, name)!r}"
@@ -266,7 +278,7 @@ def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
     ]
     if not changed:
         return []
-    # A constant rate, or one that is warmed up over a given number of steps, does not depend on the last step.
+    # A constant rate does not depend on the last step.
     if job.lr_scheduler_type == Schedule.CONSTANT:
         return [", ".join(changed)]
     return [f"{', '.join(changed)}: the learning rate follows the schedule of the new length"]

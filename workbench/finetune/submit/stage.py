@@ -16,7 +16,7 @@ from workbench.rundir.paths import RunPaths
 
 
 def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
-    """Send data and model to one pod; return its job file."""
+    """Send data and model to a pod; return the job file of the pod."""
     paths = RunPaths(root)
     resolved = json.loads(paths.job.read_text(encoding="utf-8"))
     for name in ("train", "eval"):
@@ -43,7 +43,8 @@ def _send_model(link: PodStore, folder: Path) -> str:
     for name, digest in digests.items():
         stored = link.put_once(folder / name, digest)
         link.run(["mkdir", "-p", "-m", "700", "--", str((target / name).parent)])
-        # A symbolic one: another pod that shares the store may just be putting the same content in its place.
+        # A symbolic link: another pod with the same store may be replacing the content at the same
+        # time.
         link.run(["ln", "-sf", "--", stored, str(target / name)])
     return str(target)
 

@@ -1,4 +1,4 @@
-"""What the core asks of a fine-tuning job, one function for each verb of `Job`; imported when first used."""
+"""Verbs of `Job` for a fine-tuning job, one function per verb. Imported on first use."""
 
 from workbench.finetune.submit.handover import handed_over
 from workbench.finetune.submit.origin import origin
