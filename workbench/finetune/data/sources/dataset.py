@@ -46,7 +46,8 @@ class Mini(Record):
             )
         return self
 
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
+    # `refusal` is unused: every row has a question.
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
         """Write the files of the dataset and return the numbers of rows."""
         rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
         # Evaluation first, so that the number of training rows does not change the evaluation rows.
@@ -73,7 +74,8 @@ class Release(Record):
                 f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}"
             )
 
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002 - its rows all ask something
+    # `refusal` is unused: every row has a question.
+    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
         """Unpack and convert the archive; return the numbers of rows."""
         archive, names = (
             user_path(self.path),

@@ -88,7 +88,7 @@ class RowFiles(Record):
     ignore: Ignored = ()
     """Columns to leave out on purpose, as in `["label"]`.
 
-    Ignored columns never cause an error. Default none.
+    Rows are not refused because of an ignored column. Default none.
     """
 
     encoding: Annotated[Text, AfterValidator(check_encoding)] | None = None

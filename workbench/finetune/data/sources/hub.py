@@ -57,7 +57,7 @@ class Hub(Record):
     ignore: Ignored = ()
     """Columns to leave out on purpose, as in `["label"]`.
 
-    Ignored columns never cause an error. Default none.
+    Rows are not refused because of an ignored column. Default none.
     """
 
     @model_validator(mode="after")

@@ -72,7 +72,7 @@ def format_of(path: Path) -> str:
 
 
 def refuse_other(path: Path, encoding: str | None = None) -> None:
-    """Raise ConfigError for an unsupported format, and for `encoding` of a file that is not text."""
+    """Raise ConfigError for an unsupported format, and for `encoding` of a file without text."""
     if why := _OTHERS.get(format_of(path)):
         raise ConfigError(f"the dataset file {path} {why}")
     if encoding is not None and (is_folder(path) or format_of(path) == ".parquet"):
