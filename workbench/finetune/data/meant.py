@@ -24,7 +24,7 @@ _LETTERS = 80  # most letters of a name
 
 
 class Written(NamedTuple):
-    """Numbers of written rows, and the columns and answers that a user may have to correct."""
+    """Numbers of written rows, and columns and answers to correct."""
 
     train: int
     eval: int
@@ -47,7 +47,7 @@ def check_media(data: Mapping[str, object], where: str) -> None:
 
 
 class RowTally:
-    """Counter of the rows of a stream, with all columns and all columns that were read."""
+    """Counter of the rows of a stream, with all columns and all columns read."""
 
     def __init__(self, ignore: Sequence[str] = ()) -> None:
         self.rows = 0

@@ -1,4 +1,4 @@
-"""Open files of rows: decompress them, and convert other encodings to UTF-8."""
+"""Open files of rows, decompress compressed files, and convert other encodings to UTF-8."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPENERS: Mapping[str, Callable[[Path], Any]] = {
     ".bz2": bz2.open,
 }
 PACKED = tuple(_OPENERS)
-"""Suffixes of files that are decompressed while reading."""
+"""Suffixes of compressed files, decompressed while reading."""
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
 # Real rows compress 3 to 30 times. Content that expands far more would only fill the disk.
 _FREE_BYTES, _MOST_TIMES = 256 << 20, 300
@@ -51,7 +51,7 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
 
     Raises:
         OSError: The file cannot be opened. Reading raises OSError for broken or far too large
-            compressed content, and for bytes that do not match the encoding.
+            compressed content, and for bytes of another encoding.
     """
     opener = _OPENERS.get(path.suffix.lower())
     file: IO[bytes] = (
@@ -124,7 +124,7 @@ class _Recoded(io.RawIOBase):
         return self._given
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Return to the beginning, the only position that readers of rows need."""
+        """Return to the beginning. Readers of rows need no other position."""
         if offset or whence:
             raise io.UnsupportedOperation("only the beginning can be gone back to")
         self._file.seek(0)

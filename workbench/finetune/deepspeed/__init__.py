@@ -1,1 +1,1 @@
-"""Read and check DeepSpeed configurations, and complete them for the pods of a run."""
+"""Read, check and complete DeepSpeed configurations for the pods of a run."""

@@ -56,7 +56,7 @@ def check(
     gpus: int,
     world_size: int | None = None,
 ) -> None:
-    """Raise ConfigError for a configuration that DeepSpeed refuses or that contradicts the job."""
+    """Raise ConfigError for a configuration refused by DeepSpeed or contradicting the job."""
     check_form(config, source)
     check_done(config, source)
     _check_secrets(config, source)
@@ -132,7 +132,7 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
 
 
 def _check_companions(config: Mapping[str, object], source: str) -> None:
-    """Raise ConfigError for a section that has no effect without another key."""
+    """Raise ConfigError for a section without effect because another key is missing."""
     zero = part(config, "zero_optimization")
     devices = [part(zero, key).get("device") for key in ("offload_optimizer", "offload_param")]
     if part(config, "aio") and "nvme" not in devices:

@@ -30,8 +30,8 @@ def resolve(
         The complete configuration, or None for a technique without DeepSpeed.
 
     Raises:
-        ConfigError: The file is missing or not JSON, or a key is unknown, removed, or contradicts the
-            job.
+        ConfigError: The file is missing or not JSON, or a key is unknown, removed, or contradicts
+            the job.
 
     Example:
         >>> resolve(FineTuneOptions(technique="zero1"), gpus=0)["zero_optimization"]["stage"]

@@ -39,7 +39,7 @@ _SCHEDULE_NEEDS = {
 
 
 def check_together(job: FineTuneOptions) -> None:
-    """Raise ConfigError for options that contradict each other. Opens no file."""
+    """Raise ConfigError for contradicting options. Opens no file."""
     check_address(job.model)
     _check_technique(job)
     _check_peft(job)
@@ -71,7 +71,7 @@ def check_together(job: FineTuneOptions) -> None:
 
 
 def check_family(job: FineTuneOptions, family: Family | None) -> None:
-    """Raise ConfigError for options that a model of `family` does not support."""
+    """Raise ConfigError for options without support in models of `family`."""
     if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
         raise ConfigError(
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
@@ -112,7 +112,7 @@ def unlearned_turns(row: Example) -> str:
 def row_refusal(job: FineTuneOptions) -> Refusal:
     """Return a function that returns the reason why the job's model cannot learn from a row.
 
-    The reason is empty if the model can learn from the row.
+    An empty reason means that the model can learn from the row.
     """
     family, has_template = (
         model_family(job.model),
@@ -142,7 +142,7 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
 
 
 def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
-    """Raise ConfigError for options that the model in a folder or the pods do not support."""
+    """Raise ConfigError for options without support in the model's folder or on the pods."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)

@@ -1,4 +1,4 @@
-"""Hints for names and values of other libraries that a job does not accept. Imports nothing."""
+"""Hints for names and values of other libraries. Imports nothing."""
 
 from __future__ import annotations
 
@@ -66,10 +66,7 @@ OTHERWISE = _by_name(
         "what a run writes is in its run directory; submit(job, path=…) chooses it": "output_dir",
     }
 )
-"""transformers' TrainingArguments that a job may not set.
-
-They would break a promise or do nothing.
-"""
+"""TrainingArguments of transformers that would break a promise or do nothing."""
 
 ELSEWHERE = _by_name(
     {

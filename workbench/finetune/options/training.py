@@ -1,4 +1,4 @@
-"""Check the TrainingArguments that a job may set by `training`. Does not import transformers."""
+"""Check the TrainingArguments in `training`. Does not import transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALLOWED = frozenset(
 
 
 def check_training(given: Mapping[str, object], fields: Collection[str]) -> None:
-    """Raise ConfigError for names that are no TrainingArguments or that a job may not set.
+    """Raise ConfigError for unknown TrainingArguments, and for arguments reserved to the trainer.
 
     `fields` are the options of the job.
 
@@ -53,7 +53,7 @@ def check_training(given: Mapping[str, object], fields: Collection[str]) -> None
 
 
 def option_hint(name: str) -> str:
-    """Return a hint for an option that a job does not have; empty if no hint is known.
+    """Return a hint for an unknown option; empty if no hint is known.
 
     Example:
         >>> option_hint("num_train_epochs"), option_hint("lr"), option_hint("neftune_noise_alpha")

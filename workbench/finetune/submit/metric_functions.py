@@ -1,4 +1,4 @@
-"""Write functions of a notebook as files, so that metrics can be sent to pods."""
+"""Write metric functions of a notebook as files for the pods."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Predict the needs of a run during the run, and write them to its directory.
+"""Predict the needs of a run while the run starts, and write the prediction to its directory.
 
-Cannot fail the run.
+A failed prediction does not fail the run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIMIT_S = 120.0
 
 
 def companion(pod: FirstPod, run_id: str, root: Path) -> Companion:
-    """Return the companion that answers an inquiry of the notebook in the run directory."""
+    """Return the companion for an inquiry of the notebook in the run directory."""
     return PredictionInquiry(pod, run_id, RunPaths(root))
 
 

@@ -1,4 +1,4 @@
-"""Verbs of `Job` for a fine-tuning job, one function per verb. Imported on first use."""
+"""Verbs of `Job` for a fine-tuning job, with a function per verb. Imported on first use."""
 
 from workbench.finetune.submit.handover import handed_over
 from workbench.finetune.submit.origin import origin

@@ -1,4 +1,4 @@
-"""Tables of `wikisql-mini`, with many shared words so that a small model meets each word often.
+"""Tables of `wikisql-mini`, with many shared words for frequent repetition in a small model.
 
 A block is a table: plural name, columns (`#` marks numbers), and rows separated by `;`.
 """
