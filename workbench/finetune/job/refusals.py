@@ -142,7 +142,7 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
 
 
 def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
-    """Raise ConfigError for options without support in the model's folder or on the pods."""
+    """Raise ConfigError for options that the model's folder or the pods do not support."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)

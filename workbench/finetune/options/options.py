@@ -323,8 +323,8 @@ class FineTuneOptions(Record):
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
     """Seconds without a step before a run is stopped as failed, with kind `stall`.
 
-    Before the first step, the time without output and CPU time counts. The time with a rank stopped
-    by a signal counts too. Default None: a stall is reported and the run continues.
+    Before the first step, only time without output and CPU time counts. Time with a rank stopped by
+    a signal counts too. Default None: a stall is reported and the run continues.
     """
     ddp_timeout: Annotated[Size, Unit("seconds")] = 1800
     """Seconds before an unfinished collective operation between ranks is an error."""
@@ -340,7 +340,7 @@ class FineTuneOptions(Record):
     def frozen_format(self) -> Precision:
         """Number format of the weights that are not trained.
 
-        With adapters, bf16 and fp16 follow the arithmetic. Otherwise fp32.
+        With adapters, the same as `number_format` if that is bf16 or fp16. Otherwise fp32.
         """
         half = self.number_format in (Precision.BF16, Precision.FP16)
         return self.number_format if half and self.peft != Peft.NONE else Precision.FP32

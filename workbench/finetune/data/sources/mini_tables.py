@@ -1,4 +1,4 @@
-"""Tables of `wikisql-mini`, with many shared words for frequent repetition in a small model.
+"""Tables of `wikisql-mini`. Many tables share words, so a small model sees every word often.
 
 A block is a table: plural name, columns (`#` marks numbers), and rows separated by `;`.
 """

@@ -36,7 +36,7 @@ class Rows:
     not_read: Sequence[str] = ()
     """Columns of a hub dataset not read by any row's form."""
     empty_answers: int | None = None
-    """Number of rows of a hub dataset with an empty answer; None for files, which were counted."""
+    """Number of rows of a hub dataset with an empty answer; None for files, already counted."""
 
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
