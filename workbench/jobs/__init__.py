@@ -1,1 +1,1 @@
-"""What is asked: jobs, techniques, datasets and DeepSpeed configurations. Pure: nothing here starts anything."""
+"""Describe jobs, techniques, datasets and DeepSpeed configurations; start nothing."""

@@ -1,8 +1,9 @@
-"""`Job`: everything that keeper, agents, run directories and clients know of what they carry.
+"""Define `Job`, the interface between a kind of job and keeper, agents, run directories and clients.
 
-A kind of job is one class. It declares the four options that every job has (`launcher`, `env`, `restarts`,
-`stall_timeout_s`), the class variables `kind` and `success`, and the verbs `prepare` and `program_on`. All other
-members have a default. The registry (`jobs/registry.py`) finds the class by its kind.
+A kind of job is a class. The class declares the four common options (`launcher`, `env`,
+`restarts`, `stall_timeout_s`), the class variables `kind` and `success`, and the methods `prepare`
+and `program_on`. All other members have a default. The registry (`jobs/registry.py`) finds the
+class by its kind.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from workbench.base.files import read_bytes
 from workbench.base.record import Record
 
 Success = Literal["record", "exit code"]
-"""How a rank proves that it is done: by a record `done.json` that it writes itself, or by exit code 0."""
+"""Proof that a rank is done: the rank's own record `done.json`, or exit code 0."""
 
 COMMON = ("launcher", "env", "restarts", "stall_timeout_s")
 """Options that every kind of job declares."""
 _GRACE_S = 60.0
-_MOST_CARRIED = 512 << 20  # bytes of one file of a handover that are looked at
+_MOST_CARRIED = 512 << 20  # bytes of one file of a handover
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,32 +33,39 @@ class Stop:
     """How the ranks of a job are asked to stop."""
 
     by: Literal["file", "signal"]
-    """`file`: an empty file on rank 0's pod, which the program looks for after each step. `signal`: SIGTERM or SIGINT
-    to every rank, whichever the program handles; a Trainer within it is asked first."""
+    """Way to ask the ranks.
+
+    `file`: an empty file on rank 0's pod; the program looks for the file after every step.
+    `signal`: SIGTERM or SIGINT to every rank, by what the program handles; a Trainer in the program
+    is asked first.
+    """
     grace_s: float | None = None
     """Seconds from a signal to the kill of ranks that have not ended. None for a file: nothing is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoints:
-    """Which checkpoints of a job are kept, and where."""
+    """Rules for keeping and copying the checkpoints of a job."""
 
     most: int = 2
     """Number of checkpoints to keep, the newest."""
     brings: bool = False
     """Whether checkpoints are copied into the run directory; otherwise they stay on their pods."""
     meanwhile: bool = False
-    """Whether that is done while the job runs, not only at its end."""
+    """Whether checkpoints are copied while the job runs, not only at its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderOutputs:
-    """Which new and changed files of the folder that ranks start in are copied back."""
+    """Rules for copying back new and changed files of the folder in which ranks start."""
 
     patterns: Sequence[str]
-    """Patterns of a `.gitignore` that name files on all pods. On rank 0's pod every file is copied back."""
+    """Patterns of a `.gitignore` for files on all pods.
+
+    On rank 0's pod every file is copied back.
+    """
     limit_gib: float
-    """Size of what is copied back at most, the smallest files first."""
+    """Maximum size of the copied files in GiB. The smallest files are copied first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +73,9 @@ class NewRun:
     """A run directory that a job prepares."""
 
     root: Path
-    """The run directory. What travels to the pods lies in `inputs/` below it, which exists and is empty."""
+    """The run directory. Its folder `inputs/` exists, is empty and takes the files for the pods."""
     asked: Job
-    """The job as the user gave it, before open options were decided."""
+    """The job as the user wrote it, before open options were decided."""
     ranks: int
     """Number of ranks that will start."""
     gpus: int
@@ -75,7 +83,10 @@ class NewRun:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the pods and of the job with their values. May hold secrets: never written down."""
     ask_pods: Callable[..., Any] | None = None
-    """Returns the checkpoint of another run that pods of this cluster hold; None where there is no cluster."""
+    """Function that returns the checkpoint of another run on pods of this cluster.
+
+    None: no cluster.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +94,12 @@ class PodView:
     """A pod as a job's program sees it."""
 
     package: str
-    """Folder or zip on the pod that `import workbench` is served from."""
+    """Folder or zip on the pod from which ranks import `workbench`."""
     folder: str | None
-    """Folder on the pod that the job's archive was unpacked into. None: the job's own paths are valid there."""
+    """Folder on the pod with the unpacked archive of the job.
+
+    None: the job's own paths are valid on the pod.
+    """
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the pods and of the job with their values. May hold secrets."""
     restart: int = 0
@@ -94,22 +108,25 @@ class PodView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What each rank executes."""
+    """Command, folder and environment of every rank."""
 
     argv: Sequence[str]
     """Arguments of `python -u` on the pod."""
     entry: str | None = None
-    """`module:function` of this package that a warm server calls in place of `argv`. None: every start is cold."""
+    """`module:function` of this package; a warm server calls the function in place of `argv`.
+
+    None: every start is cold.
+    """
     cwd: str | None = None
     """Folder to start in. None: the run's own folder on the pod."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the ranks that those of the pods and of the job override."""
+    """Default variables of the ranks. Variables of the pods and of the job override them."""
     forced: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the ranks that override those of the pods and of the job."""
+    """Forced variables of the ranks. They override the variables of the pods and of the job."""
 
 
 class PodStore(Protocol):
-    """The files of one pod, as far as a job sends some itself. Each content is sent once, and verified."""
+    """File store of a pod: sends every content once and verifies the copy."""
 
     store: PurePosixPath
     """Folder on the pod for content that several runs may use."""
@@ -135,53 +152,71 @@ class FirstPod(Protocol):
     """The line to the agent of rank 0's pod."""
 
     def call(self, op: str, **fields: Any) -> Mapping[str, Any]:
-        """Send the agent a request and return its reply; a WorkbenchError says why there is none."""
+        """Send the agent a request and return its reply.
+
+        Raise WorkbenchError if there is no reply.
+        """
 
 
 class Companion(Protocol):
-    """Work that is done beside a run. It can fail no run."""
+    """Work in the background of a run. Its failure does not fail the run."""
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Start the work in its own thread."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end of the work, at most that long."""
+        """Wait until the work ends, for at most `seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HandoverRequest:
-    """A run that another system is to carry out without a keeper, such as Kubeflow."""
+    """Request to prepare a run for a system without a keeper, such as Kubeflow."""
 
     root: Path
-    """The run directory. It may be another person's: files of this machine that it names are not read."""
+    """The run directory, possibly of another person.
+
+    Local files named in the directory are not read.
+    """
     folder: str = ""
-    """Folder there, with a slash at its end, that holds the large inputs. Empty: all inputs travel in the handover."""
+    """Folder on the other system for the large inputs, with a slash at its end.
+
+    Empty: all inputs travel in the handover.
+    """
     script: str = ""
-    """A file of this machine to hand over in place of the one in the run directory. Empty: that one."""
+    """Local script to hand over in place of the run's own.
+
+    Empty: the script in the run directory.
+    """
     elastic: bool = False
-    """Whether the number of ranks may change while it runs."""
+    """Whether the number of ranks may change during the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handover:
-    """What of a job travels to the system that carries it out, and what that system may do."""
+    """Files and settings of a job for the system that carries out the run."""
 
     job: Mapping[str, object]
-    """JSON form of the job as it is valid there."""
+    """JSON form of the job with paths of the other system."""
     inputs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Files that travel, by the names that the job uses."""
+    """Files in the handover, by the names in the job."""
     archive: bytes | None = field(default=None, repr=False)
-    """A zip of the folder that ranks start in; it takes the place of `inputs`. None: there is no such folder."""
+    """Zip of the folder in which ranks start, in place of `inputs`.
+
+    None: the job has no such folder.
+    """
     resumes: bool = False
-    """Whether ranks that start again continue from a checkpoint."""
+    """Whether restarted ranks continue from a checkpoint."""
     large: str = "the inputs"
-    """What of it is large, in words."""
+    """Name of the large part of the handover, for messages."""
     put: str = "its files"
-    """What belongs into a folder there where it is too large to travel, in words."""
+    """Name of the files to put into the folder if the handover is too large, for messages."""
 
 
 def carried(file: Path, root: Path) -> bytes:
-    """Read a file of a run directory that is handed over; a link that leads out of the directory is refused."""
+    """Read a file of a run directory for a handover.
+
+    Raise ConfigError for a link out of the directory.
+    """
     try:
         return read_bytes(file, within=root, limit=_MOST_CARRIED)
     except OSError as error:
@@ -189,37 +224,42 @@ def carried(file: Path, root: Path) -> bytes:
 
 
 class Job(Record):
-    """What runs on the pods. Subclasses are the kinds of jobs; see the module for what a kind must declare."""
+    """Base class of all jobs. The module lists the required members of a subclass."""
 
     label: ClassVar[str] = "job"
     kind: ClassVar[str]
     """Word for the kind in JSON, as registered."""
 
-    if (
-        TYPE_CHECKING
-    ):  # fields of the subclass, so that their order in the options page is the subclass's own
+    # Subclasses define these fields, so that the options page keeps the order of the subclass.
+    if TYPE_CHECKING:
         launcher: str
         """One of `Launcher`."""
         env: Mapping[str, str]
         """Environment variables of every rank. Values are never printed."""
         restarts: int
-        """How often the run starts again after a loss."""
+        """Number of restarts after a loss."""
         stall_timeout_s: float | None
-        """Seconds of standstill after which the run fails. None: the standstill is only reported."""
+        """Seconds of standstill until the run fails. None: a standstill is only reported."""
 
         def __init__(self, **options: object) -> None: ...
 
     success: ClassVar[Success] = "exit code"
     events: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of state events that its ranks may send. Events of these kinds from any other job are only text."""
+    """Kinds of state events that the ranks may send.
+
+    Other state events in the output are plain text.
+    """
     records_flight: ClassVar[bool] = False
-    """Whether its ranks write their last collectives into `flight.json` when their stacks are asked for."""
+    """Whether ranks write their last collectives into `flight.json` along with their stacks."""
     run_class: ClassVar[str] = entries.RUN
-    """`module:Class` of the handle that a notebook gets for a run: `Run` or a class below it."""
+    """`module:Class` of the handle of a run in a notebook: `Run` or a subclass."""
     result_class: ClassVar[str] = entries.RESULT
-    """`module:Class` of a run's result: `RunResult` or a class below it."""
+    """`module:Class` of a run's result: `RunResult` or a subclass."""
     recipe: ClassVar[str] = ""
-    """`module:function` that returns, for a result, how to repeat the run without this project. Empty: no recipe."""
+    """`module:function` that turns a result into a recipe without this project.
+
+    Empty: no recipe.
+    """
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
@@ -236,102 +276,117 @@ class Job(Record):
 
     @property
     def word(self) -> str:
-        """What runs, as a word for a file name."""
+        """Name of the job as part of a file name."""
         return self.kind
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What a result says of the job: at least technique, model and launcher."""
+        """Facts for the result: at least technique, model and launcher."""
         return {"technique": self.kind, "model": "", "launcher": self.launcher}
 
     @property
     def functions(self) -> Sequence[str]:
-        """Names of the notebook's functions that travel with it: pods need the notebook's version of Python."""
+        """Names of notebook functions in the job.
+
+        Their pods need the Python version of the notebook.
+        """
         return ()
 
     @property
     def stop(self) -> Stop:
-        """How its ranks are asked to stop."""
+        """Way to stop the ranks. Default: a signal, and a kill after 60 seconds."""
         return Stop(by="signal", grace_s=_GRACE_S)
 
     @property
     def keeps(self) -> Checkpoints:
-        """Which checkpoints are kept, and where."""
+        """Rules for keeping and copying checkpoints."""
         return Checkpoints()
 
     @property
     def folder_outputs(self) -> FolderOutputs | None:
-        """What is copied back of the folder that ranks start in. None: only what rank 0 puts into `out/`."""
+        """Rules for copying files back from the ranks' folder.
+
+        None: only rank 0's `out/` is copied.
+        """
         return None
 
     # Numbers.
 
     def pods_wanted(self, count: int) -> int:
-        """Return the number of pods that it takes of so many."""
+        """Return the number of pods for the job, of `count` available pods."""
         return count
 
     def ranks(self, slots: int) -> int:
-        """Return the number of ranks that start on so many slots."""
+        """Return the number of ranks for `slots` slots."""
         return slots
 
     def global_batch(self, ranks: int) -> int | None:
-        """Return the rows that one optimizer step learns from, on so many ranks. None: unknown."""
+        """Return the rows per optimizer step on `ranks` ranks. None: unknown."""
         return None
 
     def batch_factors(self, ranks: int) -> Sequence[int]:
-        """Return the factors of the global batch, such as micro-batch, accumulation and ranks; empty if unknown."""
+        """Return the factors of the global batch: micro-batch, accumulation, ranks.
+
+        Empty: unknown.
+        """
         return ()
 
     # Before the run.
 
     def moved(self, move: Callable[[object], object]) -> Self:
-        """Return the job with `move` done to every option that may be a path."""
+        """Return the job with `move` applied to every option that may be a path."""
         return self
 
     def absolute(self) -> Self:
-        """Return the job with every path of this machine made absolute."""
+        """Return the job with every local path made absolute."""
         return self
 
     def chosen(self, *, gpus: int, ranks: int | None, apart: bool) -> Self:
-        """Return the job with every open option decided; `apart`: a network lies between its pods."""
+        """Return the job with every open option decided; `apart`: a network connects the pods."""
         return self
 
     def on_ranks(self, ranks: int, before: int) -> Self:
-        """Return the job for another number of ranks than `before`, with the global batch as near as possible."""
+        """Return the job for `ranks` instead of `before` ranks, with almost the same batch."""
         return self
 
     @abstractmethod
     def prepare(self, run: NewRun) -> Job:
-        """Write what travels into the run directory; return the job as it is written down.
+        """Write the inputs into the run directory; return the job in the form to store.
 
         Raises:
-            ConfigError: The job cannot work; the message says why. Nothing has started.
+            ConfigError: The job cannot work, for the reason in the message. Nothing has started.
         """
 
     def origin(self, root: Path) -> Mapping[str, object]:
-        """Return fingerprints of the `data` and the `script` of a prepared run, where it has them."""
+        """Return fingerprints of the `data` and the `script` of a prepared run, if present."""
         return {}
 
     # On the pods.
 
     def archive_in(self, root: Path) -> Path | None:
-        """Return the zip in a run directory that each pod unpacks into the folder for ranks; None for no zip."""
+        """Return the zip of the ranks' folder in a run directory.
+
+        Every pod unpacks the zip. None: no zip.
+        """
         return None
 
     def travels(self, root: Path) -> str:
-        """Return what of a run directory is sent to the pods, in words."""
+        """Return a short description of the files for the pods."""
         return "inputs"
 
     def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
-        """Send large inputs to a pod; return small text files for the run's folder there, by name."""
+        """Send large inputs to a pod.
+
+        Return small text files for the run's folder on the pod, by name.
+        """
         return {}
 
     @abstractmethod
     def program_on(self, pod: PodView) -> Program:
-        """Return what each rank executes."""
+        """Return the program of every rank on a pod."""
 
     def companion(self, pod: FirstPod, run_id: str, root: Path) -> Companion | None:
-        """Return work that is done beside the run, which begins now; None for no such work."""
+        """Return background work for a run that begins now. None: no work."""
         return None
 
     # After a loss, and at the end.
@@ -348,29 +403,32 @@ class Job(Record):
         """Change the inputs of a run of `before` ranks so that it continues on `ranks` after a loss.
 
         Returns:
-            The step it continues from, and the new global batch where that changed. None for the step: the program
-            finds its own checkpoints.
+            The step of the checkpoint, and the global batch if changed. None for the step: the
+            program finds its own checkpoints.
 
         Raises:
-            ConfigError: It cannot continue like that.
+            ConfigError: The run cannot continue on `ranks`.
         """
         return None, None
 
     def restarted_from(self, root: Path, ranks: int) -> Mapping[int, Path]:
-        """Choose a checkpoint of an earlier attempt in a run directory; return the part of each rank, or nothing."""
+        """Choose a checkpoint of an earlier attempt.
+
+        Return the folder of every rank's part, or an empty mapping.
+        """
         return {}
 
     def in_users_files(self, traceback: str, run_id: str) -> str:
-        """Return a rank's traceback with the files of the user in place of their copies on pods."""
+        """Return a traceback with the user's file names in place of the copies on pods."""
         return traceback
 
     # Without a keeper.
 
     def handed_over(self, request: HandoverRequest) -> Handover:
-        """Return what travels to a system that carries out the run without a keeper.
+        """Return the files and settings for a system that carries out the run without a keeper.
 
         Raises:
-            ConfigError: The job cannot run there; the message says why and what to do.
+            ConfigError: The job cannot run on the other system. The message has reason and remedy.
         """
         raise ConfigError(
             f"a job of kind {self.kind!r} cannot be handed over: its class has no handed_over(); "

@@ -1,4 +1,4 @@
-"""What starts the ranks of a run, for any kind of job."""
+"""Name the launchers that start the ranks of a run, for any kind of job."""
 
 from __future__ import annotations
 

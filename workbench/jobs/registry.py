@@ -1,6 +1,7 @@
-"""The kinds of jobs by name. Another package adds one by an entry point of the group `workbench.jobs`.
+"""Find the class of a job by its kind.
 
-In the `pyproject.toml` of that package, for the class `Recipe` of the module `mine.recipe` with kind `recipe`:
+Another package adds a kind by an entry point of the group `workbench.jobs`. Its `pyproject.toml`
+then has, for the class `Recipe` of the module `mine.recipe` with kind `recipe`:
 
     [project.entry-points."workbench.jobs"]
     recipe = "mine.recipe:Recipe"
@@ -24,7 +25,10 @@ DEFAULT = "finetune"
 
 
 def kinds() -> Mapping[str, str]:
-    """Return `module:Class` by kind, those of other packages included. A built-in kind cannot be replaced."""
+    """Return `module:Class` by kind.
+
+    Built-in kinds take precedence over those of other packages.
+    """
     return {**{each.name: each.value for each in entry_points(group=GROUP)}, **entries.JOBS}
 
 
@@ -32,7 +36,8 @@ def job_class(kind: object) -> type[Job]:
     """Import the class of a kind.
 
     Raises:
-        ConfigError: There is no such kind; the message names all kinds. Or its package cannot be imported.
+        ConfigError: The kind is unknown (the message names all kinds), or its package cannot be
+            imported.
     """
     place = next((place for name, place in entries.JOBS.items() if name == kind), None)
     if place is None:

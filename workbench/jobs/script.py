@@ -1,4 +1,4 @@
-"""`Script`: any training script as a job. `Function`: one of the notebook, which travels as a script that calls it."""
+"""Define `Script`, a job for any training script, and `Function`, a job for a notebook function."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from workbench.jobs.script_folder import (
 )
 
 ARCHIVE = "inputs/script.zip"
-"""A script with its folder, below the run directory."""
-_LEFT_OUT = 100  # names kept of what did not travel
+"""Zip of the script's folder, relative to the run directory."""
+_LEFT_OUT = 100  # names of files that were left out
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
-# Within the rank's own process: what `ps` shows are the references.
+# The rank's own process fills in the values, so `ps` shows only the references.
 _FILL_IN = """\
 import os, re, runpy, sys
 sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", lambda m: os.environ.get(m[1], m[0]), arg) for arg in sys.argv[1:]]
@@ -60,51 +60,72 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def references(texts: Iterable[str]) -> list[str]:
-    """Return the variables that texts refer to by `${NAME}`, each once."""
+    """Return the variables in `${NAME}` references of the texts, without duplicates."""
     return list(dict.fromkeys(name for text in texts for name in _REFERENCE.findall(text)))
 
 
 class Script(Job):
-    """Run a training script of the user's, unchanged, as one process per slot.
+    """Run a user's training script, unchanged, with a process per slot.
 
-    The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun.
-    Its folder travels with it, at most 200 MiB. A file `.workbenchignore` there, in gitignore's syntax, names what
-    stays here. What a `.gitignore` names, version control, environments, caches, `runs/`, links that lead elsewhere and
-    files that hold keys by their name (`.env`, `*.pem`, `.aws/`, …) stay anyway, unless a line such as `!runs/` or
-    `!.env` takes them back.
+    The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
+    as under torchrun. The script's folder is sent too, at most 200 MiB. A file `.workbenchignore`
+    in the folder, in gitignore's syntax, lists files to leave out. Always left out are files in a
+    `.gitignore`, version control, environments, caches, `runs/`, links out of the folder and files
+    with names of key files (`.env`, `*.pem`, `.aws/`, …). A line such as `!runs/` or `!.env`
+    includes the named files again.
     """
 
     kind: ClassVar[str] = "script"
     recipe: ClassVar[str] = entries.REPEAT
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
-    """The script, a Python file."""
+    """Path of the script, a Python file."""
     args: Annotated[Sequence[str], Allowed("a list of strings, one an argument")] = ()
-    """Its arguments, each passed as it stands; `${NAME}` of a variable in `env` is filled in within the rank, where
-    `ps` does not show it. One that looks like a secret is refused."""
+    """Arguments of the script, passed unchanged.
+
+    `${NAME}` of a variable in `env` is filled in within the rank, where `ps` does not show the
+    value. An argument that looks like a secret is refused.
+    """
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
-    """Seconds without output, CPU time and steps, or with a rank stopped by a signal, after which the run is ended as
-    failed, with kind `stall`. Default None: it is told, and goes on."""
+    """Seconds without progress until the run fails with kind `stall`.
+
+    Progress is output, CPU time or steps; a rank stopped by a signal also counts as a standstill.
+    Default None: a standstill is reported and the run continues.
+    """
     stop_grace_s: Annotated[Positive, Unit("seconds")] = 60.0
-    """Seconds from `run.stop()`, which has a Trainer end after a step and asks other ranks by a signal, to the kill of
-    ranks that have not ended."""
+    """Seconds from `run.stop()` to the kill of ranks that have not ended.
+
+    `run.stop()` ends a Trainer after a step and sends other ranks a signal.
+    """
     restarts: Annotated[Count, Unit("restarts")] = 0
-    """How often it is started again, from its beginning, after it lost a pod, or had a rank killed from outside (not
-    for its memory). A lost pod is replaced, a host that is gone left out. The script finds its own checkpoints, and the
-    number of restarts so far in TORCHELASTIC_RESTART_COUNT, as under torchrun. Default 0: it fails."""
+    """Number of restarts, from the script's beginning.
+
+    The run restarts if a pod is lost or if a rank is killed from outside (not for its memory). A
+    lost pod is replaced; a host that is gone is left out. The script finds its own checkpoints, and
+    the number of restarts so far in TORCHELASTIC_RESTART_COUNT, as under torchrun. Default 0: the
+    run fails.
+    """
     env: Environment = Field(default_factory=dict, repr=False)
-    """Environment variables of every rank. Values are never printed or written down; `${NAME}` in one is filled in
-    from the environment of whoever submits the job."""
+    """Environment variables of every rank.
+
+    Values are never printed or written down. `${NAME}` in a value is filled in from the environment
+    of the user who submits the job.
+    """
 
     outputs: Annotated[Sequence[str], Allowed("a list of patterns as in a .gitignore")] = ()
-    """What comes back from all pods, as patterns of a `.gitignore` (`*.pt`, `out/**`): new and changed files of the
-    script's folder there, into `outputs/pod-1/…`. Rank 0's pod needs none: all that was written in its copy of the
-    folder comes back, into `outputs/`."""
+    """Files to copy back from all pods, as patterns of a `.gitignore` (`*.pt`, `out/**`).
+
+    New and changed files of the script's folder are copied into `outputs/pod-1/…`. Rank 0's pod
+    needs no pattern: all new and changed files in its copy of the folder are copied into
+    `outputs/`.
+    """
     outputs_limit_gib: Annotated[Positive, Unit("GiB")] = 20.0
-    """What comes back at most, the smallest files first. What is more stays on its pod while the cluster is up, and
-    `run.fetch()` brings it."""
+    """Maximum size of the copied files in GiB, the smallest files first.
+
+    Larger files stay on their pod while the cluster is up, and `run.fetch()` copies them.
+    """
 
     def __init__(self, path: object = None, /, **options: object) -> None:
         super().__init__(**({} if path is None else {"path": path}), **options)
@@ -150,7 +171,7 @@ class Script(Job):
 
     def program_on(self, pod: PodView) -> Program:
         theirs = pod.environment.get("PYTHONPATH", "")
-        # The package comes last: `import workbench` finds it, and nothing of the job's is hidden.
+        # The package is last in the path, so it hides no module of the job.
         path = [f"{pod.package}/{entries.SCRIPT_SITE}", *([theirs] if theirs else []), pod.package]
         forced = {"PYTHONPATH": ":".join(path)}
         if self.restarts:
@@ -162,7 +183,7 @@ class Script(Job):
         )
 
     def command(self, environment: Mapping[str, str]) -> list[str]:
-        """Return what follows `python -u` in the script's folder."""
+        """Return the arguments of `python -u` in the script's folder."""
         name = self.path.rpartition("/")[2]
         is_filled = any(variable in environment for variable in references(self.args))
         return [*(["-c", _FILL_IN] if is_filled else []), name, *self.args]
@@ -191,7 +212,7 @@ class Script(Job):
         )
 
     def in_users_files(self, traceback: str, run_id: str) -> str:
-        """Return a traceback that names the script's files where their user has them.
+        """Return a traceback with the user's paths of the script's files.
 
         Example:
             >>> text = 'File "/pod-0/runs/r1/script/lib/data.py", line 3'
@@ -199,18 +220,19 @@ class Script(Job):
             'File "/home/me/lib/data.py", line 3'
         """
         script = Path(self.path)
-        # With `${NAME}` in its arguments a script is run by its bare name.
+        # A script with `${NAME}` in its arguments is started by its bare name.
         copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
         return re.sub(copy, lambda _: f"{script.parent}/", traceback)
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Run a function of the notebook as one process per slot, with `Cluster.submit`.
+    """Run a function of the notebook with a process per slot, with `Cluster.submit`.
 
-    It travels by value, with the functions and variables of the notebook that it uses; what it imports must be on the
-    pods. It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun, and
-    starts in an empty folder, of which new files come back as those of a `Script`.
+    The function is sent by value, with the notebook's functions and variables in use. Imported
+    packages must be installed on the pods. The function finds RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT in its environment, as under torchrun. It starts in an empty
+    folder, and new files are copied back as for a `Script`.
 
     Example:
         run = cluster.submit(Function(train, args=(3,), env={"NCCL_DEBUG": "INFO"}))
@@ -219,23 +241,23 @@ class Function:
     """
 
     function: Callable[..., object]
-    """What every rank calls."""
+    """Function that every rank calls."""
     args: Sequence[object] = ()
-    """Its arguments by place."""
+    """Positional arguments."""
     kwargs: Mapping[str, object] = field(default_factory=dict)
-    """Its arguments by name."""
+    """Keyword arguments."""
     launcher: str = "ssh"
     """One of `Launcher`."""
     stall_timeout_s: float | None = None
-    """As of a `Script`."""
+    """Same as the option of `Script`."""
     restarts: int = 0
-    """As of a `Script`."""
+    """Same as the option of `Script`."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down."""
 
     @property
     def name(self) -> str:
-        """The function's own name."""
+        """Name of the function."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
 

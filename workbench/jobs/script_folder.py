@@ -1,4 +1,7 @@
-"""A script's folder as it travels, as one zip; `.workbenchignore` has the last word over `.gitignore` and defaults."""
+"""Zip a script's folder for the pods.
+
+`.workbenchignore` overrides `.gitignore` and the defaults.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ SECRETS = (
     ),
     *(".terraform/", "wandb/", "mlruns/", ".*_history"),
 )
-"""What holds keys, tokens or histories by its name."""
+"""Patterns of files that hold keys, tokens or histories."""
 DEFAULTS = (
     *(
         ".git",
@@ -84,7 +87,10 @@ DEFAULTS = (
     ),
     *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", *SECRETS),
 )
-"""What never travels unless the ignore file takes it back (`!runs/`, `!.env`): its lines come after these."""
+"""Patterns of files to leave out by default.
+
+Lines of the ignore file come later and can include files again (`!runs/`, `!.env`).
+"""
 _LARGEST = 200 << 20  # bytes of a script's folder; more is data, or the wrong folder
 _NAMED = 5
 _IGNORED, _LINK = "it is left out", "it leads to something that does not travel"
@@ -92,11 +98,11 @@ _SECRET = GitIgnoreSpec.from_lines(SECRETS)
 _DEFAULT = GitIgnoreSpec.from_lines(DEFAULTS)
 
 _Rules = Sequence[tuple[Path, GitIgnoreSpec]]
-"""Ignore files with the folders that they lie in; the last one that knows a path decides."""
+"""Ignore files with their folders; the last match decides."""
 
 
 def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse arguments that hold a secret: whoever is on a pod's machine sees them, and they are written down."""
+    """Refuse arguments with a secret: other users of a pod's machine can read arguments."""
     redact = Redactor(environment)
     for place, arg in enumerate(args):
         before = f"{args[place - 1]}=" if place and args[place - 1].startswith("-") else ""
@@ -109,7 +115,7 @@ def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def check_outputs(patterns: Sequence[str]) -> None:
-    """Refuse a pattern that nothing could be compared with when the script has ended."""
+    """Refuse an invalid pattern before the script starts."""
     for pattern in patterns:
         try:
             GitIgnoreSpec.from_lines([pattern])
@@ -123,7 +129,7 @@ _SHOWN = 300  # letters of a path
 
 
 def check_script(script: Path) -> None:
-    """Look at a script and its folder before anything starts."""
+    """Check a script and its folder before the run starts."""
     if not is_there(script) or not script.is_file():
         raise ConfigError(f"the script {str(script)[:_SHOWN]} does not exist")
     folder = script.parent
@@ -159,17 +165,17 @@ def _check_name(name: str, folder: Path) -> None:
 
 
 def script_files(folder: Path) -> list[Path]:
-    """Return the files of a script's folder that travel, sorted."""
+    """Return the files of a script's folder to send, sorted."""
     return sorted(folder / name for name, stays in _script_walk(folder) if not stays)
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a script's folder that travels, by its name."""
+    """Return the SHA-256 of every sent file of a script's folder, by file name."""
     return {file.relative_to(folder).as_posix(): file_digest(file) for file in script_files(folder)}
 
 
 def left_out(folder: Path) -> list[str]:
-    """Return what of a script's folder stays because its name is that of a secret, or because it leads elsewhere."""
+    """Return files left out for a secret-like name, and links out of the folder."""
     return sorted(
         name
         for name, stays in _script_walk(folder)
@@ -178,7 +184,10 @@ def left_out(folder: Path) -> list[str]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of any other folder that travels, sorted: all but the defaults; ignore files mean nothing."""
+    """Return the files of any other folder to send, sorted.
+
+    Only the default patterns apply, no ignore file.
+    """
     return sorted(
         folder / name
         for name, stays in _walk(folder, [(folder, _DEFAULT)], nested=False)
@@ -187,7 +196,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def zip_script(script: Path) -> bytes:
-    """Zip the folder of a script; the same files give the same bytes."""
+    """Zip the folder of a script. The same files produce the same bytes."""
     try:
         check_script(script)
         return zip_files(script.parent, _with(script))
@@ -199,14 +208,14 @@ def zip_script(script: Path) -> bytes:
 
 
 def travelling(archive: bytes) -> str:
-    """Return how much of a script's folder travels, in words."""
+    """Return number and size of the files in the archive, in words."""
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         sizes = [member.file_size for member in packed.infolist()]
     return f"the script's folder ({counted(len(sizes), 'file')}, {size(sum(sizes))})"
 
 
 def _with(script: Path) -> list[Path]:
-    # The script is named, so it travels even where version control leaves it out or it is a link.
+    # The user named the script, so the script is sent even if it is ignored or a link.
     return sorted({*script_files(script.parent), script})
 
 
@@ -215,7 +224,7 @@ def _rules(folder: Path) -> _Rules:
     above = [up for up in reversed(folder.parents) if up.is_relative_to(root)]
     outer = [(up, _spec(up / _GIT_FILE)) for up in above]
     if _ignored(outer, folder, True):
-        outer = []  # a folder that the user named, whatever the repository says of it
+        outer = []  # the user named the folder, so the repository's rules do not apply
     return [
         *outer,
         (folder, _spec(folder / _GIT_FILE)),
@@ -248,8 +257,11 @@ def _script_walk(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, str]]:
-    """Yield every file, and every folder that is left out, with why it stays; `nested` reads ignore files below."""
-    # As git does it, nothing below an ignored folder is looked at, so nothing there can be taken back.
+    """Yield every file and ignored folder with a reason to leave the entry out.
+
+    `nested` also reads ignore files below.
+    """
+    # Skip everything below an ignored folder, as git does: no line can include such a file again.
     rules = list(rules)
     for place, folders, names in os.walk(folder):
         here = Path(place)
@@ -271,12 +283,12 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
 
 
 def _is_cluster(folder: Path) -> bool:
-    """Whether it is a cluster's directory: it holds keys, and files that come and go."""
+    """Whether a folder is a cluster's directory, with keys and short-lived files."""
     return (folder / "cluster.json").is_file() and (folder / "keeper.log").is_file()
 
 
 def _spec(path: Path) -> GitIgnoreSpec:
-    """Read an ignore file; in a `.gitignore`, what git would not understand means nothing here either."""
+    """Read an ignore file; skip invalid lines of a `.gitignore`, as git does."""
     of_git = path.name == _GIT_FILE
     lines: list[str] = []
     try:
@@ -293,7 +305,7 @@ def _spec(path: Path) -> GitIgnoreSpec:
         try:
             GitIgnoreSpec.from_lines([line])
             patterns.append(line)
-        except ValueError as error:  # what pathspec raises is one
+        except ValueError as error:  # pathspec raises a subclass
             if not of_git:
                 why = f"is not a pattern of a .gitignore: {error}"
                 raise ConfigError(f"{path}, line {number}: {line!r} {why}") from error
