@@ -1,1 +1,1 @@
-"""What happens: the keeper, its runs, their directories, events, commands and results."""
+"""Read and write run directories: paths, specs, events, states and results."""

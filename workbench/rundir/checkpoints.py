@@ -1,6 +1,7 @@
-"""The checkpoints of a run: the parts of its ranks, whether they are whole, and the newest that it can go on from.
+"""Read and check the checkpoints of a run, and choose the newest valid checkpoint to continue from.
 
-A part's manifest is written last and has checksums: torch, as safetensors, loads flipped bits in silence.
+A part's manifest is written last and has checksums, because torch and safetensors load flipped bits
+without an error.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.tolerant import Whole
 
 NAME = "manifest.json"
-"""Of a rank's part of a checkpoint."""
+"""Name of the manifest file in a rank's part of a checkpoint."""
 ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
-"""By the pod's name and the folder of a part: what is wrong with it, and its manifest."""
+"""Function from a pod's name and a part's folder to the part's problem and manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     step: int
-    """The optimizer step after which it was made."""
+    """Number of optimizer steps before the checkpoint."""
     parts: Mapping[int, Path]
-    """The folder of each rank's part."""
+    """Folders of the parts, by rank."""
     pods: Mapping[int, str] = field(default_factory=dict)
-    """The pods that the parts lie on, by rank; empty where they are in the run directory."""
+    """Names of the pods with the parts, by rank. Empty: the parts are in the run directory."""
     notes: Sequence[str] = ()
-    """Why newer ones were left out, one line each."""
+    """Reasons why newer checkpoints were left out, a line per checkpoint."""
 
     @property
     def world_size(self) -> int:
@@ -44,13 +45,16 @@ class Checkpoint:
 
 
 CHECKPOINT = TypeAdapter(Checkpoint)
-"""Reads and writes the JSON form."""
+"""Converter from and to the JSON form."""
 
 
 def newest_good(
     root: Path, *, last_step: int | None = None, on_pods: ReadPart | None = None
 ) -> Checkpoint:
-    """Choose among the checkpoints before `last_step` in a run directory, or that its pods kept; every byte is read."""
+    """Return the newest valid checkpoint before `last_step` in a run directory or on its pods.
+
+    Every byte is read. Raise ConfigError if no checkpoint is valid.
+    """
     paths = RunPaths(root)
     read, steps = (on_pods, _on_pods(paths)) if on_pods else (_read_here, _here(paths.checkpoints))
     notes: list[str] = []
@@ -78,7 +82,10 @@ def newest_good(
 
 
 def keep_newest(folder: Path, most: int = 2) -> list[int]:
-    """Remove all but the newest checkpoints of a folder; return the steps of those, the newest first."""
+    """Remove all but the `most` newest checkpoints of a folder.
+
+    Return the remaining steps, newest first.
+    """
     steps = sorted((number_in(path.name, "step") for path in folder.glob("step-*")), reverse=True)
     for step in steps[most:]:
         shutil.rmtree(folder / f"step-{step}", ignore_errors=True)
@@ -86,7 +93,7 @@ def keep_newest(folder: Path, most: int = 2) -> list[int]:
 
 
 def remove_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, which are damaged: their steps come again."""
+    """Remove the damaged checkpoints after a step; the run repeats the later steps."""
     for path in folder.glob("step-*"):
         if number_in(path.name, "step") > step:
             shutil.rmtree(path, ignore_errors=True)
@@ -104,7 +111,7 @@ def number_in(name: str, what: str) -> int:
 
 
 Places = Mapping[int, tuple[str, Path]]
-"""By rank, the pod and the folder of its part."""
+"""Pod and folder of every rank's part."""
 
 
 def _here(folder: Path) -> dict[int, Places]:
@@ -153,7 +160,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
 
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
-    # What others could write is not what a run of ours left.
+    # Another user may have changed files with foreign ownership or write access.
     if foreign := next(filter(None, map(not_ours, (part, *part.iterdir()))), ""):
         return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
     return problem_of(part), read_manifest(part)
@@ -170,7 +177,7 @@ def write_manifest(folder: Path, **facts: object) -> int:
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any]:
-    """Read the manifest of a part; empty where there is none that can be read."""
+    """Read the manifest of a part. Return an empty mapping if the manifest cannot be read."""
     manifest = read_json(folder / NAME)
     try:
         _FILES.validate_python(manifest.get("files"))
@@ -180,7 +187,7 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
 
 
 def problem_of(folder: Path) -> str:
-    """Compare a part with its manifest; every byte is read."""
+    """Compare every byte of a part with the manifest; return the problem, or an empty text."""
     manifest = read_manifest(folder)
     if not manifest:
         return f"{folder.name} has no manifest that can be read"

@@ -1,4 +1,7 @@
-"""The lines by which a rank speaks: `@workbench ` and one JSON object. Standard library only: ranks import this."""
+"""Write and read events: lines of `@workbench ` and a JSON object.
+
+Uses only the standard library, because ranks import the module.
+"""
 
 from __future__ import annotations
 
@@ -27,46 +30,65 @@ _BLOCK_BYTES = 1 << 20
 
 
 class EventKind(StrEnum):
-    """What an event is about; of each kind, the names of its data."""
+    """Kinds of events. The text of a kind lists the names of its data."""
 
     PHASE = "phase"
-    """A rank begins with something, or is so far with it: name, done, total."""
+    """A rank begins or continues a phase: name, done, total."""
     DEVICE = "device"
-    """What a rank computes on: name, pod, threads, cores, backend of its collectives."""
+    """Device of a rank: name, pod, threads, cores, backend of its collectives."""
     EPOCH = "epoch"
-    """A rank ended a pass over the rows: epoch, steps and seconds in it, total_s of all its steps."""
+    """A rank ended a pass over the rows.
+
+    Data: epoch, steps and seconds of the pass, total_s of all steps.
+    """
     START = "start"
-    """Training begins: model, family, parameters, trainable_parameters, world_size, global_batch_size, max_steps, …"""
+    """Training begins.
+
+    Data: model, family, parameters, trainable_parameters, world_size, global_batch_size, max_steps,
+    …
+    """
     RESUMED = "resumed"
-    """It went on from a checkpoint: step."""
+    """The run continued from a checkpoint: step."""
     RESTARTED = "restarted"
-    """It lost something and begins once more: what, why, lost_step, step (None for a script), pods, ranks, lost_s."""
+    """The run restarted after a loss.
+
+    Data: what, why, lost_step, step (None for a script), pods, ranks, lost_s.
+    """
     FIRST_STEP = "first_step"
-    """A rank did its first optimizer step."""
+    """A rank finished its first optimizer step."""
     STEP = "step"
-    """Optimizer steps so far: step, max_steps, epoch, loss, grad_norm, learning_rate; samples_per_s since the event
-    before, and train_samples_per_s of all steps so far; aux_loss, the load-balancing loss of a mixture of experts. A
-    Trainer of a script reports steps that it does not log too: such an event has no loss."""
+    """Optimizer steps so far: step, max_steps, epoch, loss, grad_norm, learning_rate and rates.
+
+    The rates are samples_per_s since the previous event and train_samples_per_s of all steps so
+    far. aux_loss is the load-balancing loss of a mixture of experts. A script's Trainer also
+    reports steps without a log entry; their events have no loss.
+    """
     EVAL = "eval"
     """An evaluation: step, eval_loss, perplexity, metrics (an object of numbers)."""
     MEMORY = "memory"
-    """A rank's memory now and at its peak: step, rss_gib, peak_rss_gib, cuda_reserved_gib, cuda_allocated_gib."""
+    """Current and peak memory of a rank.
+
+    Data: step, rss_gib, peak_rss_gib, cuda_reserved_gib, cuda_allocated_gib.
+    """
     SAMPLE = "sample"
-    """A pod's memory, by its agent: pod, host, rss_gib, gpus (a list of index, percent, used_gib, total_gib)."""
+    """Memory of a pod, from its agent.
+
+    Data: pod, host, rss_gib, gpus (a list of index, percent, used_gib, total_gib).
+    """
     CHECKPOINT = "checkpoint"
-    """All ranks wrote one: step, bytes, took_s."""
+    """All ranks wrote a checkpoint: step, bytes, took_s."""
     CHECKPOINT_FAILED = "checkpoint_failed"
-    """A rank could not: step, message."""
+    """A rank failed to write a checkpoint: step, message."""
     SAVED = "saved"
-    """The trained model was saved, before all that can still fail: step."""
+    """The trained model was saved, before any later work that can fail: step."""
     NOTE = "note"
-    """What a person should read of the run whatever becomes of it: message."""
+    """A message for the user, shown for every outcome of the run: message."""
     STOPPED = "stopped"
-    """The trainer stopped because it was asked to: step."""
+    """The trainer stopped on request: step."""
     TRAFFIC = "traffic"
-    """What a rank's pod sent: sent_bytes, steps, ranks_on_pod."""
+    """Network traffic of a rank's pod: sent_bytes, steps, ranks_on_pod."""
     END = "end"
-    """Figures of the whole training: those of `ResultRecord`."""
+    """Figures of the whole training: fields of `ResultRecord`."""
 
 
 STATE_EVENTS = frozenset(
@@ -81,19 +103,19 @@ STATE_EVENTS = frozenset(
         EventKind.CHECKPOINT_FAILED,
     }
 )
-"""Kinds of events that decide how a run stands. A job says which of them its ranks may send."""
+"""Kinds of events that decide the state of a run. A job lists the kinds allowed for its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One thing that a rank, or the keeper, reported."""
+    """Report of a rank or of the keeper."""
 
     time_s: float
-    """Seconds since 1970, by the clock of who reported it."""
+    """Time of the report in seconds since 1970, by the reporter's clock."""
     rank: int | None
-    """The rank; None for the keeper."""
+    """Rank. None: the keeper."""
     kind: str
-    """An `EventKind`, or what a later version adds."""
+    """An `EventKind`, or a kind of a later version."""
     data: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -102,61 +124,61 @@ class Event:
         )
 
     def number(self, name: str) -> float | None:
-        """Return a number of its data, which may be no finite one; None where there is none of that name."""
+        """Return a number from the data, possibly not finite. None: no number of the name."""
         match self.data.get(name):
             case float() as value:
-                return value  # one that is not finite too: a loss that is none is news
+                return value  # may be infinite or NaN: the user must see a diverged loss
             case value:
                 return whole(value)
 
     def whole(self, name: str) -> int | None:
-        """Return a whole number of its data; None where there is none of that name."""
+        """Return a whole number from the data. None: no whole number of the name."""
         return whole(self.data.get(name))
 
     def text(self, name: str) -> str:
-        """Return a text of its data; empty where there is none of that name."""
+        """Return a text from the data. Empty: no text of the name."""
         return text(self.data.get(name))
 
 
 def format_event(kind: str, *, rank: int | None, **data: object) -> str:
-    """Make the line for an event that happens now, without the newline."""
+    """Return the line of an event with the current time, without the newline."""
     return MARK + Event(time_s=now_s(), rank=rank, kind=kind, data=data).to_json()
 
 
 def emit(kind: str, **data: object) -> None:
-    """Print an event from inside a rank, in one write so that other output cannot cut it."""
+    """Print an event from a rank, in a single write so that other output cannot split the line."""
     emit_event(Event(time_s=now_s(), rank=int(os.environ.get("RANK", "0")), kind=kind, data=data))
 
 
 def emit_event(event: Event) -> None:
-    """Print an event that may have happened before now."""
+    """Print an event with its own time, which may be in the past."""
     sys.stdout.flush()
     line = MARK + event.to_json()
-    # A leading newline ends whatever progress bar stands half drawn on the line.
+    # A leading newline ends a half-drawn progress bar on the line.
     os.write(1, f"\n{line}\n".encode())
 
 
 def log(step: int, **figures: object) -> None:
-    """Report figures of a script: they stand in the panel of its run, in TensorBoard and in `history`.
+    """Report figures of a script to the panel of its run, TensorBoard and `history`.
 
-    Rank 0 reports; other ranks, and a script outside of a run, do nothing.
+    Rank 0 reports. Other ranks, and a script outside a run, do nothing.
 
     Args:
         step: Optimizer steps so far.
-        figures: Numbers, or what `float` takes. `loss`, `max_steps`, `epoch`, `learning_rate`, `grad_norm` and
-            `samples_per_s` have a place in the panel, and `eval_loss`; any other is a curve in TensorBoard.
+        figures: Numbers, or values that `float` converts. The panel shows `loss`, `max_steps`,
+            `epoch`, `learning_rate`, `grad_norm`, `samples_per_s` and `eval_loss`. Every other
+            figure is a curve in TensorBoard.
     """
     if RUN_MARK not in os.environ or os.environ.get("RANK", "0") != "0":
         return
     numbers: dict[str, float] = {}
     for name, value in figures.items():
-        with suppress(
-            TypeError, ValueError, OverflowError, RuntimeError
-        ):  # what is not a number is not shown
+        # Values that are not numbers are not shown.
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             numbers[name] = int(value) if name == "max_steps" else float(value)  # type: ignore[call-overload, arg-type]
     evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
     trained = {name: value for name, value in numbers.items() if name not in evaluated}
-    with suppress(OSError):  # nobody reads any more
+    with suppress(OSError):  # the reader of the output has gone
         if set(trained) - {"epoch", "max_steps"}:
             emit(EventKind.STEP, step=int(step), **trained)
         if evaluated:
@@ -174,7 +196,9 @@ def log(step: int, **figures: object) -> None:
 
 
 def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event | None:
-    """Read one line of a rank's output; a state event that is not among `states` is only text.
+    """Read a line of a rank's output.
+
+    State events that are not in `states` count as plain text.
 
     Example:
         >>> parse_event('@workbench {"time_s": 1.5, "rank": 0, "kind": "step", "loss": 2.0}').data["loss"]
@@ -193,7 +217,7 @@ def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event |
 
 
 class EventTail:
-    """Read an `events.jsonl` from where the last look ended."""
+    """Read an `events.jsonl` from the end of the previous read."""
 
     def __init__(self, path: Path, last_bytes: int | None = None):
         self._path = path
@@ -202,12 +226,10 @@ class EventTail:
             self._offset = max(0, path.stat().st_size - last_bytes)
 
     def read(self) -> Iterator[Event]:
-        """Yield the events since the last look; broken lines are left out, and one that is still being written."""
+        """Yield the events since the previous read; skip broken and unfinished lines."""
         rest = b""
-        with (
-            suppress(OSError),
-            open_record(self._path) as file,
-        ):  # not there yet, or gone: what was read before stands
+        # If the file is not there yet, or is gone, keep the earlier events.
+        with suppress(OSError), open_record(self._path) as file:
             file.seek(self._offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
@@ -216,22 +238,25 @@ class EventTail:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Read an `events.jsonl`; a last line still being written is left out, a file that cannot be read has no events."""
+    """Read an `events.jsonl`; skip an unfinished last line. An unreadable file yields no events."""
     return EventTail(path).read()
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events of a run, read anew each time that one iterates over them."""
+    """Events of a run, read again on every iteration."""
 
     path: Path
-    """The `events.jsonl`."""
+    """Path of the `events.jsonl`."""
 
     def __iter__(self) -> Iterator[Event]:
         return read_events(self.path)
 
     def to_dataframe(self) -> DataFrame:
-        """Return them as a pandas DataFrame, one a row: time_s, rank, kind, and a column a name of data and metrics."""
+        """Return the events as a pandas DataFrame, with a row per event.
+
+        Columns: time_s, rank, kind, and a column per name of data and metrics.
+        """
         rows = (
             {
                 **{name: value for name, value in event.data.items() if name != "metrics"},
@@ -244,7 +269,7 @@ class Events:
 
 
 def event_of(raw: object) -> Event | None:
-    """Read the JSON form; None where it is not an event."""
+    """Read the JSON form of an event. Return None if `raw` is not an event."""
     match raw:
         case {"time_s": time, "kind": str() as kind, "rank": rank, **data}:
             time_s, its_rank = number(time), whole(rank)
@@ -261,7 +286,7 @@ def event_of(raw: object) -> Event | None:
 def _events(lines: Sequence[bytes]) -> list[Event]:
     lines = [line for line in lines if line.strip()]
     try:
-        # One call for all is twice as fast as one for each.
+        # A single call for all lines is twice as fast as a call per line.
         raws = items(parse_record(b"[" + b",".join(lines) + b"]"))
     except ValueError:
         raws = []

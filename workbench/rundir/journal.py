@@ -1,4 +1,4 @@
-"""Write down a run as it happens: its state, its events, its curves and, last, its result; only the keeper does."""
+"""Record a run in progress: state, events, curves and, last, the result. Only the keeper writes."""
 
 from __future__ import annotations
 
@@ -31,34 +31,37 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
 _BLOCK_BYTES = 1 << 16
-_MOST_LATE = 50_000  # events kept in memory while their file takes none
+_MOST_LATE = 50_000  # events kept in memory while their file cannot be written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateRecord(TolerantRecord):
-    """What `state.json` holds, beside the time at which it was written."""
+    """Content of `state.json` without the time of writing."""
 
     state: RunState = RunState.QUEUED
     message: str = ""
     hint: str = ""
-    """A passing remark."""
+    """Temporary remark."""
     wish: str = ""
-    """What it was asked: `cancel`, `stop` or nothing."""
+    """Request to the run: `cancel`, `stop` or empty."""
     started_s: float | None = None
-    """When the run began; None where it had not."""
+    """Time of the run's start in seconds since 1970. None: not started."""
 
 
 class Journal:
     def __init__(self, paths: RunPaths, redact: Redactor | None = None, spare: Path | None = None):
-        """Make the folders of logs and curves; `spare` is where a result goes that the directory cannot take."""
+        """Make the folders of logs and curves.
+
+        `spare` is the file for a result that the directory cannot take.
+        """
         self.result: Mapping[str, object] = {}
-        """The result, from `finish` on."""
+        """Result of the run, after `finish`."""
         self._spare = spare
         self._paths, self._redact = paths, redact or Redactor()
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
         self._now = asdict(StateRecord())
-        self._late: list[str] = []  # lines of events that no file has taken yet
+        self._late: list[str] = []  # lines of events that are not written yet
         self._writing = threading.Lock()
         self._curves_broken = False
         self._warned = False
@@ -67,16 +70,21 @@ class Journal:
         open_to_append(paths.events, paths.root).close()
 
     def reserve(self) -> None:
-        """Keep room on the disk for the result, until `finish`. Raises OSError."""
+        """Reserve room on the disk for the result, until `finish`.
+
+        Raise OSError if there is no room.
+        """
         with suppress(OSError):
-            if self._paths.reserve.lstat().st_size == _RESERVE_BYTES:  # the keeper before kept it
+            if self._paths.reserve.lstat().st_size == _RESERVE_BYTES:  # from an earlier keeper
                 return
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
     def recover(
         self, states: Collection[str] = STATE_EVENTS
     ) -> tuple[StateRecord, Sequence[Event]]:
-        """Go on where the journal of a keeper that died ends: every event and every number is there, once.
+        """Continue the journal of a dead keeper.
+
+        Every event and every number is present exactly once.
 
         Args:
             states: Kinds of state events that the ranks may send.
@@ -95,11 +103,11 @@ class Journal:
         return recovered, events
 
     def begin(self, started_s: float) -> None:
-        """Write down when the run began; another keeper may have to tell how long it took."""
+        """Record the run's start time. Another keeper may need the time for the duration."""
         self._change(started_s=started_s)
 
     def wish(self, wish: str) -> None:
-        """Write down that the run was asked to end, `cancel` or `stop`."""
+        """Record a request to end the run: `cancel` or `stop`."""
         self._change(wish=wish)
 
     def state(self, state: RunState, message: str = "") -> None:
@@ -111,18 +119,18 @@ class Journal:
         return self._now["state"], self._now["message"] + hint
 
     def hint(self, message: str) -> None:
-        """Add a passing remark to the state; an empty one takes it away."""
+        """Set the temporary remark of the state. Empty: no remark."""
         if message != self._now["hint"]:
             self._change(hint=message)
 
     def keep(self) -> None:
-        """Write the state again where somebody removed or changed its file, or a full disk did not take it."""
+        """Rewrite the state file if the file was removed or changed, or after a full disk."""
         self._write_late()
         with suppress(OSError):
             self._state_file.mend()
 
     def event(self, event: Event) -> None:
-        """Append an event, and its numbers to the curves. An event that cannot be written is written later."""
+        """Append an event, and its numbers to the curves. A failed write is repeated later."""
         with self._writing:
             if len(self._late) < _MOST_LATE:
                 self._late.append(self._redact(event.to_json()) + "\n")
@@ -130,7 +138,8 @@ class Journal:
         try:
             if not self._curves_broken:
                 self._scalars.add(event)
-        except Exception as error:  # the curves' boundary: their writer's thread ended, or it could not be imported
+        # The writer's thread may have ended, or its import may fail; the run continues.
+        except Exception as error:
             self._curves_broken = True
             self._warn(error)
 
@@ -145,7 +154,10 @@ class Journal:
                 self._warn(error)
 
     def _draw_anew(self, events: Iterable[Event]) -> None:
-        """Write the curves of all events into a new file in place of those that are there. Raises OSError."""
+        """Replace the curves by new files with the values of all events.
+
+        Raise OSError on failure.
+        """
         with suppress(OSError):
             self._scalars.close()
         for curves in self._paths.tensorboard.glob("events.out.tfevents.*"):
@@ -172,7 +184,10 @@ class Journal:
         pods: Sequence[Pod],
         world_size: int,
     ) -> None:
-        """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
+        """Write the result, then the last state.
+
+        If the write fails, log the result and write it to the spare file.
+        """
         self._write_late()
         self._close_scalars()
         started_s, ended_s = float(str(facts.get("started_s", now_s()))), now_s()
@@ -205,10 +220,13 @@ class Journal:
         self._change(state=state, message=message, hint="", wish="")
 
     def _figures(self, started_s: float) -> tuple[Mapping[str, object], str]:
-        """Return what the events come to, and a remark where that cannot be told: a run has a result in any case."""
+        """Return the figures of the events, and a remark if the sum fails.
+
+        Every run needs a result.
+        """
         try:
             return RunTotals.of(read_events(self._paths.events)).facts(started_s), ""
-        except Exception as error:  # the border of what ranks printed
+        except Exception as error:  # printed events may hold any values
             logger.exception("the figures of %s", self._paths.root)
             return (
                 {},
@@ -230,12 +248,12 @@ class Journal:
                 logger.error("cannot write it to %s either: %s", self._spare, again)
 
     def finish_in_memory(self, state: RunState, message: str) -> None:
-        """Keep a result that no file takes, for whoever asks the keeper."""
+        """Keep a result that no file can take, for requests to the keeper."""
         self.result = {"state": state, "message": message, "of": str(self._paths.root)}
         self._change(state=state, message=message, hint="", wish="")
 
     def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:
-        """Add to the message of the result of a run that has ended, and figures to the result."""
+        """Add a remark and figures to the result of a run that has ended."""
         result = read_json(self._paths.result)
         if remark and result:
             message = self._redact(f"{result.get('message')}; {remark}")
@@ -243,7 +261,7 @@ class Journal:
             write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
 
     def mend(self, message: str, facts: Mapping[str, object]) -> None:
-        """Let a run have succeeded whose results alone were missing."""
+        """Mark a run as succeeded if only its results were missing."""
         mended = {"state": RunState.SUCCEEDED, "message": message}
         write_json(
             self._paths.result,
@@ -268,7 +286,7 @@ class Journal:
 
 
 def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
-    """Write the result of a run that never started, so that its directory says why."""
+    """Write the result of a run that never started, with the reason."""
     Journal(paths, Redactor(spec.cluster.pods.env, spec.job.env)).finish(
         RunState.FAILED,
         message=f"it did not start: {error}",
@@ -281,7 +299,7 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
 
 
 def _append(paths: RunPaths, data: bytes) -> None:
-    """Append all of it to the events, or nothing. Raises OSError."""
+    """Append all data to the events, or none. Raise OSError on failure."""
     with open_to_append(paths.events, paths.root) as out:
         size = out.seek(0, os.SEEK_END)
         try:
@@ -292,7 +310,7 @@ def _append(paths: RunPaths, data: bytes) -> None:
 
 
 def _mend_events(paths: RunPaths, states: Collection[str]) -> tuple[list[Event], list[Event]]:
-    """Return the events that are written, and those that ranks printed and the keeper did not come to write."""
+    """Return written events, and events that ranks printed but the keeper did not write."""
     _end_at_last_line(paths)
     events = list(read_events(paths.events))
     by_rank = _by_rank(events)
@@ -300,7 +318,7 @@ def _mend_events(paths: RunPaths, states: Collection[str]) -> tuple[list[Event],
     for rank, printed in _by_rank(_printed(paths, states)).items():
         written = by_rank.get(rank, [])
         last = len(written) - 1
-        # What is written is by this machine's clock, what is printed by the pod's.
+        # Written events have times of the local clock, printed events of the pod's clock.
         offset_s = printed[last].time_s - written[last].time_s if 0 <= last < len(printed) else 0.0
         missing += [replace(event, time_s=event.time_s - offset_s) for event in printed[last + 1 :]]
     missing.sort(key=lambda event: event.time_s)
@@ -308,7 +326,7 @@ def _mend_events(paths: RunPaths, states: Collection[str]) -> tuple[list[Event],
 
 
 def _end_at_last_line(paths: RunPaths) -> None:
-    """Cut off the line of the events that its writer did not come to end."""
+    """Remove an unfinished last line from the events."""
     with os.fdopen(open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root), "r+b") as file:
         end = size = file.seek(0, 2)
         while end:

@@ -1,4 +1,8 @@
-"""Work out how a run ended: success is a done-record of every rank, for launchers lie in exit code and blame. Pure."""
+"""Decide how a run ended.
+
+A run succeeded if every rank has a done-record, because exit codes and blame of launchers are
+unreliable. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +23,35 @@ _END_SEEN_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankError(TolerantRecord):
-    """What a rank, or its agent, wrote down of its failure."""
+    """Failure of a rank, recorded by the rank or its agent."""
 
     kind: str = "exit"
     """Exception class, `signal` or `exit`."""
     message: str = ""
-    """What happened, in one line; empty where only the exit code says."""
+    """Description in a line. Empty: only the exit code is known."""
     traceback: str = ""
     time_s: Number | None = None
     echo: bool = False
-    """Whether it only lost a peer: the cause is elsewhere."""
+    """Whether the rank only lost a peer, so the cause is another rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStatus(TolerantRecord):
-    """What an agent last reported of one rank, with times on this machine's clock."""
+    """State of a rank from the agent's last report, with times on the local clock."""
 
     rank: Whole
     pod: Pod
     phase: str = "waiting"
-    """waiting, running or exited."""
+    """`waiting`, `running` or `exited`."""
     exit_code: Whole | None = None
-    """Its exit code; negative is a signal."""
+    """Exit code. Negative: the number of a signal."""
     done: bool = False
     stopped: bool = False
-    """Whether it was asked to stop."""
+    """Whether the rank stopped on request."""
     asked: str = ""
-    """What a script's rank was asked by: a signal, or Trainer; empty where nobody asked."""
+    """Way in which a script's rank was asked to stop: a signal, or Trainer. Empty: not asked."""
     forced: bool = False
-    """Whether it had to be killed for that."""
+    """Whether the rank had to be killed after a request to stop."""
     ended_s: Number | None = None
     error: RankError | None = None
     rss_bytes: Whole = 0
@@ -55,7 +59,7 @@ class RankStatus(TolerantRecord):
     cpu_s: Number = 0.0
     """CPU time of the rank and its children, seconds."""
     halted: bool = False
-    """Whether a signal (SIGSTOP) has stopped it."""
+    """Whether a signal (SIGSTOP) has suspended the rank."""
 
     @property
     def failed(self) -> bool:
@@ -69,7 +73,7 @@ class RankStatus(TolerantRecord):
 def rank_statuses(
     pod: Pod, answer: Mapping[str, object], clock_offset_s: float
 ) -> list[RankStatus]:
-    """Read the ranks of an agent's answer to `poll`."""
+    """Read the states of the ranks from an agent's answer to `poll`."""
     return [_status(pod, raw, clock_offset_s) for raw in parts(answer.get("ranks"))]
 
 
@@ -84,7 +88,7 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
 
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
-    """Find the rank that failed first; ranks that only lost a peer come last."""
+    """Return the fault of the rank that failed first. Ranks that only lost a peer come last."""
     ranks = list(ranks)
     failed = sorted((r for r in ranks if r.failed), key=_order)
     if not failed:
@@ -98,18 +102,18 @@ def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
 
 
 def only_echoes(ranks: Iterable[RankStatus]) -> bool:
-    """Whether ranks failed, and all of them because they lost a peer: the cause is elsewhere."""
+    """Whether at least a rank failed and all failed ranks only lost a peer."""
     failed = [r for r in ranks if r.failed]
     return bool(failed) and all(_is_echo(r) for r in failed)
 
 
 def fold_failures(ranks: Iterable[RankStatus]) -> str:
-    """Return what became of the ranks that failed, where the cause is none of them."""
+    """Summarise the failed ranks, for a run with its cause elsewhere."""
     return _fold([r for r in ranks if r.failed])
 
 
 def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | None:
-    # Its sockets close before it ends, and a busy pod sees the end late.
+    # A rank's sockets close before the rank ends, and a busy pod notices the end late.
     latest_s = _order(echo)[1] + _END_SEEN_S
     done = [
         r
@@ -164,7 +168,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 class MemoryPeaks:
-    """Keep, by host, the highest sum of memory over its ranks."""
+    """Track the peak of the summed memory of a host's ranks."""
 
     def __init__(self) -> None:
         self._resident: dict[str, float] = {}
@@ -182,7 +186,7 @@ class MemoryPeaks:
             ranks[event.rank] = max(reserved, ranks.get(event.rank, 0.0))
 
     def recall(self, events: Iterable[Event], addresses: Mapping[int, str]) -> None:
-        """Take what the events of a run say, with the address of each rank."""
+        """Restore the peaks from the events of a run, with the address of every rank."""
         for event in events:
             if event.rank is not None:
                 self.see_event(event, addresses.get(event.rank, ""))
@@ -198,7 +202,7 @@ class MemoryPeaks:
 
     @property
     def resident_gib(self) -> dict[str, float]:
-        """Return the peaks of resident memory by host, GiB, whatever `kind` is; of hosts that were seen."""
+        """Return the peaks of resident memory in GiB by host, for any `kind`; only hosts that reported."""
         return {address: round(peak, 4) for address, peak in self._resident.items() if peak}
 
     @property

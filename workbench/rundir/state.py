@@ -1,4 +1,4 @@
-"""The states of a run."""
+"""Define the states of a run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,33 @@ from enum import StrEnum
 
 class RunState(StrEnum):
     QUEUED = "queued"
-    """Submitted; another run of the cluster goes first."""
+    """Submitted and waiting for another run of the cluster."""
     STARTING = "starting"
-    """Inputs travel and ranks start; no optimizer step yet, or no rank of a script."""
+    """Inputs are sent and ranks start.
+
+    There was no optimizer step yet, or no rank of a script runs yet.
+    """
     RUNNING = "running"
     """Ranks train; a script's ranks run."""
     SUCCEEDED = "succeeded"
-    """Every rank left its done-record."""
+    """Every rank wrote its done-record."""
     FAILED = "failed"
-    """A rank, a pod or the launcher failed; the result says which."""
+    """A rank, a pod or the launcher failed; the result names the cause."""
     STOPPED = "stopped"
-    """It was asked to stop, and all ranks ended by themselves: a trainer saved its model and a checkpoint."""
+    """Stopped on request: all ranks ended by themselves.
+
+    A trainer saved its model and a checkpoint.
+    """
     CANCELLED = "cancelled"
-    """It was ended at once, or before it started; or a rank that was asked to stop had to be killed."""
+    """Ended at once or before the start; or a rank had to be killed after a request to stop."""
     LOST = "lost"
-    """Its keeper died before it ended, and no other has taken over; its ranks end when the agents' lease runs out."""
+    """The keeper died before the end of the run, and no other keeper has taken over.
+
+    The ranks end when the agents' lease runs out.
+    """
 
     UNKNOWN = "unknown"
-    """Its files cannot be read at this moment, so that nobody can say; it may well continue."""
+    """The run's files cannot be read at the moment. The run may still continue."""
 
     @property
     def is_terminal(self) -> bool:

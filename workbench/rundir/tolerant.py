@@ -1,4 +1,4 @@
-"""`TolerantRecord`: what is read from JSON of another version, cut short, or written by hand."""
+"""Define `TolerantRecord`, for JSON of another version, truncated JSON or JSON edited by hand."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ Whole = Annotated[int, BeforeValidator(whole)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TolerantRecord:
-    """The base of such records. What has no default must be there, and right: else `read` raises a ValidationError."""
+    """Base of tolerant records.
+
+    `read` raises ValidationError if a field without a default is missing or invalid.
+    """
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON form: unknown keys are left out, and what is not of the right kind counts as not there."""
+        """Read the JSON form. Unknown keys are ignored, and invalid values count as missing."""
         return TypeAdapter(cls).validate_python(dict(raw), context=_TOLERANT)
 
     @field_validator("*", mode="wrap")

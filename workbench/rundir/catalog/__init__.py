@@ -1,1 +1,1 @@
-"""The runs below a folder: found, told apart, and indexed for questions over thousands of them."""
+"""Find the runs below a folder and index their records."""

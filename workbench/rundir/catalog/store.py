@@ -1,4 +1,4 @@
-"""Find the runs below a folder and say of each, in one record, what it was, how it went and what people call it."""
+"""Find the runs below a folder and read a record of every run."""
 
 from __future__ import annotations
 
@@ -27,34 +27,37 @@ from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
-_DEEPEST = 7  # levels of folders below the one that is asked of
+_DEEPEST = 7  # levels of folders below the first folder
 _TAIL_BYTES = 1 << 15
 _LONGEST = {"name": 80, "note": 2000}  # letters
 _RUN_FILE = RunPaths(Path()).info.name
 _CLUSTER_FILE = ClusterPaths(Path()).config.name
-# What is large and holds no run: a pod's own files, virtual environments, caches.
+# Large folders without runs: a pod's own files, virtual environments, caches.
 _SKIPPED = frozenset({"pods", "node_modules", "site-packages", "__pycache__"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord(ResultRecord):
-    """One run as its directory holds it; of one that has not ended, or was lost, the facts are those so far."""
+    """Record of a run, read from its directory.
+
+    For a run in progress or a lost run, the facts so far.
+    """
 
     id: str
     submitted_s: Number | None = None
-    """When it was asked for, in seconds since 1970."""
+    """Time of submission, in seconds since 1970."""
     key: str = ""
-    """The fingerprint of the benchmark's row that it is a run of; empty where it is of none."""
+    """Fingerprint of the benchmark row of the run. Empty: not part of a benchmark."""
     repeat: Whole = 0
-    """Which repeat of that row it is."""
+    """Number of the repeat within the benchmark row."""
     name: str = ""
-    """What somebody called it, by `run.name = …`."""
+    """Name of the run, set by `run.name = …`."""
     note: str = ""
-    """What somebody remarked on it, by `run.note = …`."""
+    """Note on the run, set by `run.note = …`."""
 
     @property
     def pods(self) -> int | None:
-        """Number of pods; None before they are given."""
+        """Number of pods. None before pods are assigned."""
         return len(self.hosts) or None
 
     @property
@@ -70,7 +73,10 @@ def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
 def find_all(
     folder: Path, depth: int = _DEEPEST, goes_on: Callable[[], bool] = lambda: True
 ) -> Iterator[RunPaths | ClusterPaths]:
-    """Return the directories of runs and clusters at or below a folder, the nearest first; none within a run's own."""
+    """Return directories of runs and clusters at or below a folder, nearest first.
+
+    Run directories are not searched further.
+    """
     pending = deque([(str(folder), 0)])
     while pending and goes_on():
         place, level = pending.popleft()
@@ -90,7 +96,7 @@ def find_all(
 
 
 def stamp_of(paths: RunPaths) -> str:
-    """Return what differs once a run's record may: when its four files were written, and how large they are."""
+    """Return a stamp of a run's four record files: their times and sizes."""
     marks = []
     for path in (paths.info, paths.state, paths.result, paths.label):
         try:
@@ -110,12 +116,11 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
 
 
 def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunRecord:
-    """Read a run's record off its directory, whatever is there of it; of many runs, pass a cache of `is_alive`."""
+    """Read a run's record from its directory. For many runs, pass a cached `is_alive`."""
     try:
         return _record(paths, is_alive)
-    except (
-        Exception
-    ) as error:  # the border of one run: whatever its files hold, the others are shown
+    # A run with damaged files must not hide the other runs.
+    except Exception as error:
         logger.exception("reading %s", paths.root)
         message = f"{paths.root} cannot be read: {plain(str(error))}"
         return RunRecord(path=paths.root, state=RunState.LOST, message=message, id=paths.root.name)
@@ -145,7 +150,7 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
 
 
 def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
-    """Read a run's hostfile, if it is there yet, with the names that pods give its addresses."""
+    """Read a run's hostfile with the pods' names; return an empty list if it cannot be read."""
     try:
         entries = Hostfile.parse(read_text(hostfile), source=str(hostfile)).entries
     except (OSError, ValueError, WorkbenchError):
@@ -165,14 +170,14 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """What people call a run, and what they remark on it; empty where nobody did."""
+    """Name and note of a run. Empty: not set."""
 
     name: str = ""
     note: str = ""
 
 
 def read_label(paths: RunPaths) -> Label:
-    """Read the label of a run, whatever its file holds."""
+    """Read the label of a run; ignore invalid entries of the file."""
     raw = read_json(paths.label)
     return Label(
         **{name: mask_secrets(text(raw.get(name)))[:most] for name, most in _LONGEST.items()}
@@ -180,7 +185,7 @@ def read_label(paths: RunPaths) -> Label:
 
 
 def write_label(paths: RunPaths, **changes: object) -> None:
-    """Change a run's name or note; what looks like a secret, or is one of the job's, is masked."""
+    """Change a run's name or note; mask secrets of the job and text that looks like a secret."""
     spec = read_json(paths.spec)
     env = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
     redact = Redactor({name: os.environ.get(name, "") for name in env})

@@ -1,1 +1,1 @@
-"""What a run's events come to: curves, progress, memory, TensorBoard files. Pure readers."""
+"""Compute curves, progress, memory and TensorBoard files from a run's events. Pure readers."""

@@ -1,4 +1,4 @@
-"""The curves of a run, of its pods' memory too: kept small in memory, and written as TensorBoard event files."""
+"""Keep the curves of a run and of its pods' memory, and write TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from workbench.rundir.events import Event, EventKind
 
 
 class Curve:
-    """A growing list of (x, value, time) at 24 bytes each; what is not a finite number is left out."""
+    """Growing list of (x, value, time) with 24 bytes per point.
+
+    Values that are not finite are left out.
+    """
 
     def __init__(self) -> None:
         self._x = array("d")
@@ -29,7 +32,7 @@ class Curve:
             self._time_s.append(time_s)
 
     def cut(self, x: float) -> None:
-        """Take away what was added last, as far as it lies beyond x: a run went back there."""
+        """Remove the last points beyond x, after a run went back to an earlier step."""
         while self._x and self._x[-1] > x:
             for values in (self._x, self._y, self._time_s):
                 values.pop()
@@ -44,11 +47,13 @@ class Curve:
 
     @property
     def last_time_s(self) -> float:
-        """When the newest value was, in seconds since 1970; not a number where that was not told."""
+        """Time of the newest value in seconds since 1970. NaN: unknown."""
         return self._time_s[-1] if self._time_s else math.nan
 
     def thinned(self, limit: int = 400) -> tuple[list[float], list[float], list[float]]:
-        """Return x, values and times of at most so many points; of each stretch left out, lowest and highest stay.
+        """Return x, values and times of at most `limit` points.
+
+        A skipped stretch keeps its lowest and highest value.
 
         Example:
             >>> curve = Curve()
@@ -83,29 +88,29 @@ class Curve:
 class _Source(IntEnum):
     NOBODY = 0
     RANKS = 1
-    """Ranks, of their resident memory, at evaluations."""
+    """Resident memory, reported by ranks at evaluations."""
     SAMPLES = 2
-    """The agent, of the same, every few seconds."""
+    """Resident memory, sampled by the agent every few seconds."""
     CUDA = 3
-    """Ranks, of what they have reserved on GPUs, at evaluations."""
+    """Reserved GPU memory, reported by ranks at evaluations."""
     GPUS = 4
-    """The driver, of what is used on the pod's GPUs, every few seconds."""
+    """Used memory of the pod's GPUs, read from the driver every few seconds."""
 
 
 @dataclass(slots=True)
 class HostMemory:
-    """The memory of a pod; what a better source reports replaces what lesser ones did."""
+    """Memory of a pod. A better source replaces the points of a lesser source."""
 
     gib: Curve = field(default_factory=Curve)
-    """(seconds since 1970, GiB), all its ranks together."""
+    """Points of (seconds since 1970, GiB), the sum over the pod's ranks."""
     peak_gib: float | None = None
-    """The most that its ranks reported, each at its own peak, together."""
+    """Sum of the ranks' own peaks in GiB."""
     gpu_percent: float | None = None
-    """How busy its GPUs are now, 0 to 100, on average; None where it has none."""
+    """Mean load of the pod's GPUs now, 0 to 100. None: no GPU."""
     source: int = _Source.NOBODY
 
     def add(self, source: int, time_s: float, gib: float | None) -> None:
-        """Append a point, unless a better source has told already."""
+        """Append a point, unless a better source has reported before."""
         if source > self.source:
             self.source, self.gib = source, Curve()
         if source == self.source:
@@ -115,7 +120,7 @@ class HostMemory:
 class MemoryBook:
     def __init__(self, place: Callable[[int], tuple[str, int]]):
         self.hosts: dict[str, HostMemory] = {}
-        """By the pod's address."""
+        """Memory by the pod's address."""
         self._place = place
         self._ranks: dict[str, dict[int, tuple[float, float]]] = {}
 
@@ -143,7 +148,7 @@ class MemoryBook:
         address, count = self._place(rank)
         ranks = self._ranks.setdefault(address, {})
         ranks[rank] = (now, max(peak, ranks[rank][1]) if rank in ranks else peak)
-        if len(ranks) == count:  # a sum over some of its ranks only would look like a jump
+        if len(ranks) == count:  # a sum over only some of the ranks would look like a jump
             host = self.hosts.setdefault(address, HostMemory())
             host.add(source, event.time_s, sum(now for now, _ in ranks.values()))
             host.peak_gib = sum(peak for _, peak in ranks.values())
@@ -164,7 +169,7 @@ _NO_CURVES = frozenset(("step", "max_steps", "epoch", "profiled", "train_samples
 
 
 def scalars_of(event: Event) -> Mapping[str, float]:
-    """Pick the numbers of an event that are worth a curve.
+    """Return the numbers of an event that have a curve.
 
     Example:
         >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"eval_loss": 2.5, "metrics": {"rouge1": 0.5}}))
@@ -192,14 +197,14 @@ def scalars_of(event: Event) -> Mapping[str, float]:
 
 
 class ScalarWriter:
-    """Append scalars to one event file; close it to flush."""
+    """Append scalars to an event file; close the writer to flush."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._writer: Any = None
 
     def add(self, event: Event) -> None:
-        """Write the scalars of an event at its step; one without a step or numbers is passed over."""
+        """Write the scalars of an event at its step; skip events without a step or numbers."""
         scalars = scalars_of(event)
         step = event.whole("step")
         if not (scalars or event.kind == EventKind.RESTARTED) or step is None:
@@ -212,7 +217,7 @@ class ScalarWriter:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
             self._writer = EventFileWriter(str(self._folder), flush_secs=2)
-        if event.kind == EventKind.RESTARTED:  # TensorBoard leaves out what is there of later steps
+        if event.kind == EventKind.RESTARTED:  # TensorBoard then drops the points of later steps
             begin = SessionLog(status=SessionLog.SessionStatus.START)
             self._writer.add_event(
                 TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin)

@@ -1,6 +1,7 @@
-"""What torch's flight recorder and NCCL say of the collectives of a run, in a few lines. Pure but for reading the logs.
+"""Summarise the collectives of a run from torch's flight recorder and NCCL logs.
 
-The recorder's JSON is torch's own: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+Only the logs are read. The recorder's JSON is torch's own:
+https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from workbench.rundir.paths import RunPaths
 
 _MOST_BYTES = 4 << 20  # of a rank's log
 _MOST_LINES = 12
-_LONGEST_LINE = 2000  # characters that are looked at
+_LONGEST_LINE = 2000  # characters
 _VERSION = re.compile(r"NCCL version \S{1,80}")
 _NCCL = re.compile(r"NCCL (INFO|WARN)\s{1,20}(.*)")
 _NETWORK = re.compile(r"(NET/\w{1,40}\s{0,4}: Using .*)")
@@ -30,7 +31,7 @@ _VIA = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Last:
-    """The last collective of a process group that a rank began."""
+    """Last collective of a process group that a rank began."""
 
     number: int
     words: str
@@ -38,7 +39,7 @@ class _Last:
 
 
 def flight_words(dumps: Mapping[int, Json]) -> list[str]:
-    """Compare what the ranks recorded: who has not come to the collective that the others wait in, or to another one.
+    """Compare the ranks' records: find ranks that are missing from a collective or run another.
 
     Example:
         >>> entry = {"collective_seq_id": 7, "profiling_name": "nccl:all_reduce", "process_group": ["0", "default_pg"]}
@@ -99,7 +100,7 @@ def _stuck(ranks: Mapping[int, _Last]) -> Iterator[str]:
 
 
 def nccl_words(lines: Iterable[str]) -> list[str]:
-    """Sum up what NCCL_DEBUG=INFO or WARN had it print: its version, networks, ways between GPUs, and warnings.
+    """Summarise NCCL_DEBUG=INFO or WARN output: version, networks, links between GPUs, warnings.
 
     Example:
         >>> nccl_words(["w0:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>", "NCCL version 2.27.3+cuda12.9"])
@@ -134,7 +135,7 @@ def communication(paths: RunPaths) -> list[str]:
 
 
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
-    """Return the recorder's dumps that came back, by rank."""
+    """Return the copied dumps of the recorder, by rank."""
     named = (
         (path.stem.partition("-")[2], path) for path in sorted(paths.logs.glob("flight-*.json"))
     )
@@ -143,10 +144,8 @@ def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
 
 def _printed(paths: RunPaths) -> Iterator[str]:
     for path in sorted(paths.logs.glob("rank-*.std*.log")):
-        with (
-            contextlib.suppress(OSError),
-            open_record(path) as log,
-        ):  # a link in its place leads nowhere
+        # `open_record` refuses a link in place of the log.
+        with contextlib.suppress(OSError), open_record(path) as log:
             for line in log.read(_MOST_BYTES).decode(errors="replace").splitlines():
                 if "NCCL" in line:
                     yield line

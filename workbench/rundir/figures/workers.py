@@ -1,4 +1,4 @@
-"""The epochs of a run, and the time and memory of each of its workers and GPUs, off its events. Pure."""
+"""Compute epochs, and time and memory of every worker and GPU, from a run's events. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from workbench.rundir.tolerant import Number, Whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochTime:
-    """What one pass over the training rows took; evaluations and checkpoints are left out."""
+    """Duration of a pass over the training rows, without evaluations and checkpoints."""
 
     epoch: Number
-    """How many passes were done at its end; a part of one where training ended within it."""
+    """Number of passes at the end; a fraction if training ended within the pass."""
     steps: Whole
-    """Optimizer steps in it."""
+    """Number of optimizer steps in the pass."""
     seconds: Number
-    """By the slowest rank's clock."""
+    """Duration in seconds, by the slowest rank's clock."""
 
     @property
     def steps_per_s(self) -> float | None:
-        """Optimizer steps a second; None where it took no time."""
+        """Optimizer steps per second. None: the pass took no time."""
         return self.steps / self.seconds if self.seconds else None
 
 
@@ -33,39 +33,39 @@ class EpochTime:
 class WorkerUse:
     rank: Whole
     pod: str = ""
-    """Its pod's name; empty where that is not known."""
+    """Name of the pod. Empty: unknown."""
     seconds: Number | None = None
-    """In training steps so far; None before the end of the first epoch."""
+    """Seconds in training steps so far. None before the end of the first epoch."""
     peak_rss_gib: Number | None = None
-    """GiB of resident memory at its peak."""
+    """Peak of resident memory in GiB."""
     peak_cuda_gib: Number | None = None
-    """GiB that it had reserved on its GPU at its peak; None without one."""
+    """Peak of reserved GPU memory in GiB. None: no GPU."""
     threads: Whole | None = None
-    """Threads of torch's own pool."""
+    """Number of threads in torch's own pool."""
     cores: str = ""
-    """The cores that it may run on, `0-3,8`; empty where that is not known."""
+    """Allowed cores, such as `0-3,8`. Empty: unknown."""
     backend: str = ""
-    """The library of its collectives, `gloo` or `nccl`; empty where it is alone."""
+    """Library of the collectives, `gloo` or `nccl`. Empty: a single rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
-    """What one GPU of a pod was used for, by its driver."""
+    """Load and memory of a pod's GPU, from its driver."""
 
     pod: str
     index: Whole
-    """Its number on the pod."""
+    """Number of the GPU on the pod."""
     peak_gib: Number | None = None
-    """GiB used on it at most, whoever used them."""
+    """Peak of used memory in GiB, over all processes."""
     total_gib: Number | None = None
-    """GiB that it has."""
+    """Total memory in GiB."""
     percent: Number | None = None
-    """How busy it was, 0 to 100, on average over the looks."""
+    """Mean load over the samples, 0 to 100."""
     looks: Whole = 0
 
 
 class WorkerBook:
-    """Take in the events that are of epochs, workers and GPUs."""
+    """Collect the events of epochs, workers and GPUs."""
 
     def __init__(self) -> None:
         self._ends: dict[float, dict[int, tuple[int, float]]] = {}
@@ -97,7 +97,7 @@ class WorkerBook:
         return self._workers.get(rank, WorkerUse(rank=rank))
 
     def _epoch(self, rank: int, event: Event) -> None:
-        # Any rank may print such a line, with a number that is none: only finite ones count here.
+        # A rank may print any number, so only finite numbers count.
         epoch, seconds, total_s = (
             number(event.data.get(name)) for name in ("epoch", "seconds", "total_s")
         )

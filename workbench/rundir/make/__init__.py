@@ -1,1 +1,1 @@
-"""A new run's folder: checked and prepared before anything starts."""
+"""Check and prepare the folder of a new run before the start."""

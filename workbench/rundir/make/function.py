@@ -1,6 +1,6 @@
-"""A function of the notebook as the folder of a script that calls it.
+"""Write a notebook function as a script folder that calls the function.
 
-Nothing here, or anywhere on the notebook's machine, ever reads a pickle.
+No code on the notebook's machine ever reads a pickle.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from workbench.jobs.script import Function, Script
 from workbench.pods.pod import Pod
 
 RETURNED = "returned"
-"""The folder of the values that ranks return, below the script's."""
+"""Folder of the ranks' return values, relative to the script's folder."""
 _LARGEST = 150 << 20  # bytes of a pickle; a script's folder may hold 200 MiB
 _PYTHON = "{}.{}".format(*sys.version_info)
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
 def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Job:
-    """Return a function as the script that calls it, in a folder of its own below `parent`; other jobs as they are."""
+    """Return a function as a script in its own folder below `parent`.
+
+    Return other jobs unchanged.
+    """
     if isinstance(job, Job):
         for name in job.functions:
             _check_python(name, pods)
@@ -48,11 +51,11 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
     folder = parent / f"{name}-{hashlib.sha256(pickled).hexdigest()[:16]}"
     package, _, module = entries.CALL.rpartition(".")
     contents = {
-        # A name that no import can mean: a function may be called `random`.
+        # No import can match the name: a function may be called `random`.
         f"{name}-call.py": files(package).joinpath(f"{module}.py").read_bytes(),
         "function.json": json.dumps(facts).encode(),
         "function.pickle": pickled,
-        # Pods need not have it, and have this very version.
+        # Pods may lack cloudpickle or have another version.
         **cloudpickle_files(),
     }
     for path, content in contents.items():
@@ -79,7 +82,10 @@ def _check_python(name: str, pods: Iterable[Pod]) -> None:
 
 
 def cloudpickle_files() -> Mapping[str, bytes]:
-    """Return the files of cloudpickle, by their names beside the script: pods need not have it."""
+    """Return the files of cloudpickle, by names relative to the script.
+
+    Pods may lack the package.
+    """
     package = files("cloudpickle")
     return {
         f"cloudpickle/{file.name}": file.read_bytes()
@@ -89,7 +95,7 @@ def cloudpickle_files() -> Mapping[str, bytes]:
 
 
 def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
-    """Return the pickle of a function with its arguments, and what whoever reads it must know."""
+    """Return the pickle of a function with its arguments, and facts for the reader of the pickle."""
     import cloudpickle
 
     if not callable(job.function):
@@ -97,12 +103,12 @@ def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
     sources: dict[str, str] = {}
     whole = (job.function, tuple(job.args), dict(job.kwargs))
     module = sys.modules.get(getattr(job.function, "__module__", ""))
-    travels = _is_own(module)  # with the function: pods have libraries alone
+    travels = _is_own(module)  # the module is sent too: pods have only libraries
     if travels:
         cloudpickle.register_pickle_by_value(module)
     try:
         pickled = _dumps(whole, sources)
-    except Exception as error:  # of no common kind: whatever a class raises that refuses
+    except Exception as error:  # a class can raise any exception to refuse pickling
         raise ConfigError(f"{job.name} cannot be sent to the pods: {_culprit(job)}") from error
     finally:
         if travels:
@@ -116,7 +122,7 @@ def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
 
 
 def _dumps(value: object, sources: dict[str, str]) -> bytes:
-    """Pickle by value, with code whose file is a cell's, and note the lines of each file."""
+    """Pickle by value with cell names as file names of code, and store the lines of every file."""
     import cloudpickle
 
     def code(it: CodeType) -> Any:
@@ -125,7 +131,7 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
             sources[name] = _with_lines(sources.get(name, ""), lines, it)
         return table[CodeType](it.replace(co_filename=name))
 
-    def refuse(file: io.TextIOWrapper) -> Any:  # it would read the file, and send what it holds
+    def refuse(file: io.TextIOWrapper) -> Any:  # cloudpickle would send the file's content
         if file not in (sys.stdout, sys.stderr):
             raise pickle.PicklingError("cannot pickle an open file")
         return table[io.TextIOWrapper](file)
@@ -141,9 +147,9 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
 
 def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
-    """Return a file's text with the lines of some code, beside those that were kept; all others are empty.
+    """Return a file's text with only the lines of `code` and the lines kept before; others are empty.
 
-    A traceback shows them, and the rest of a cell may hold what its writer would not send, such as a token.
+    Tracebacks need the lines. The rest of a cell may hold secrets, such as a token.
     """
     ends = [end for _, end, _, _ in code.co_positions() if end is not None]
     first, last = code.co_firstlineno, max([code.co_firstlineno, *ends])
@@ -153,7 +159,7 @@ def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
 
 
 def _cell(file: str) -> str:
-    """Return how a traceback names a file: `<cell 3>` for the third cell that a notebook ran."""
+    """Return the name of a file in tracebacks: `<cell 3>` for the notebook's third cell."""
     shell = getattr(
         sys.modules["__main__"], "get_ipython", getattr(builtins, "get_ipython", lambda: None)
     )()
@@ -172,7 +178,7 @@ def _is_own(module: ModuleType | None) -> bool:
 
 
 def _culprit(job: Function) -> str:
-    """Return which variable or argument cannot be pickled, and why."""
+    """Return the variable or argument that cannot be pickled, and the reason."""
     arguments = {f"argument {n + 1}": value for n, value in enumerate(job.args)}
     arguments |= {f"argument {name!r}": value for name, value in job.kwargs.items()}
     named = {**arguments, **_variables(job.function, job.name, set())}
@@ -185,7 +191,7 @@ def _culprit(job: Function) -> str:
 
 
 def _variables(function: object, name: str, seen: set[int]) -> Mapping[str, object]:
-    """Return the variables of the notebook that a function uses, those of functions that it calls first."""
+    """Return the notebook's variables used by a function; variables of called functions come first."""
     if not isinstance(function, FunctionType) or id(function) in seen:
         return {}
     seen.add(id(function))

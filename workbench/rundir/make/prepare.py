@@ -1,4 +1,4 @@
-"""Make a run directory before anything starts; all refusals that need no pod happen here."""
+"""Make a run directory before the start. All checks without a pod happen here."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
 AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]
-"""By a run, the last step and the ranks: the checkpoint that its pods hold for as many ranks; None where all there are
-is in its directory."""
-_ROOM_BYTES = (
-    512 << 10
-)  # what a run writes here in any case: its states and events, and what is kept for its result
+"""Function of a run, a last step and a number of ranks.
+
+Returns the checkpoint on the run's pods for the ranks. None: all checkpoints are in the run
+directory.
+"""
+# Minimum bytes that a run writes: states, events and the reserve for the result.
+_ROOM_BYTES = 512 << 10
 _GIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
     run_id: str
-    """Its id, the name of its directory unless the caller chose one."""
+    """Id of the run. The directory has the same name unless the caller chose another."""
     paths: RunPaths
-    """Its directory, which now exists."""
+    """Paths of the directory, which exists."""
     spec: RunSpec
-    """What was asked, with absolute paths."""
+    """Spec with absolute paths."""
 
 
 def prepare_run(
@@ -47,8 +49,8 @@ def prepare_run(
     parent: Path = Path("runs"),
     ask_pods: AskPods | None = None,
 ) -> PreparedRun:
-    """Make the run directory; `ask_pods` says which checkpoint the pods hold of a run to resume."""
-    # It sorts by time and says what runs.
+    """Make the run directory. `ask_pods` finds the checkpoint of a run to resume on pods."""
+    # The id sorts by time and names the job.
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.job.word}-{secrets.token_hex(2)}"
     paths = RunPaths(user_path(root or parent / run_id).absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
@@ -79,7 +81,7 @@ def prepare_run(
 
 
 def _fresh_folder(root: Path, mark: Path) -> None:
-    """Make a directory that must be new or empty, and take it by making its mark, an empty file."""
+    """Make a directory that must be new or empty, and claim it with an empty file `mark`."""
     make_root(root)
     if mark.exists():
         raise ConfigError(_taken(root, mark))
@@ -88,12 +90,15 @@ def _fresh_folder(root: Path, mark: Path) -> None:
     try:
         with full_disk_named(root):
             mark.touch(mode=0o600, exist_ok=False)
-    except FileExistsError:  # by someone who came at the same time
+    except FileExistsError:  # another process claimed the directory at the same time
         raise ConfigError(_taken(root, mark)) from None
 
 
 def make_root(root: Path) -> None:
-    """Make the directory of a run or a cluster, and refuse where that cannot be."""
+    """Make the directory of a run or a cluster.
+
+    Raise ConfigError if the directory cannot be made.
+    """
     try:
         with full_disk_named(root):
             make_private(root)
@@ -117,7 +122,7 @@ def _fill(spec: RunSpec, paths: RunPaths) -> None:
 
 
 def check_launcher(launcher: Launcher) -> None:
-    """Refuse a launcher whose program is not installed here."""
+    """Refuse a launcher without a local installation of its program."""
     needs = {
         Launcher.PDSH: ("pdsh", "pdsh"),
         Launcher.OPENMPI: ("mpirun", "openmpi-bin"),
@@ -135,18 +140,21 @@ def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit that a folder is at, with `+changes` where tracked files differ; empty where git knows none."""
+    """Return the commit of a folder, with `+changes` if tracked files differ.
+
+    Empty: no commit known.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return ""
-    # New files do not count: the run directories themselves would be among them.
+    # New files do not count, because run directories are new files.
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return f"{commit}+changes" if changed else commit
 
 
 def _git(folder: Path, *words: str) -> str:
-    # Looking must not write: it would refresh the index under a git of the user's that is at work. Nor may it run the
-    # program that a repository's own configuration names.
+    # Reading must not write: refreshing the index would disturb a git command of the user. Nor may
+    # git run the program in a repository's own configuration.
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(

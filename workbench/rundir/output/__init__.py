@@ -1,1 +1,1 @@
-"""What ranks print: brought into local logs and events, and read again where it grows."""
+"""Copy the output of ranks into local logs and events, and follow growing logs."""

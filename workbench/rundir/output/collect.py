@@ -1,4 +1,7 @@
-"""Turn the bytes of ranks' output into events and local logs: exact copies, so that their size is the next offset."""
+"""Turn the output of ranks into events and local logs.
+
+Logs are exact copies: the size of a log is the next offset.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ from workbench.rundir.paths import RunPaths
 logger = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between two tries to write what could not be written
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between two attempts of a failed write
 _KEY_BEGINS, _KEY_ENDS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----"), b"-----END"
 
 
 class LineSplitter:
-    """Cut a stream of bytes that arrives in pieces into whole lines."""
+    """Split a stream of bytes into whole lines."""
 
     def __init__(self, before: bytes = b"") -> None:
-        """Begin behind bytes that were taken before, whose last line may not have ended."""
+        """Start after the earlier bytes `before`, whose last line may be unfinished."""
         self._pending = before.rpartition(b"\n")[2]
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Take a piece and yield the lines that it ends, decoded, without their newlines."""
+        """Add a piece and yield its finished lines, decoded, without newlines."""
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = rest if len(rest) <= _LONGEST_LINE else b""
         for line in lines:
@@ -41,10 +44,10 @@ class LineSplitter:
 
 
 class Collector:
-    """Copy the output of the ranks of one pod into the run directory.
+    """Copy the output of the ranks of a pod into the run directory.
 
-    Bytes that cannot be written here stay on the pod. Their events are read at once, and the bytes are asked for again
-    until the local copy is whole.
+    Bytes that cannot be written locally stay on the pod. Events are read at once. The collector
+    asks for the bytes again until the local copy is complete.
     """
 
     def __init__(
@@ -66,14 +69,14 @@ class Collector:
         self._states = states  # the state events that its ranks may send
         self._clock = clock
         self.cut: dict[str, str] = {}
-        """Why the local copy of a file ends early, by the file's name."""
+        """Reason for a truncated local copy, by file name."""
         for path in self._files.values():
             os.close(self._open(path))
         self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
-        """Where the next piece of each file begins."""
+        """Offset of the next piece of every file."""
         self._ends = dict(self.offsets)  # of the local copies
-        self._seen = dict(self.offsets)  # up to there every event has been handed on
-        self._again_at: dict[str, float] = {}  # when a file that is cut is tried again
+        self._seen = dict(self.offsets)  # all events before these offsets have been returned
+        self._again_at: dict[str, float] = {}  # time of the next attempt for a truncated file
         self._pauses: dict[str, float] = {}
         self._tried_last = False
         ends = {name: _end_of(path) for name, path in self._files.items()}
@@ -88,7 +91,7 @@ class Collector:
             if name not in self._files or chunk["offset"] != self.offsets[name]:
                 continue  # a late answer from before a reconnection
             data, begin = str(chunk["data"]).encode("latin-1"), self.offsets[name]
-            # A piece that does not continue the local copy is read for its events alone.
+            # Read only events from a piece that does not continue the local copy.
             if begin == self._ends[name] and self._keep(name, data):
                 self._ends[name] += len(data)
             new = data[self._seen[name] - begin :]
@@ -105,7 +108,10 @@ class Collector:
         return events
 
     def try_last(self) -> bool:
-        """Ask at once for what could not be written, after the end of all ranks; False where that was done before."""
+        """Request unwritten bytes at once after the end of all ranks.
+
+        Return False if there are none, or after the first call.
+        """
         if self._tried_last or not self.cut:
             return False
         self._tried_last = True
@@ -114,7 +120,7 @@ class Collector:
         return True
 
     def _aim(self) -> None:
-        """Go on behind what was seen, or behind what was written where it is time to try again."""
+        """Set offsets: after the seen bytes, or after the written bytes when a retry is due."""
         now = self._clock()
         for name in self._files:
             waits = name in self.cut and now < self._again_at.get(name, 0.0)
@@ -122,9 +128,8 @@ class Collector:
 
     def _keep(self, name: str, data: bytes) -> bool:
         path, size = self._files[name], self._ends[name]
-        text = (
-            self._unfinished[name] + data
-        )  # what stands there already may become a secret by what follows
+        # The unfinished text and the new data together may form a secret.
+        text = self._unfinished[name] + data
         begin, masked = size - len(self._unfinished[name]), self._redact.blob(text)
         try:
             with os.fdopen(self._open(path), "wb", buffering=0) as log:
@@ -183,7 +188,7 @@ def _end_of(path: Path) -> bytes:
 
 
 def _unfinished(text: bytes) -> bytes:
-    """Return the end of a text that may go on: a line, or a private key."""
+    """Return the unfinished end of a text: a line, or a private key."""
     begins = [match.start() for match in _KEY_BEGINS.finditer(text)]
     if begins and _KEY_ENDS not in text[begins[-1] :] and len(text) - begins[-1] <= _LONGEST_SECRET:
         return text[begins[-1] :]

@@ -1,4 +1,4 @@
-"""The last lines of a log of any size: once, and followed as it grows."""
+"""Read and follow the last lines of a log of any size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK
 from workbench.rundir.paths import RunPaths
 
-_WINDOW_BYTES = (
-    64 << 10
-)  # of a log: what one look reads at most, and how far back the first look goes at first
-_FURTHEST_BYTES = (
-    1 << 20
-)  # where event lines fill the window, the first look goes back as far as this
-_MOST_BYTES = 64 << 20  # how far back the last lines are looked for
+# Maximum bytes of a read, and the first distance from the end of the log.
+_WINDOW_BYTES = 64 << 10
+# Maximum distance of the first read, if event lines fill the window.
+_FURTHEST_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20  # maximum distance of the last lines from the end
 _ENOUGH_LINES = 60
 _KEPT_LINES = 400
 _LONGEST_LINE = 2000
@@ -30,12 +28,15 @@ _TURN = re.compile(rb"^(stdout|stderr) (\d{1,19})$", re.MULTILINE)
 
 
 def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
-    """Return the last lines of a log of a run's directory, all where `most` is None, without event lines and blanks."""
+    """Return the last `most` lines of a run's log, without event lines and blank lines.
+
+    None: all lines.
+    """
     return [line for _, line in _lines_with_ends(path, root, most)]
 
 
 def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
-    """Return the last lines of a rank's two streams in the order in which they came, as far as that was kept."""
+    """Return the last lines of both streams of a rank, in order of arrival where recorded."""
     logs = {
         name: _lines_with_ends(paths.rank_log(rank, name), paths.root, most)
         for name in ("stdout", "stderr")
@@ -57,7 +58,7 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
     try:
         with open_record(path, within=root) as file:
             turns = _TURN.findall(file.read(_MOST_BYTES))
-    except OSError:  # of an earlier version
+    except OSError:  # runs of an earlier version have no order file
         return []
     return [(stream.decode(), int(end)) for stream, end in turns]
 
@@ -73,7 +74,7 @@ def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int
                 (end, part.decode("utf-8", "replace"))
                 for end, part in zip(ends, parts, strict=True)
             ]
-            lines = lines if start == 0 else lines[1:]  # the first is the end of one
+            lines = lines if start == 0 else lines[1:]  # the first line may be incomplete
             lines = [(end, line) for end, line in lines if line and not line.startswith(MARK)]
             if most is not None and len(lines) >= most:
                 break
@@ -81,7 +82,10 @@ def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int
 
 
 def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield longer and longer ends of a file, with where they start, to `furthest` bytes; where None, all at once."""
+    """Yield growing ends of a file with their start, up to `furthest` bytes.
+
+    None: the whole file.
+    """
     size, back = file.seek(0, os.SEEK_END), _WINDOW_BYTES
     while True:
         start = 0 if furthest is None else max(0, size - back)
@@ -103,7 +107,10 @@ class LogTail:
 
     @property
     def lines(self) -> list[str]:
-        """The last lines, oldest first; a bar half drawn is the last of them, as a terminal would show it."""
+        """Last lines, oldest first.
+
+        A half-drawn progress bar is the last line, as in a terminal.
+        """
         live = _shown(self._pending)
         return [*self._kept, live] if live and not live.startswith(MARK) else list(self._kept)
 
@@ -132,7 +139,7 @@ class LogTail:
 
     def _next_look(self, file: BinaryIO, offset: int, size: int) -> None:
         start = max(offset, size - _WINDOW_BYTES)
-        if start > offset:  # more came than anyone could read: the middle is in the file
+        if start > offset:  # too much new output: skip the middle, which stays in the file
             self._pending = b""
         file.seek(start)
         data = file.read(size - start)
@@ -142,13 +149,12 @@ class LogTail:
     def _take(self, data: bytes, *, whole: bool) -> None:
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = rest[-_WINDOW_BYTES:]
-        shown = map(
-            _shown, lines if whole else lines[1:]
-        )  # a window's first line is the end of one
+        # The first line of a window may be incomplete.
+        shown = map(_shown, lines if whole else lines[1:])
         self._kept += [text for text in shown if text and not text.startswith(MARK)]
 
 
 def _shown(line: bytes) -> str:
-    r"""Decode a line as a terminal shows it: a carriage return goes back to its start."""
+    r"""Decode a line as a terminal does: a carriage return restarts the line."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST_LINE]
     return mask_secrets(text.decode("utf-8", errors="replace").rstrip())
