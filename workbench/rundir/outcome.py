@@ -202,7 +202,10 @@ class MemoryPeaks:
 
     @property
     def resident_gib(self) -> dict[str, float]:
-        """Return the peaks of resident memory in GiB by host, for any `kind`; only hosts that reported."""
+        """Return peaks of resident memory in GiB by host, for any `kind`.
+
+        Only hosts with reports are included.
+        """
         return {address: round(peak, 4) for address, peak in self._resident.items() if peak}
 
     @property

@@ -1,6 +1,7 @@
-"""Every path of a cluster's and of a run's directory, on this machine and on the pods; the disk is not touched.
+"""Define the paths of cluster and run directories, on the local machine and on pods.
 
-But for a cluster's key and socket, which an earlier version kept elsewhere: it is looked where they are.
+The disk is not read, except for a cluster's own files: an earlier version kept them in the
+cluster's directory.
 """
 
 from __future__ import annotations
@@ -34,35 +35,38 @@ class ClusterPaths:
     root: Path
 
     config = _Below("cluster.json")
-    """What the cluster was asked to be: backend, pods, count, time-outs."""
+    """Spec of the cluster: backend, pods, count, time-outs."""
     state = _Below("state.json")
-    """What the keeper last said of itself and its pods, for readers on any machine; replaced atomically."""
+    """Last state of the keeper and its pods, for readers on any machine; replaced atomically."""
     holder = _Below("holder.json")
-    """Who started it: process, user, host and time."""
+    """Starter of the cluster: process, user, host and time."""
     lock = _Below(".lock")
-    """Held by whoever starts a keeper, until the state names that keeper."""
+    """Lock of the process that starts a keeper, until the state names the keeper."""
     keeper_log = _Below("keeper.log")
     hostfile = _Below("hostfile")
     reserve = _Below(".reserve")
-    """Room on the disk that is kept for the queue."""
+    """Reserved room on the disk for the queue."""
     results = _Below("results")
-    """The folder of results that the directories of their runs could not take, by run id."""
+    """Folder of results that did not fit into their run directories, by run id."""
     runs = _Below("runs")
-    """The folder of run directories that were given no path of their own."""
+    """Folder of run directories without a path of their own."""
 
     @property
     def own_socket(self) -> Path:
-        """Where the keeper listens: in a folder of this user's, for pods may share the cluster's."""
+        """Socket of the keeper, in a private folder of the user: pods may share the cluster's directory."""
         return cluster_folder(self.root) / "keeper.sock"
 
     @property
     def own_identity(self) -> Path:
-        """Where a cluster that starts has its ephemeral key and the pinned host keys, beside the socket."""
+        """Folder of a new cluster's ephemeral key and pinned host keys, beside the socket."""
         return cluster_folder(self.root) / "identity"
 
     @property
     def own_state(self) -> Path:
-        """The state as this user's keeper wrote it: pods that share the cluster's directory cannot change it."""
+        """State file in the user's private folder.
+
+        Pods with the cluster's directory cannot change the file.
+        """
         return cluster_folder(self.root) / "state.json"
 
     @property
@@ -75,19 +79,22 @@ class ClusterPaths:
 
     @property
     def known_state(self) -> Path:
-        """The state to believe: the one in this user's own folder, or else the one in the cluster's directory."""
+        """Trusted state file: in the user's private folder, or else in the cluster's directory."""
         return (
             self.own_state if os.path.lexists(self.own_state) and self.root.is_dir() else self.state
         )
 
     @property
     def keeper_lock(self) -> Path:
-        """The file that the keeper holds locked for as long as it lives."""
+        """Lock file of the keeper, locked during the keeper's life."""
         return self._found(self.own_keeper_lock)
 
     @property
     def queue(self) -> Path:
-        """The runs that the keeper was handed, in order: id and directory. A new keeper continues them."""
+        """Queue of the keeper's runs, in order: id and directory.
+
+        A new keeper continues the runs.
+        """
         return self._found(self.own_queue)
 
     @property
@@ -96,95 +103,106 @@ class ClusterPaths:
 
     @property
     def identity(self) -> Path:
-        """The folder of the ephemeral key and the pinned host keys."""
+        """Folder of the ephemeral key and the pinned host keys."""
         return self._found(self.own_identity)
 
     def _found(self, own: Path) -> Path:
-        """Return a path of this user's own, or the one in the cluster's directory where an earlier version put it."""
+        """Return the user's private path, or the path of an earlier version in the cluster's directory."""
         earlier = self.root / own.name
-        if not self.root.is_dir():  # what is elsewhere is of no use without the directory
+        if not self.root.is_dir():  # private files are useless without the cluster's directory
             return earlier
         return earlier if os.path.lexists(earlier) and not os.path.lexists(own) else own
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The directory of a run on the notebook's machine: all that anyone needs to watch or judge the run."""
+    """Paths of a run directory on the notebook's machine.
+
+    The directory suffices to watch a run and to judge its end.
+    """
 
     root: Path
 
     spec = _Below("spec.json")
-    """The SPEC.json that starts this run again."""
+    """SPEC.json to start the run again."""
     info = _Below("run.json")
     """Fixed facts: run id, cluster directory, time of submission."""
     state = _Below("state.json")
-    """The state and a line on it; replaced atomically by the keeper."""
+    """State and message of the run; replaced atomically by the keeper."""
     result = _Below("result.json")
-    """The facts of the finished run; its presence means that the run has ended."""
+    """Facts of the finished run. The file exists only after the end of the run."""
     label = _Below("label.json")
-    """The name and the note that people gave the run; absent where nobody did."""
+    """Name and note of the run. Absent: not set."""
     origin = _Below("origin.json")
-    """Where the run came from: commit of the user's repository, fingerprints of data and script."""
+    """Origin of the run: commit of the user's repository, fingerprints of data and script."""
     reserve = _Below(".reserve")
-    """Room on the disk for the result of a run in progress."""
+    """Reserved room on the disk for the result of a run in progress."""
     events = _Below("events.jsonl")
-    """One JSON event a line, in the order the keeper read them."""
+    """JSON events, an event per line, in the order of reading by the keeper."""
     hostfile = _Below("hostfile")
     command = _Below("command.sh")
     inputs = _Below("inputs")
-    """What travels to the pods: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script.zip."""
+    """Folder of files for the pods: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script.zip."""
     job = _Below("inputs/job.json")
-    """The job with its DeepSpeed JSON and data resolved, as it travels to the pods."""
+    """Job for the pods, with DeepSpeed JSON and data resolved."""
     script = _Below("inputs/script.zip")
-    """A script with its folder, as it was when it was submitted; absent for other jobs."""
+    """Zip of the script's folder at submission. Absent for other jobs."""
     deepspeed = _Below("inputs/deepspeed.json")
-    """The DeepSpeed JSON that the ranks are given, to read; absent without DeepSpeed."""
+    """DeepSpeed JSON of the ranks, for the reader. Absent without DeepSpeed."""
     tables = _Below("inputs/tables.jsonl")
-    """The tables that predictions can be executed on, where the dataset has them."""
+    """Tables to execute predictions on. Absent if the dataset has none."""
     logs = _Below("logs")
-    """The folder of logs, one file per rank and stream, and the launcher's."""
+    """Folder of logs: a file per rank and stream, and the launcher's log."""
 
     def rank_log(self, rank: int, stream: str) -> Path:
-        """Return the log of a rank; `stream` is stdout or stderr, or `order`: how far which of them came by turns."""
+        """Return the log of a rank.
+
+        `stream` is stdout, stderr or `order`, the record of the alternation of both.
+        """
         return self.logs / f"rank-{rank}.{stream}.log"
 
     def flight(self, rank: int) -> Path:
-        """Return where a rank's last collectives are, of a run that stood still."""
+        """Return the file of a rank's last collectives, for a run that stalled."""
         return self.logs / f"flight-{rank}.json"
 
     stacks = _Below("logs/stacks.txt")
-    """Where every rank was when the run last stood still; absent where it never did."""
+    """Stacks of all ranks at the last stall. Absent: the run never stalled."""
     launcher_log = _Below("logs/launcher.log")
-    """What pdsh or mpirun and DeepSpeed's runner printed."""
+    """Output of pdsh or mpirun and of DeepSpeed's runner."""
     tensorboard = _Below("tensorboard")
     prediction = _Below("prediction.json")
-    """The memory that the run was predicted to need."""
+    """Predicted memory of the run."""
     inquiry = _Below("inquiry.json")
-    """What the notebook could not answer of it; gone once it is answered."""
+    """Questions about the run that the notebook could not answer. Removed after the answer."""
     profile = _Below("profile.txt")
-    """The FLOPS profiler's own report."""
+    """Report of the FLOPS profiler."""
     trace = _Below("trace.json.gz")
-    """What torch's profiler saw of some steps, in Chrome's format; absent where none was asked for."""
+    """Trace of torch's profiler over some steps, in Chrome's format. Absent: no trace requested."""
     trace_operators = _Below("trace-operators.json")
-    """The costliest operators in it."""
+    """Costliest operators in the trace."""
     predictions = _Below("predictions.jsonl")
-    """One JSON object a line: source, expected, predicted, exact_match."""
+    """A JSON object per line: source, expected, predicted, exact_match."""
     outputs = _Below("outputs")
-    """What a script wrote into its own folder: rank 0's pod's files, and below `pod-1/` those of others."""
+    """Files of a script: from rank 0's pod directly, from other pods below `pod-1/` and so on."""
     model = _Below("model")
-    """The trained model, as `from_pretrained` loads it."""
+    """Trained model in the format of `from_pretrained`."""
     checkpoints = _Below("checkpoints")
-    """The folder of the last checkpoints that came back: step-N/<pod>/rank-R."""
+    """Folder of the last copied checkpoints: step-N/<pod>/rank-R."""
     arrivals = _Below(".arrivals")
-    """Where rank 0 writes what it leaves, when its pod sees this directory; gone at the end of the run."""
+    """Folder for rank 0's files if its pod sees the run directory.
+
+    Removed at the end of the run.
+    """
     held = _Below("held.json")
-    """Where the checkpoints are that stayed on the pods; absent where there are none."""
+    """Places of the checkpoints on pods. Absent: no checkpoint stayed on a pod."""
     manifest = _Below("manifest.json")
-    """SHA-256 of every file that came back from the pods; written last."""
+    """SHA-256 of every file copied from the pods; written last."""
 
 
 def is_left(name: PurePath) -> bool:
-    """Whether a run may leave a file of this name, relative to its directory: all else there is the keeper's own.
+    """Whether a run may leave a file of the name.
+
+    All other files in the directory are the keeper's.
 
     Example:
         >>> is_left(PurePath("model/config.json")), is_left(PurePath("spec.json")), is_left(PurePath("files"))
@@ -194,7 +212,7 @@ def is_left(name: PurePath) -> bool:
 
 
 def is_output(name: str) -> bool:
-    """Whether a name is that of a file below `outputs/`, which no pod can have lead anywhere else.
+    """Whether a name is a safe path of a file below `outputs/`, with no way out for a pod's file.
 
     Example:
         >>> is_output("outputs/final/model.safetensors"), is_output("outputs/../spec.json"), is_output("model/x")
@@ -210,7 +228,10 @@ def is_output(name: str) -> bool:
 
 
 FLIGHT = "flight.json"
-"""In a rank's folder on its pod: its last collectives, from torch's flight recorder, written when it stood still."""
+"""Name of the file of a rank's last collectives in the rank's folder.
+
+Torch's flight recorder writes the file at a stall.
+"""
 _LONGEST_NAME = 240  # bytes of one part; a file on its way has some more
 TRACE, TRACE_OPERATORS = "trace.json.gz", "trace-operators.json"
 _LEFT = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
@@ -218,30 +239,32 @@ _LEFT = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
 
 @dataclass(frozen=True, slots=True)
 class PodRunPaths:
-    """The directory of a run on one pod, below the pod's root."""
+    """Paths of a run directory on a pod, below the pod's root."""
 
     root: PurePosixPath
 
     job = _Below("job.json")
-    """The job as ranks read it: every option resolved, paths of this pod."""
+    """Job for the ranks: every option resolved, with the pod's paths."""
     request = _Below("request.json")
-    """The request to the agent: ranks, environment, what to start."""
+    """Request to the agent: ranks, environment, program."""
     out = _Below("out")
-    """What rank 0 leaves to be fetched: model/, predictions.jsonl, profile.txt, and in files/ what a script likes."""
+    """Results of rank 0 for the keeper: model/, predictions.jsonl, profile.txt, and a script's own files in files/."""
     script = _Below("script")
-    """A copy of a script's folder, in which its ranks start."""
+    """Copy of the script's folder; ranks start in the copy."""
     checkpoints = _Below("checkpoints")
-    """The checkpoints of this run's ranks on this pod: step-N/rank-R."""
+    """Checkpoints of the run's ranks on the pod: step-N/rank-R."""
     resume = _Below("resume")
-    """The checkpoint that this run goes on from: rank-R for each rank of the pod."""
+    """Checkpoint to continue from: rank-R for every rank of the pod."""
     stop = _Below("stop")
-    """An empty file on rank 0's pod whose presence asks the trainer to stop: within two steps, or under `local-sgd` at
-    the next synchronisation."""
+    """Empty file on rank 0's pod; its presence asks the trainer to stop.
+
+    The trainer stops within two steps, or under `local-sgd` at the next synchronisation.
+    """
 
     @classmethod
     def of(cls, pod_root: str, run_id: str) -> PodRunPaths:
         return cls(PurePosixPath(pod_root) / "runs" / run_id)
 
     def rank(self, rank: int) -> PurePosixPath:
-        """Return a rank's own folder: stdout.log, stderr.log, error.json, done.json."""
+        """Return the folder of a rank, with stdout.log, stderr.log, error.json and done.json."""
         return self.root / f"rank-{rank}"

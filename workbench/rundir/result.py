@@ -1,4 +1,4 @@
-"""`ResultRecord`: the frozen facts of a run, as the keeper writes them into `result.json`. Pure."""
+"""Define `ResultRecord`, the facts of a run in `result.json`, written by the keeper. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 
 def submitted_rows(paths: RunPaths) -> Mapping[str, object]:
-    """Return what was found of a run's rows when it was submitted: `not_read` and `empty_answers`, where known."""
+    """Return `not_read` and `empty_answers` of a run's rows at submission, if known."""
     raw = read_json(paths.job, within=paths.root)
     return {name: raw[name] for name in ("not_read", "empty_answers") if raw.get(name) is not None}
 
@@ -32,31 +32,31 @@ def submitted_rows(paths: RunPaths) -> Mapping[str, object]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSlots(TolerantRecord):
     address: str
-    """The pod's address."""
+    """Address of the pod."""
     slots: Whole
-    """Ranks on it."""
+    """Number of ranks on the pods."""
     pod: str = ""
-    """The pod's name."""
+    """Name of the pod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFault(TolerantRecord):
-    """Where and why a run failed: the first cause, not its echoes."""
+    """Place and reason of a run's failure: the first cause, without follow-up failures."""
 
     host: str = ""
-    """Address of the pod; empty where no pod is to blame."""
+    """Address of the pod. Empty: no pod caused the failure."""
     pod: str = ""
     """Name of the pod."""
     rank: Whole | None = None
-    """The rank that failed first; None where no rank is to blame."""
+    """Rank that failed first. None: no rank caused the failure."""
     kind: str = ""
     """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`, `stall`."""
     message: str = ""
-    """What happened, in one line."""
+    """Description in a line."""
     traceback: str = ""
-    """The failing rank's own traceback; empty where there is none."""
+    """Traceback of the failed rank. Empty: none."""
     others: str = ""
-    """What became of the other ranks, folded: "2 ranks lost their peer"."""
+    """Summary of the other ranks, such as "2 ranks lost their peer"."""
 
     def __str__(self) -> str:
         where = (
@@ -73,28 +73,34 @@ class RunFault(TolerantRecord):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart(TolerantRecord):
     what: str = ""
-    """What was lost: "pod-2 was lost"."""
+    """Lost part, such as "pod-2 was lost"."""
     why: str = ""
-    """What became of it, as its place says."""
+    """Fate of the lost part, reported by its place."""
     lost_step: Whole | None = None
-    """The last optimizer step before that; None before the first, and for a script that tells of none."""
+    """Last optimizer step before the loss.
+
+    None: before the first step, or a script without steps.
+    """
     step: Whole | None = None
-    """The step of the checkpoint that the run went on from; 0 from the beginning, None for a script."""
+    """Step of the checkpoint to continue from. 0: the beginning. None: a script."""
     fresh: str = ""
-    """Why the run began again, though a checkpoint had been saved; empty where that was not so."""
+    """Reason to begin again despite a saved checkpoint. Empty: no such case."""
     pods: Whole = 0
-    """Pods that it went on with."""
+    """Number of pods after the restart."""
     ranks: Whole = 0
     """Ranks on them."""
     batch: Whole | None = None
-    """Rows of a step from then on, where they cannot share the global batch evenly; None where it stays."""
+    """Rows per step after the restart, if the ranks cannot share the global batch evenly.
+
+    None: unchanged.
+    """
     lost_s: Number | None = None
-    """When the loss was noticed, in seconds since 1970."""
+    """Time of noticing the loss, in seconds since 1970."""
     took_s: Number | None = None
-    """Seconds from then to the next optimizer step; for a script, to its ranks' new start."""
+    """Seconds from the loss to the next optimizer step, or to the new start of a script's ranks."""
 
     def __str__(self) -> str:
-        """Write it as a sentence.
+        """Return the restart as a sentence.
 
         Example:
             >>> str(Restart(what="pod-2 was lost", lost_step=120, step=100, pods=2, took_s=14.2))
@@ -110,131 +116,151 @@ class Restart(TolerantRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements(TolerantRecord):
-    """What was measured of a run. A figure that was not measured is None."""
+    """Measurements of a run. None: not measured."""
 
     steps: Whole | None = None
-    """Optimizer steps taken."""
+    """Number of optimizer steps."""
     epochs: Number | None = None
-    """Passes over the training rows."""
+    """Number of passes over the training rows."""
     duration_s: Number | None = None
-    """Seconds from the first rank's start being asked for to the last rank's end and the results' return."""
+    """Seconds from the request to start the first rank to the end of the last rank and the copy of results."""
     time_to_first_step_s: Number | None = None
-    """Seconds from the first rank's start being asked for to the end of the first optimizer step."""
+    """Seconds from the request to start the first rank to the end of the first optimizer step."""
     train_runtime_s: Number | None = None
     """Seconds in the training loop, by the Trainer's clock."""
     train_loss: Number | None = None
     """Mean training loss over the steps."""
     eval_loss: Number | None = None
-    """Loss on the evaluation rows after `eval_step`; None where nothing was evaluated after the first step."""
+    """Loss on the evaluation rows after `eval_step`. None: no evaluation after the first step."""
     perplexity: Number | None = None
-    """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
+    """e to the power of `eval_loss`: the number of tokens among which the model still hesitates.
+
+    None for encoder-decoder models.
+    """
     exact_match: Number | None = None
-    """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
+    """Share of answered evaluation rows with exactly the right text, 0 to 1."""
     useful_tokens_per_s: Number | None = None
-    """Tokens a second that are not padding, source and target, all ranks together."""
+    """Tokens per second without padding, source and target, all ranks together."""
     padded_tokens_per_s: Number | None = None
-    """The same with the padding."""
+    """Tokens per second with padding, source and target, all ranks together."""
     step_s: Number | None = None
-    """Seconds of an optimizer step of mean length: the median seconds of a token, padding counted in, times the mean
-    tokens of a step. The first step, the profiled one and evaluations are left out. Under `local-sgd` the median is of
-    the means from one synchronisation to the next."""
+    """Seconds of an optimizer step of mean length.
+
+    Computed as the median seconds per token, padding included, times the mean tokens per step. The
+    first step, the profiled step and evaluations are left out. Under `local-sgd` the median is over
+    the means between synchronisations.
+    """
     micro_batch_s: Number | None = None
-    """Seconds of a micro-batch's forward and backward pass in these steps, made out alike, mean of all ranks. Of
-    several a step the last is left out, in which techniques send; where there is but one, DeepSpeed's has the optimizer
-    step in it."""
+    """Seconds of a micro-batch's forward and backward pass, computed in the same way, mean of all ranks.
+
+    If a step has several micro-batches, the last is left out, because techniques communicate in the
+    last. With a single micro-batch, DeepSpeed's figure includes the optimizer step.
+    """
     sent_bytes_per_step: Number | None = None
-    """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
-    checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""
+    """Bytes sent by a pod to others per optimizer step, mean over the pods.
+
+    Counted from the third step on, without evaluations and checkpoints. None: the kernel cannot
+    count the bytes, as with InfiniBand.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultRecord(Measurements):
-    """The frozen facts of a run. A figure that was not measured is None."""
+    """Facts of a run. A figure without a measurement is None."""
 
     path: Path
     """The run directory."""
     state: RunState
-    """How it ended; `running` in a look at a run that has not."""
+    """State of the run; `running` for a run in progress."""
     message: str = ""
-    """One line on the state, for people."""
+    """Message on the state in a line."""
     hosts: tuple[HostSlots, ...] = ()
-    """The pods that it ran on."""
+    """Pods of the run."""
     world_size: Whole = 0
     """Number of ranks."""
     technique: str = ""
-    """The technique that was asked for and ran; `script` for a script."""
+    """Requested technique of the run; `script` for a script."""
     peft: str = ""
-    """Which weights were trained: `none` for all of the model's own, `lora`, `qlora`."""
+    """Trained weights: `none` for all weights of the model, `lora`, `qlora`."""
     launcher: str = ""
-    """How ranks started."""
+    """Launcher of the ranks."""
     precision: str = ""
     """Number format of the arithmetic."""
     not_read: tuple[str, ...] = ()
-    """Columns of the rows that were there and that no row's form reads."""
+    """Columns of the rows that no row format reads."""
     empty_answers: Whole | None = None
-    """Rows whose answer is empty, to train or to evaluate on; None if they were not counted."""
+    """Number of training and evaluation rows with an empty answer. None: not counted."""
     learning_rate: Number | None = None
     """Highest learning rate of the schedule."""
     model: str = ""
-    """What was trained."""
+    """Name of the trained model."""
     parameters: Whole | None = None
-    """Parameters of the whole model, adapters included."""
+    """Number of parameters of the whole model, adapters included."""
     trainable_parameters: Whole | None = None
-    """Those of them that were trained."""
+    """Number of trained parameters."""
     epoch_times: tuple[EpochTime, ...] = ()
-    """What each pass over the training rows took."""
+    """Duration of every pass over the training rows."""
     workers: tuple[WorkerUse, ...] = ()
-    """Time and memory of each rank; after a restart, of its ranks since."""
+    """Time and memory of every rank, since the last restart."""
     gpus: tuple[GpuUse, ...] = ()
-    """Memory and load of each GPU, by its driver."""
+    """Memory and load of every GPU, from its driver."""
     restarts: tuple[Restart, ...] = ()
-    """What it lost on its way, and how it went on; empty where it lost nothing."""
+    """Losses of the run and its restarts. Empty: no loss."""
     resumed_step: Whole | None = None
-    """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
+    """Step of the checkpoint that the run continued from.
+
+    Run time and training loss cover only later steps.
+    """
     global_batch_size: Whole | None = None
     """Rows per optimizer step: micro-batch x accumulation x ranks."""
     train_samples_per_s: Number | None = None
-    """Rows a second in the training loop, all ranks together."""
+    """Rows per second in the training loop, all ranks together."""
     first_eval_loss: Number | None = None
     """Loss on the evaluation rows before the first step."""
     eval_step: Whole | None = None
-    """The optimizer step of the evaluation of `eval_loss`: the step of the model that is saved, where one is."""
+    """Optimizer step of the evaluation of `eval_loss`, and of the saved model, if a model is saved."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
-    """What else that evaluation measured, by name: `rouge1`, `accuracy`, what a function of one's own returned."""
+    """Other figures of the evaluation by name:
+
+    `rouge1`, `accuracy`, results of the user's function.
+    """
     peak_memory_gib: Mapping[str, Number] = field(default_factory=dict)
-    """By host, GiB: the highest sum over its ranks of resident memory, or of reserved CUDA memory on GPUs."""
+    """Peak memory by host in GiB: highest sum over the host's ranks.
+
+    Counts resident memory, or reserved CUDA memory on GPUs.
+    """
     memory_kind: str = "resident"
-    """What `peak_memory_gib` counts: `resident` or `cuda`."""
+    """Kind of memory in `peak_memory_gib`: `resident` or `cuda`."""
     host_memory_gib: Mapping[str, Number] = field(default_factory=dict)
-    """By host, GiB: the highest sum over its ranks of resident memory, whatever device trained."""
+    """Peak resident memory by host in GiB: highest sum over the host's ranks, for any training device."""
     profiled_tokens: Whole | None = None
-    """Tokens, padding counted in, of the micro-batch that the FLOPS profiler looked at."""
+    """Number of tokens of the profiled micro-batch, padding included."""
     device: str = ""
-    """Name of the processor that trained."""
+    """Name of the training device."""
     devices: Whole | None = None
-    """How many of them: one a rank. Ranks on CPUs may share one."""
+    """Number of training devices: a device per rank. Ranks on CPUs may share a device."""
     package: str = ""
-    """File name of this package as it was sent to the pods; it holds a hash of the content."""
+    """File name of the package as sent to the pods, with a hash of the content."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """By package."""
+    """Versions by package name."""
     command: str = ""
-    """The launch command as a shell line."""
+    """Launch command as a shell line."""
     started_s: Number | None = None
-    """When it started, in seconds since 1970."""
+    """Time of the start, in seconds since 1970."""
     ended_s: Number | None = None
-    """When it ended."""
+    """Time of the end, in seconds since 1970."""
     output_files: Whole | None = None
-    """Files that a script wrote into its folder and that came back, into `outputs/`."""
+    """Number of files of a script that were copied into `outputs/`."""
     output_bytes: Whole | None = None
-    """Bytes of them together."""
+    """Total bytes of the copied files."""
     left_processes: Whole | None = None
-    """Processes of the run still alive on its pods when it was over; 0 is right."""
+    """Number of the run's processes alive on its pods after the end. Expected: 0."""
     error: RunFault | None = None
-    """Where and why it failed."""
+    """Place and reason of the failure."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the `result.json` of a run directory; a RunError where the run has not ended."""
+        """Read the `result.json` of a run directory. Raise RunError if the run has not ended."""
         file = result_file(RunPaths(path))
         if not os.path.lexists(file):
             raise RunError(
@@ -264,7 +290,7 @@ class ResultRecord(Measurements):
 
     @property
     def trained(self) -> str:
-        """What was trained and how, in a few words; `none` is left unsaid."""
+        """Short description of model, technique, adapters and precision, without `none`."""
         adapters = "" if self.peft == "none" else self.peft
         return " ".join(
             part for part in (self.model, self.technique, adapters, self.precision) if part
@@ -272,9 +298,10 @@ class ResultRecord(Measurements):
 
     @property
     def predicted_memory_gib(self) -> float | None:
-        """GiB that each pod was predicted to need, on its GPUs where it computes there; None where nobody could say.
+        """Predicted memory per pod in GiB, on GPUs if the pod computes on GPUs.
 
-        It is the planner's figure for the longest rows that the job allows; shorter rows need less.
+        None: no prediction. The figure is the planner's for the longest rows of the job. Shorter
+        rows need less memory.
         """
         raw = read_json(RunPaths(self.path).prediction)
         on_gpu = (

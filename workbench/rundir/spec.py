@@ -1,6 +1,7 @@
-"""`SPEC.json`: what a cluster is asked to be and the job to run on it, in one file that starts the run again.
+"""Read and write `SPEC.json`, a cluster and a job in a file that starts the run again.
 
-Values of environment variables are never written into one: `${NAME}` stands for the variable of whoever submits it.
+Values of environment variables are never written. `${NAME}` stands for the variable of the user who
+submits the file.
 """
 
 from __future__ import annotations
@@ -36,28 +37,36 @@ class ClusterSpec(Record):
     label: ClassVar[str] = "cluster"
 
     backend: Mapping[str, object] = Field(default_factory=lambda: {"kind": "local"})
-    """The JSON form of a `Place`."""
+    """JSON form of a `Place`."""
     pods: Annotated[PodSpec, nested(PodSpec.from_dict)] = Field(default_factory=PodSpec)
-    """What each pod needs."""
+    """Resources of every pod."""
     count: Size = 1
     """Number of pods."""
     idle_timeout_s: Seconds | None = 600.0
-    """Seconds without a run or a word from a notebook after which the pods are stopped; None for never."""
+    """Seconds without a run or a message from a notebook until the pods are stopped.
+
+    None: never.
+    """
     lease_s: Seconds = LEASE_S
-    """Seconds that ranks outlive a keeper that fell silent."""
+    """Seconds that ranks continue without a sign of life from the keeper."""
     start_timeout_s: Seconds = 120.0
-    """Seconds until pods that have not come are given up."""
+    """Seconds to wait for pods to start."""
     warm: bool = True
-    """Whether each pod keeps a process with torch and DeepSpeed imported, so that a `FineTune` starts in a second: some
-    0.5 GiB a pod. A `Script` has no use for it."""
+    """Whether every pod keeps a process with torch and DeepSpeed imported.
+
+    A `FineTune` then starts in a second. The process needs about 0.5 GiB per pod. A `Script` does
+    not use the process.
+    """
     shared: Annotated[bool | Text | None, Allowed("true, false, null or the path of a folder")] = (
         None
     )
-    """Whether pods are asked if they see the cluster's directory under its path, and use what is there in place.
-    Default None: all but local pods are. A path names a further folder to ask for."""
+    """Whether to check if pods see the cluster's directory under its path, and use its files in place.
+
+    Default None: check all pods except local pods. A path names a further folder to check.
+    """
 
     def chosen(self, job: _J, *, world_size: int | None = None) -> _J:
-        """Return a job with every option decided that was left open, for the pods of this cluster."""
+        """Return a job with every open option decided for the pods of the cluster."""
         apart = not self.is_local and self.count > 1
         return job.chosen(gpus=self.pods.gpus, ranks=world_size, apart=apart)
 
@@ -66,14 +75,17 @@ class ClusterSpec(Record):
         return runs_here(self.backend.get("kind"))
 
     def pod_memory_gib(self, pods: int) -> float | None:
-        """Return the memory that each of so many pods is given; of local ones without a limit, a share of it all."""
+        """Return the memory per pod in GiB.
+
+        Local pods without a limit share the machine's memory equally.
+        """
         if self.pods.memory_gib is not None:
             return float(self.pods.memory_gib)
         machine_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return machine_gib / pods if self.is_local else None
 
     def resolved(self) -> ClusterSpec:
-        """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
+        """Return a copy with every `${NAME}` filled in from the process environment; see `expand_env`."""
         return self.replace(pods=resolved(self.pods))
 
 
@@ -83,11 +95,14 @@ class RunSpec(Record):
     cluster: Annotated[ClusterSpec, nested(ClusterSpec.from_dict)] = Field(
         default_factory=ClusterSpec
     )
-    """Where it runs."""
+    """Cluster of the run."""
     job: Annotated[Job, nested(job_from_dict)]
-    """What runs."""
+    """Job of the run."""
     pods: Size | None = None
-    """How many of the cluster's pods the job takes. Default None: all (one for technique `single`)."""
+    """Number of pods for the job.
+
+    Default None: all pods of the cluster (1 for technique `single`).
+    """
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without a value of an environment variable."""
@@ -96,7 +111,7 @@ class RunSpec(Record):
         )
 
     def resolved(self) -> RunSpec:
-        """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
+        """Return a copy with every `${NAME}` filled in from the process environment; see `expand_env`."""
         return self.replace(cluster=self.cluster.resolved(), job=resolved(self.job))
 
     @property
@@ -104,12 +119,16 @@ class RunSpec(Record):
         return self.job.ranks(self.cluster.pods.slots * (self.pods or self.cluster.count))
 
     def chosen(self) -> RunSpec:
-        """Return it with every option of its job decided that was left open."""
+        """Return a copy with every open option of the job decided."""
         return self.replace(job=self.cluster.chosen(self.job, world_size=self.world_size))
 
     @classmethod
     def load(cls, path: Path, *, of_run: bool = False) -> RunSpec:
-        """Read a file; paths in it are relative to its folder, and `${NAME}` stays. Only a user's own may be a link."""
+        """Read a spec file.
+
+        Relative paths are resolved against the file's folder, and `${NAME}` stays. The spec of a
+        run must not be a link; a user's own may be a link.
+        """
         try:
             spec = cls.from_dict(parse_json(read_bytes(path) if of_run else path.read_bytes()))
         except OSError as error:
@@ -122,7 +141,9 @@ class RunSpec(Record):
 
 
 def hide_values(env: Mapping[str, object]) -> dict[str, str]:
-    """Replace every value by a reference; one that is nothing but references stays.
+    """Replace every value by a reference.
+
+    A value of only references stays.
 
     Example:
         >>> hide_values({"NCCL_DEBUG": "INFO", "LOGIN": "me:${PW}", "HEADER": "Bearer ${HF_TOKEN}"})
@@ -135,7 +156,7 @@ def hide_values(env: Mapping[str, object]) -> dict[str, str]:
 
 
 def stored(spec: Json) -> dict[str, object]:
-    """Return the JSON form of a spec, of whatever version, as it may be written or shown: without a secret."""
+    """Return the JSON form of a spec of any version without secrets, for files and display."""
     cluster = part(spec, "cluster")
     both = part(cluster, "pods"), part(spec, "job")
     redact = Redactor(*(_texts(part(each, "env")) for each in both))
@@ -153,7 +174,10 @@ def resolved(record: _WithEnv) -> _WithEnv:
 
 
 def expand_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Replace `${NAME}` in values by the variable of this process; a ConfigError names all that are not set."""
+    """Replace `${NAME}` in values by the process's variable.
+
+    Raise ConfigError with all unset variables.
+    """
     wanted = sorted({name for value in env.values() for name in _REFERENCE.findall(value)})
     if absent := [name for name in wanted if name not in os.environ]:
         raise ConfigError(
@@ -187,5 +211,5 @@ def _relative_to(job: Job, folder: Path) -> Job:
 
 
 def _matches(pattern: str, folder: Path) -> bool:
-    """Whether a pattern with `*` names files of a folder; an absolute pattern counts as well."""
+    """Whether a pattern with `*` matches files of a folder. The pattern may be absolute."""
     return "*" in pattern and bool(glob.glob(pattern, root_dir=folder))  # noqa: PTH207

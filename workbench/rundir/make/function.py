@@ -95,7 +95,7 @@ def cloudpickle_files() -> Mapping[str, bytes]:
 
 
 def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
-    """Return the pickle of a function with its arguments, and facts for the reader of the pickle."""
+    """Return the pickle of a function with its arguments, and facts for the reader."""
     import cloudpickle
 
     if not callable(job.function):
@@ -147,9 +147,10 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
 
 def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
-    """Return a file's text with only the lines of `code` and the lines kept before; others are empty.
+    """Return a file's text with only the lines of `code` and the lines in `kept`.
 
-    Tracebacks need the lines. The rest of a cell may hold secrets, such as a token.
+    Other lines are empty. Tracebacks need the lines. The rest of a cell may hold secrets, such as a
+    token.
     """
     ends = [end for _, end, _, _ in code.co_positions() if end is not None]
     first, last = code.co_firstlineno, max([code.co_firstlineno, *ends])
@@ -191,7 +192,10 @@ def _culprit(job: Function) -> str:
 
 
 def _variables(function: object, name: str, seen: set[int]) -> Mapping[str, object]:
-    """Return the notebook's variables used by a function; variables of called functions come first."""
+    """Return the notebook's variables in use by a function.
+
+    Variables of called functions come first.
+    """
     if not isinstance(function, FunctionType) or id(function) in seen:
         return {}
     seen.add(id(function))
