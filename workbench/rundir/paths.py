@@ -53,7 +53,10 @@ class ClusterPaths:
 
     @property
     def own_socket(self) -> Path:
-        """Socket of the keeper, in a private folder of the user: pods may share the cluster's directory."""
+        """Socket of the keeper in a private folder of the user.
+
+        Pods may share the cluster's directory.
+        """
         return cluster_folder(self.root) / "keeper.sock"
 
     @property
@@ -107,7 +110,7 @@ class ClusterPaths:
         return self._found(self.own_identity)
 
     def _found(self, own: Path) -> Path:
-        """Return the user's private path, or the path of an earlier version in the cluster's directory."""
+        """Return the user's private path, or an earlier version's in the cluster's directory."""
         earlier = self.root / own.name
         if not self.root.is_dir():  # private files are useless without the cluster's directory
             return earlier
@@ -142,7 +145,10 @@ class RunPaths:
     hostfile = _Below("hostfile")
     command = _Below("command.sh")
     inputs = _Below("inputs")
-    """Folder of files for the pods: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script.zip."""
+    """Folder of files for the pods.
+
+    Files: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script.zip.
+    """
     job = _Below("inputs/job.json")
     """Job for the pods, with DeepSpeed JSON and data resolved."""
     script = _Below("inputs/script.zip")
@@ -248,7 +254,10 @@ class PodRunPaths:
     request = _Below("request.json")
     """Request to the agent: ranks, environment, program."""
     out = _Below("out")
-    """Results of rank 0 for the keeper: model/, predictions.jsonl, profile.txt, and a script's own files in files/."""
+    """Results of rank 0 for the keeper.
+
+    Content: model/, predictions.jsonl, profile.txt, and a script's own files in files/.
+    """
     script = _Below("script")
     """Copy of the script's folder; ranks start in the copy."""
     checkpoints = _Below("checkpoints")

@@ -34,7 +34,7 @@ class HostSlots(TolerantRecord):
     address: str
     """Address of the pod."""
     slots: Whole
-    """Number of ranks on the pods."""
+    """Number of ranks on the pod."""
     pod: str = ""
     """Name of the pod."""
 
@@ -88,7 +88,7 @@ class Restart(TolerantRecord):
     pods: Whole = 0
     """Number of pods after the restart."""
     ranks: Whole = 0
-    """Ranks on them."""
+    """Number of ranks after the restart."""
     batch: Whole | None = None
     """Rows per step after the restart, if the ranks cannot share the global batch evenly.
 
@@ -123,7 +123,10 @@ class Measurements(TolerantRecord):
     epochs: Number | None = None
     """Number of passes over the training rows."""
     duration_s: Number | None = None
-    """Seconds from the request to start the first rank to the end of the last rank and the copy of results."""
+    """Seconds from the request to start the first rank until all ranks ended.
+
+    The time to copy results back is included.
+    """
     time_to_first_step_s: Number | None = None
     """Seconds from the request to start the first rank to the end of the first optimizer step."""
     train_runtime_s: Number | None = None
@@ -151,10 +154,11 @@ class Measurements(TolerantRecord):
     the means between synchronisations.
     """
     micro_batch_s: Number | None = None
-    """Seconds of a micro-batch's forward and backward pass, computed in the same way, mean of all ranks.
+    """Seconds of a micro-batch's forward and backward pass, as a mean of all ranks.
 
-    If a step has several micro-batches, the last is left out, because techniques communicate in the
-    last. With a single micro-batch, DeepSpeed's figure includes the optimizer step.
+    Computed in the same way as `step_s`. If a step has several micro-batches, the last is left out,
+    because techniques communicate in the last. With a single micro-batch, DeepSpeed's figure
+    includes the optimizer step.
     """
     sent_bytes_per_step: Number | None = None
     """Bytes sent by a pod to others per optimizer step, mean over the pods.
@@ -218,7 +222,7 @@ class ResultRecord(Measurements):
     first_eval_loss: Number | None = None
     """Loss on the evaluation rows before the first step."""
     eval_step: Whole | None = None
-    """Optimizer step of the evaluation of `eval_loss`, and of the saved model, if a model is saved."""
+    """Optimizer step of the evaluation of `eval_loss`. A saved model is of the same step."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """Other figures of the evaluation by name:
 
@@ -232,7 +236,7 @@ class ResultRecord(Measurements):
     memory_kind: str = "resident"
     """Kind of memory in `peak_memory_gib`: `resident` or `cuda`."""
     host_memory_gib: Mapping[str, Number] = field(default_factory=dict)
-    """Peak resident memory by host in GiB: highest sum over the host's ranks, for any training device."""
+    """Peak resident memory by host in GiB: highest sum over its ranks, for any training device."""
     profiled_tokens: Whole | None = None
     """Number of tokens of the profiled micro-batch, padding included."""
     device: str = ""

@@ -60,9 +60,10 @@ class ClusterSpec(Record):
     shared: Annotated[bool | Text | None, Allowed("true, false, null or the path of a folder")] = (
         None
     )
-    """Whether to check if pods see the cluster's directory under its path, and use its files in place.
+    """Whether to check if pods see the cluster's directory, and use its files in place.
 
-    Default None: check all pods except local pods. A path names a further folder to check.
+    The pods must see the directory under the same path. Default None: check all pods except local
+    pods. A path names a further folder to check.
     """
 
     def chosen(self, job: _J, *, world_size: int | None = None) -> _J:
@@ -77,7 +78,8 @@ class ClusterSpec(Record):
     def pod_memory_gib(self, pods: int) -> float | None:
         """Return the memory per pod in GiB.
 
-        Local pods without a limit share the machine's memory equally.
+        Without a limit, local pods share the machine's memory equally. None: a remote pod without a
+        limit.
         """
         if self.pods.memory_gib is not None:
             return float(self.pods.memory_gib)
@@ -85,7 +87,7 @@ class ClusterSpec(Record):
         return machine_gib / pods if self.is_local else None
 
     def resolved(self) -> ClusterSpec:
-        """Return a copy with every `${NAME}` filled in from the process environment; see `expand_env`."""
+        """Return a copy with every `${NAME}` filled in from the environment; see `expand_env`."""
         return self.replace(pods=resolved(self.pods))
 
 
@@ -111,7 +113,7 @@ class RunSpec(Record):
         )
 
     def resolved(self) -> RunSpec:
-        """Return a copy with every `${NAME}` filled in from the process environment; see `expand_env`."""
+        """Return a copy with every `${NAME}` filled in from the environment; see `expand_env`."""
         return self.replace(cluster=self.cluster.resolved(), job=resolved(self.job))
 
     @property

@@ -1,7 +1,7 @@
-"""The one answer to: in which state is this run, where its result is, is its keeper alive, how does its cluster stand.
+"""Find the state and result of a run, and the state of its keeper and its cluster.
 
-A cluster's queue lists the runs that its keeper was handed, in order: another keeper goes on with them where one died,
-and it says that a cluster knows a run which names it.
+A cluster's queue lists the runs of its keeper in order. After a keeper's death another keeper
+continues the runs. The queue also proves that a cluster knows a run.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 UNKNOWN = "unknown"
-"""The phase of a cluster of which nobody can say at this moment how it is; the next look may know."""
+"""Phase of a cluster that cannot be read at the moment. A later read may succeed."""
 _POD = TypeAdapter(Pod)
 _SILENCE_S = 20.0
 _SETTLE_S, _LOOK_S = 10.0, 0.05
 
 
 def _read_pods(raw: object) -> list[Pod]:
-    """Read pods; what is no pod counts as not there."""
+    """Read pods; skip invalid entries."""
     pods = []
     for each in items(raw):
         with suppress(ValidationError):
@@ -67,46 +67,56 @@ _Pods = Annotated[Sequence[Pod], BeforeValidator(_read_pods)]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterStatus(TolerantRecord):
     phase: str = "starting"
-    """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed; `unknown`."""
+    """starting, ready, closing, closed, failed, `lost` or `unknown`.
+
+    `lost`: the keeper died before it closed the cluster.
+    """
     message: str = ""
     idle_end_s: Number | None = None
-    """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
+    """Time of automatic shutdown, in seconds since the epoch. None: no shutdown is scheduled."""
     pods: _Pods = ()
-    """The pods as the keeper last saw them, in rank order."""
+    """Pods at the keeper's last report, in rank order."""
     arrived: _Pods = ()
-    """The pods that are up while a start waits for the others, and those that say why; none before and after."""
+    """Pods that started or reported a problem while a start waits for others.
+
+    Empty before and after a start.
+    """
     pid: Whole | None = None
-    """The keeper's process; None before there is one."""
+    """Process id of the keeper. None: no keeper yet."""
     start_time: Whole | None = None
-    """When that started, in clock ticks since boot; None where the system does not tell."""
+    """Start time of the keeper's process in clock ticks since boot. None: unknown on the system."""
     boot: str = ""
-    """Which start of its machine that was; empty where the system does not tell."""
+    """Boot id of the keeper's machine. Empty: unknown on the system."""
     host: str = ""
     lock: Whole | None = None
-    """The inode of the file that it holds locked."""
+    """Inode of the keeper's lock file."""
     last_phase: str = ""
-    """The phase as the file has it, also where the keeper has died since."""
+    """Phase in the file, also after the keeper's death."""
     beats: bool = False
-    """Whether the keeper renews the time of the file every few seconds, as a sign of life."""
+    """Whether the keeper touches the file every few seconds as a sign of life."""
     held: bool = False
-    """Whether a process held its lock at the look, though the state names no live process."""
+    """Whether a process held the keeper's lock, though the state names no live process."""
     unread: str = ""
-    """Why state or lock could not be read at the look; then there may well be a keeper."""
+    """Reason why state or lock could not be read. The keeper may then be alive."""
 
     @property
     def alive(self) -> bool:
-        """Whether it has a keeper, or may have one: nothing may be started or removed in its place."""
+        """Whether the cluster has or may have a keeper.
+
+        Nothing may then be started or removed in its place.
+        """
         if self.held or self.unread:
             return True
-        # After another start of the machine its pids are those of other processes.
+        # After a reboot the pid may belong to another process.
         same_boot = not self.boot or boot_id() in ("", self.boot)
         return self.pid is not None and same_boot and is_alive(self.pid, self.start_time)
 
 
 def cluster_status(root: Path) -> ClusterStatus:
-    """Return how a cluster stands.
+    """Return the status of a cluster.
 
-    It is `lost` only with proof: the process that the state names has ended, and the keeper's lock is free.
+    The phase is `lost` only with proof: the process in the state has ended, and the keeper's lock
+    is free.
     """
     paths = ClusterPaths(root)
     try:
@@ -130,14 +140,17 @@ def cluster_status(root: Path) -> ClusterStatus:
 
 
 def write_cluster_state(paths: ClusterPaths, state: Mapping[str, object]) -> None:
-    """Write how a cluster stands, for this user's programs and for readers of its directory. Raises OSError."""
+    """Write a cluster's state for the user's programs and for readers of its directory.
+
+    Raise OSError on failure.
+    """
     if paths.own_state.parent.is_dir():
         write_json(paths.own_state, state)
     write_json(paths.state, state)
 
 
 def settled_status(root: Path, within_s: float = _SETTLE_S) -> ClusterStatus:
-    """Return how a cluster stands; look again for some seconds while nobody can say."""
+    """Return the status of a cluster; retry for some seconds while the phase is unknown."""
     deadline = time.monotonic() + within_s
     while (status := cluster_status(root)).phase == UNKNOWN and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
@@ -145,7 +158,10 @@ def settled_status(root: Path, within_s: float = _SETTLE_S) -> ClusterStatus:
 
 
 def silence_of(root: Path, status: ClusterStatus) -> str:
-    """Return since when a keeper that lives gives no sign of life, and why where that is known; empty for others."""
+    """Return the time and known reason of a live keeper's silence.
+
+    Empty: no silence, or no live keeper.
+    """
     watched = (
         status.phase in ("starting", "ready")
         and status.beats
@@ -156,7 +172,7 @@ def silence_of(root: Path, status: ClusterStatus) -> str:
     file = ClusterPaths(root).state
     try:
         written_s = file.stat().st_mtime
-        writable = not os.statvfs(file).f_flag & os.ST_RDONLY  # else it cannot give the sign
+        writable = not os.statvfs(file).f_flag & os.ST_RDONLY  # otherwise no sign is possible
     except OSError:
         return ""
     if not writable or time.time() - written_s < _SILENCE_S:
@@ -167,7 +183,10 @@ def silence_of(root: Path, status: ClusterStatus) -> str:
 
 
 def keeper_process(root: Path) -> Process | None:
-    """Find the keeper of a directory that does not say any more who it is; None where there is none."""
+    """Find the keeper's process of a directory whose state does not name the keeper.
+
+    None: no keeper.
+    """
     words = b"\0".join([b"-m", entries.KEEPER.encode(), os.fsencode(root), b""])
     for process in process_table().values():
         with suppress(OSError):
@@ -178,7 +197,10 @@ def keeper_process(root: Path) -> Process | None:
 
 
 def is_keeper(pid: int, root: Path) -> bool:
-    """Whether a process is this user's keeper of a directory; where the system shows no command lines, it counts as."""
+    """Whether a process is the user's keeper of a directory.
+
+    Return True if the system shows no command lines.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         owner = Path(f"/proc/{pid}").stat().st_uid
@@ -191,7 +213,7 @@ def is_keeper(pid: int, root: Path) -> bool:
 
 
 def is_keeper_alive(cluster: Path) -> bool:
-    """Whether a cluster's keeper lives. Raises Unreadable where nobody can say."""
+    """Whether a cluster's keeper is alive. Raise Unreadable if the state is unknown."""
     status = cluster_status(cluster)
     if status.unread:
         raise Unreadable(status.unread)
@@ -199,7 +221,7 @@ def is_keeper_alive(cluster: Path) -> bool:
 
 
 def run_at(path: str | Path) -> RunPaths:
-    """Return the paths of the run in a directory, or raise RunError where there is none."""
+    """Return the paths of the run in a directory. Raise RunError if the directory holds no run."""
     paths = RunPaths(user_path(path).resolve())
     if not is_there(paths.info):
         raise RunError(f"not a run directory: {paths.root} holds no run.json")
@@ -211,9 +233,9 @@ def id_of(paths: RunPaths) -> str:
 
 
 def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
-    """Return the state of a run: as its result says, else as its keeper last wrote, and `lost` where that died.
+    """Return the state of a run: from its result, or else from the keeper's last report.
 
-    Without proof of that, where files cannot be read at this moment, it is `unknown`.
+    The state is `lost` if the keeper died, and `unknown` if files cannot be read at the moment.
     """
     try:
         return _state_of(paths, is_alive)
@@ -232,7 +254,10 @@ def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
 
 
 def result_file(paths: RunPaths) -> Path:
-    """Return where a run's result is, or will be: its own directory, or its cluster's where that could not take it."""
+    """Return the path of a run's result.
+
+    The file is in the run directory, or in its cluster's if the directory could not take the file.
+    """
     try:
         return _result_file(paths)
     except Unreadable:
@@ -244,21 +269,20 @@ def _result_file(paths: RunPaths) -> Path:
         match read_known(paths.info):
             case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
                 spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
-                if is_own(spare.parent) and read_known(spare).get("of") == str(
-                    paths.root
-                ):  # no other run can claim it
+                # The result names its run, so no other run can claim the file.
+                if is_own(spare.parent) and read_known(spare).get("of") == str(paths.root):
                     return spare
     return paths.result
 
 
 def was_taken(paths: RunPaths) -> bool:
-    """Whether a keeper has written the state of a run, beside that it is queued: it does so when it takes the run."""
+    """Whether a keeper has taken a run. The keeper then writes more than the state `queued`."""
     raw = read_json(paths.state)
     return raw.get("state") != RunState.QUEUED or "wish" in raw
 
 
 def message_of(paths: RunPaths, state: RunState) -> str:
-    """Return one line on the state of a run, for people."""
+    """Return a message on the state of a run in a line."""
     if state is RunState.UNKNOWN:
         return unknown_words(paths)
     cluster = cluster_status(cluster_of(paths))
@@ -274,7 +298,7 @@ def message_of(paths: RunPaths, state: RunState) -> str:
 
 
 def unknown_words(paths: RunPaths) -> str:
-    """Return why the state of a run is unknown, for people."""
+    """Return the reason for a run's unknown state, in words."""
     try:
         _state_of(paths, is_keeper_alive)
     except RunError as error:
@@ -285,7 +309,10 @@ def unknown_words(paths: RunPaths) -> str:
 def state_or_problem(
     paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
 ) -> tuple[RunState, str]:
-    """Return the state of a run, and why it cannot be told: one whose files are damaged is lost, and no error."""
+    """Return the state of a run and the problem in reading the state.
+
+    A run with damaged files is lost, and no error is raised.
+    """
     try:
         return _state_of(paths, is_alive), ""
     except Unreadable as error:
@@ -308,7 +335,7 @@ def _state_in(file: Path, raw: Json) -> RunState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedRun:
-    """One run that was handed over; its own directory says how far it is."""
+    """A run in the queue. The run's own directory has its state."""
 
     id: str
     path: Path
@@ -318,7 +345,7 @@ _RUNS = TypeAdapter(list[QueuedRun])
 
 
 def read_queue(path: Path) -> list[QueuedRun]:
-    """Read the runs; none where there is no such file, or a broken one."""
+    """Read the queued runs. Return an empty list for a missing or broken file."""
     try:
         return _known_queue(path)
     except Unreadable:
@@ -345,7 +372,11 @@ def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
 
 
 def cluster_of(paths: RunPaths) -> Path:
-    """Return the cluster that a run names, if it lies with it or is this user's and knows it; else the run's own."""
+    """Return the cluster named by a trusted record of a run, or else the run's own directory.
+
+    The record is trusted if the cluster lies beside the run. Otherwise the cluster must be the
+    user's and know the run, or the user's run must still wait for its keeper.
+    """
     try:
         return known_cluster_of(paths)
     except Unreadable:
@@ -353,16 +384,18 @@ def cluster_of(paths: RunPaths) -> Path:
 
 
 def known_cluster_of(paths: RunPaths) -> Path:
-    """Return the same. Raises Unreadable where nobody can say at this moment."""
+    """Return the cluster as `cluster_of` does.
+
+    Raise Unreadable if files cannot be read at the moment.
+    """
     named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
     if "\0" in str(named):  # no path holds one
         return paths.root
-    is_missing(named)  # raises where a folder that is there would be taken for none below
+    is_missing(named)  # raises for an unreadable folder, which would seem to be missing below
     if _is_with(named, paths.root):
         return named
-    on_its_way = is_own(paths.root) and not was_taken(
-        paths
-    )  # no keeper has answered yet whether it has the run
+    # No keeper has accepted or refused the run yet.
+    on_its_way = is_own(paths.root) and not was_taken(paths)
     if is_own(named) and (on_its_way or _is_in(_known_queue(ClusterPaths(named).queue), paths)):
         return named
     return paths.root
@@ -381,15 +414,15 @@ def _is_in(runs: Sequence[QueuedRun], paths: RunPaths) -> bool:
 
 
 def own_runs(cluster: Path) -> list[QueuedRun]:
-    """Read the queue of a cluster without the runs whose own record does not name that cluster.
+    """Return a cluster's queued runs whose own record names the cluster.
 
-    Whoever wrote the queue may have named any folder. Only these runs may be written to.
+    The writer of the queue may have named any folder. Only the returned runs may be written to.
     """
     return [run for run in read_queue(ClusterPaths(cluster).queue) if _is_run_of(run, cluster)]
 
 
 def _is_run_of(run: QueuedRun, cluster: Path) -> bool:
-    """Whether the record in a run's directory names both this run and this cluster, each by a full path."""
+    """Whether the record in a run's directory names the run and the cluster by full paths."""
     try:
         info = read_json(RunPaths(run.path).info)
         named = Path(text(info.get("cluster")))
@@ -404,7 +437,7 @@ def _is_run_of(run: QueuedRun, cluster: Path) -> bool:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a folder is there and this user's."""
+    """Whether a folder exists and belongs to the user."""
     try:
         return folder.stat().st_uid == os.getuid()
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""`RunTotals`: what the events of a run come to, taken in one by one: the one place that knows the kinds.
+"""Define `RunTotals`, which sums up the events of a run. Only `RunTotals` interprets the kinds.
 
-It is pure. `TotalsTail` reads the events from a file as they come.
+`RunTotals` is pure. `TotalsTail` reads new events from a file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
-_CAUSAL = (
-    "causal"  # family of a model whose loss is that of the next token, so that it has a perplexity
-)
-_MOST_NATS = 700  # e to it is near the largest number there is
+# Family of models with a next-token loss, and therefore a perplexity.
+_CAUSAL = "causal"
+_MOST_NATS = 700  # e to the 700 is near the largest float
 _START_FIELDS = (
     *(
         "global_batch_size",
@@ -62,56 +61,59 @@ _END_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is. What is not known yet is None."""
+    """Progress of a run. None: unknown so far."""
 
     state: RunState
     message: str = ""
     step: int | None = None
-    """Optimizer steps taken."""
+    """Number of optimizer steps."""
     max_steps: int | None = None
     epoch: float | None = None
-    """Passes over the rows."""
+    """Number of passes over the rows."""
     loss: float | None = None
     """Training loss at the last step."""
     eval_loss: float | None = None
     samples_per_s: float | None = None
-    """Rows a second over all training steps so far, all ranks together."""
+    """Rows per second over all training steps so far, all ranks together."""
     eta_s: float | None = None
-    """Seconds until the last step, at the pace so far."""
+    """Seconds until the last step, at the present pace."""
 
 
 class RunTotals:
-    """What is known of a run by its events so far. Memory does not grow with the steps."""
+    """Totals of a run's events so far. Memory does not grow with the steps."""
 
     def __init__(self) -> None:
         self.start: Mapping[str, object] = {}
-        """What rank 0 reported when training began: model, parameters, world_size, max_steps, …"""
+        """Report of rank 0 at the start of training: model, parameters, world_size, max_steps, …"""
         self.phases: dict[int, str] = {}
         self.doing = ""
-        """What rank 0 is doing, with how far it is where it tells that."""
+        """Current phase of rank 0, with its progress if known."""
         self.training = False
-        """Whether the first optimizer step is done."""
+        """Whether the first optimizer step is finished."""
         self.saved_step = 0
-        """The step of the last checkpoint; 0 before the first."""
+        """Step of the last checkpoint. 0 before the first."""
         self.stopped_step: int | None = None
-        """The step after which the trainer stopped because it was asked to; None where it did not."""
+        """Step after which the trainer stopped on request.
+
+        None: the trainer did not stop on request.
+        """
         self.failed_saves: list[Event] = []
-        """By the rank that could not write its part: checkpoints that were not made."""
+        """Events of failed checkpoints, from the ranks that could not write their parts."""
         self.last_s: float | None = None
-        """When the last event was."""
+        """Time of the last event in seconds since 1970."""
         self.last_step: Event | None = None
         self.eval_loss: float | None = None
-        """That of the last evaluation, which may be the one before the first step."""
+        """Loss of the last evaluation, including the evaluation before the first step."""
         self.metrics: Mapping[str, float] = {}
-        """The other figures of the last evaluation, by name."""
+        """Other figures of the last evaluation, by name."""
         self.notes: list[str] = []
-        """What rank 0 wants said of the run, whatever becomes of it."""
+        """Notes of rank 0 for the user, shown for every outcome of the run."""
         self.book = WorkerBook()
-        """Its epochs, and what each worker and GPU took."""
+        """Epochs, and time and memory of every worker and GPU."""
         self.restarts: list[Restart] = []
-        """What it lost, and how it went on."""
+        """Losses and restarts of the run."""
         self.model_step: int | None = None
-        """The step of the model that rank 0 has saved; None before."""
+        """Step of the model saved by rank 0. None: not saved yet."""
         self._eval_step: int | None = None
         self._first_step: Event | None = None
         self._first_step_s: float | None = None
@@ -129,10 +131,13 @@ class RunTotals:
         return totals
 
     def take(self, event: Event) -> tuple[RunState, str] | None:
-        """Take in the next event; return the state and the words for it where the run comes to something new."""
+        """Process the next event.
+
+        Return the new state and its message if the event changes the state.
+        """
         try:
             return self._take(event)
-        except Exception:  # the border of one event: whatever a rank has printed, the others count
+        except Exception:  # a rank may print any event; the other events still count
             logger.warning(
                 "an event of kind %r is left out of the figures", event.kind[:80], exc_info=True
             )
@@ -195,7 +200,7 @@ class RunTotals:
         return None
 
     def _restart(self, event: Event) -> None:
-        """Begin anew with what is of one attempt."""
+        """Record a restart and reset the totals of the previous attempt."""
         restart = Restart.read(
             {**event.data, "took_s": max(0.0, event.time_s - (event.number("lost_s") or 0.0))}
         )
@@ -210,12 +215,15 @@ class RunTotals:
 
     @property
     def last_possible_step(self) -> int | None:
-        """The step after which training ends; None before it began."""
+        """Step after which training ends. None before the start of training."""
         return whole(self.start.get("max_steps"))
 
     @property
     def samples_per_s(self) -> float | None:
-        """The throughput that is shown: rows a second over all steps so far, or a script's own rate as it was last."""
+        """Throughput for display in rows per second.
+
+        The mean over all steps so far, or a script's own last rate.
+        """
         ended, step = number(self._end.get("train_samples_per_s")), self.last_step
         if ended is not None or step is None:
             return ended
@@ -237,7 +245,7 @@ class RunTotals:
         )
 
     def facts(self, started_s: float | None) -> dict[str, object]:
-        """Return the figures that the ranks reported, by the name of the result's field; unknown ones are left out."""
+        """Return the ranks' figures by field of the result, without unknown figures."""
         facts: dict[str, object] = {
             name: self.start[name] for name in _START_FIELDS if name in self.start
         }
@@ -253,7 +261,7 @@ class RunTotals:
             "epoch_times": self.book.epochs,
         }
         lists |= {"workers": self.book.workers, "gpus": self.book.gpus}
-        # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
+        # The evaluation before the first step is of the untrained model, so leave it out.
         evaluated = {
             "eval_loss": self.eval_loss,
             "eval_step": self._eval_step,
@@ -305,7 +313,7 @@ class RunTotals:
 
 
 class TotalsTail:
-    """The totals of an `events.jsonl`, of which each look reads only what is new."""
+    """Totals of an `events.jsonl`. Every read processes only new events."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -314,10 +322,11 @@ class TotalsTail:
         self._begin()
 
     def read(self) -> RunTotals:
-        """Return the totals of all events so far; any thread may call it."""
-        with self._lock, suppress(OSError):  # not there yet, or gone: what was read before stands
+        """Return the totals of all events so far. Any thread may call the method."""
+        # If the file is not there yet, or is gone, keep the earlier totals.
+        with self._lock, suppress(OSError):
             found = self._path.stat()
-            # Another file of that name, or one that was cut: what was read before is not in it.
+            # A replaced or truncated file lacks the earlier events, so begin again.
             if (found.st_dev, found.st_ino) != self._file or found.st_size < self._size:
                 self._begin()
             self._file, self._size = (found.st_dev, found.st_ino), found.st_size
@@ -329,12 +338,12 @@ class TotalsTail:
         self._tail, self._totals = EventTail(self._path), RunTotals()
 
     def __reduce__(self) -> tuple[type[TotalsTail], tuple[Path]]:
-        """Let a copy in another process read for itself."""
+        """Make a copy in another process read the file itself."""
         return TotalsTail, (self._path,)
 
 
 def _with_figures(event: Event, last: Event | None) -> Event:
-    """Return a step event; one that tells only how far the run is keeps the figures of the last that had a loss.
+    """Return a step event; an event without a loss keeps the last event's figures.
 
     Example:
         >>> first = Event(time_s=1.0, rank=0, kind="step", data={"step": 500, "loss": 2.5})

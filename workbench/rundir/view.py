@@ -1,4 +1,7 @@
-"""`RunView`: a run directory read bit by bit: each `refresh` reads only what is new, so a long run costs no more."""
+"""Define `RunView`, which reads a run directory step by step.
+
+Every `refresh` reads only new data, so a long run costs no more.
+"""
 
 from __future__ import annotations
 
@@ -36,50 +39,49 @@ _CURVES = {
 
 
 class RunView:
-    """What is known of a run by now. Every figure is as of the last `refresh`."""
+    """State and figures of a run as of the last `refresh`."""
 
     def __init__(self, path: str | Path):
         self.paths = run_at(path)
         self.id = id_of(self.paths)
-        """The id of the run, unique in its cluster."""
+        """Id of the run, unique in its cluster."""
         self.state: RunState = RunState.QUEUED
         self.message = ""
         self.hint = ""
-        """A passing remark of the keeper's: silence, no step for a while."""
+        """Temporary remark of the keeper, such as silence or no step for a while."""
         self.unpredicted = ""
-        """Why it is not predicted what the run needs; empty where it is, and as long as it is worked out."""
+        """Reason for a missing prediction. Empty: the prediction exists or is in progress."""
         self.totals = RunTotals()
         self.curves: dict[str, Curve] = {
             name: Curve() for names in _CURVES.values() for name in names
         }
-        """By name, over optimizer steps."""
+        """Curves over optimizer steps, by name."""
         self.result: ResultRecord | None = None
         self.cluster_phase = ""
-        """The phase of its cluster; `closed` where the keeper is gone."""
+        """Phase of the run's cluster; `closed` if the keeper is gone."""
         self._events = EventTail(self.paths.events)
         self._logs: dict[int, list[LogTail]] = {}
         self._book = MemoryBook(self._place)
         self.memory: Mapping[str, HostMemory] = self._book.hosts
         self.hosts: Sequence[HostSlots] = ()
-        """The pods it runs on, in rank order; empty until it starts."""
+        """Pods of the run, in rank order. Empty before the start."""
         self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
         self._first_s: float | None = None
         self._seen: tuple[object, ...] = ()
         self.spec: RunSpec | None = None
         with suppress(WorkbenchError):
             self.spec = RunSpec.load(self.paths.spec, of_run=True)
-        """What was asked; None where `spec.json` is missing or not for this version."""
+        """Spec of the run. None: `spec.json` is missing or of an unsupported version."""
         self.submitted_rows = submitted_rows(self.paths)
-        """What was found of its rows when it was submitted; the ranks report it again."""
+        """Findings on the run's rows at submission. The ranks report the findings again."""
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read what is new; return whether anything is. Logs are read by `log`."""
+        """Read new data and return whether anything changed. `log` reads the logs."""
         if self.result is not None and self.state.is_terminal:
             return self._look_at_cluster()
-        state, problem = state_or_problem(
-            self.paths
-        )  # before the events: a run seen to be over has written them all
+        # Read the state before the events: a run that has ended has written all its events.
+        state, problem = state_or_problem(self.paths)
         events = list(self._events.read())
         for event in events:
             self._take(event)
@@ -91,7 +93,7 @@ class RunView:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come: the run has ended, and its cluster too."""
+        """Whether the run and its cluster have ended."""
         return self.state.is_terminal and self.cluster_phase in ("closed", "failed", "")
 
     @property
@@ -100,17 +102,17 @@ class RunView:
 
     @property
     def start(self) -> Mapping[str, object]:
-        """What rank 0 reported when training began: model, parameters, world_size, max_steps and more."""
+        """Report of rank 0 at the start of training, with model, world_size, max_steps and more."""
         return self.totals.start
 
     @property
     def memory_kind(self) -> str:
-        """What that counts: resident, or on GPUs (cuda)."""
+        """Kind of memory in `memory`: `resident` or `cuda` (on GPUs)."""
         return self._book.kind
 
     @property
     def world_size(self) -> int:
-        """Number of ranks; 0 until it is known."""
+        """Number of ranks. 0: unknown so far."""
         reported = whole(self.start.get("world_size"))
         if reported is not None:
             return reported
@@ -118,7 +120,7 @@ class RunView:
 
     @property
     def batch(self) -> str:
-        """The global batch spelled out; empty if unknown, or if rank 0 reported another one."""
+        """Global batch as a product. Empty: unknown, or rank 0 reported another batch."""
         if self.spec is None or not self.world_size:
             return ""
         rows = self.spec.job.global_batch(self.world_size)
@@ -129,7 +131,10 @@ class RunView:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Seconds from the submission to now, or to the end; of a lost run, to its last event. None: not known."""
+        """Seconds from the submission to now or to the end.
+
+        For a lost run, to its last event. None: unknown.
+        """
         if self.result is not None:
             return self.result.duration_s
         ended = self.totals.last_s if self.state.is_terminal else time.time()
@@ -141,7 +146,7 @@ class RunView:
 
     @property
     def began_s(self) -> float | None:
-        """When it was submitted, in seconds since 1970; its first event where that is not known, or was before."""
+        """Time of submission in seconds since 1970, or of the first event if earlier."""
         return min(
             (at for at in (self._submitted_s, self._first_s) if at is not None), default=None
         )
@@ -155,7 +160,7 @@ class RunView:
         return sorted({int(number) for number in numbers if number.isdigit()})
 
     def log(self, rank: int) -> list[str]:
-        """Return the last lines of what a rank printed, without event lines: of its standard output, then of stderr."""
+        """Return a rank's last output lines without event lines: standard output, then stderr."""
         if rank not in self._logs:
             self._logs[rank] = [
                 LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr")
@@ -165,7 +170,7 @@ class RunView:
         return [line for tail in self._logs[rank] for line in tail.lines]
 
     def pod_name(self, address: str) -> str:
-        """Return the name of the pod at an address, or the address where it is not known."""
+        """Return the name of the pod at an address, or the address if the name is unknown."""
         return next(
             (host.pod for host in self.hosts if host.address == address and host.pod), address
         )
@@ -218,7 +223,7 @@ class RunView:
         first = 0
         for host in self.hosts:
             if first <= rank < first + host.slots:
-                # A job of technique single takes one slot of a pod that may have several.
+                # A job of technique `single` uses a single slot, though its pod may have several.
                 return host.address, min(host.slots, max(1, self.world_size - first))
             first += host.slots
         return f"rank {rank}", 1
