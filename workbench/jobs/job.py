@@ -1,9 +1,9 @@
-"""Define `Job`, the interface between a kind of job and keeper, agents, run directories and clients.
+"""Define `Job`, the interface of a kind of job to keeper, agents, run directories and clients.
 
-A kind of job is a class. The class declares the four common options (`launcher`, `env`,
-`restarts`, `stall_timeout_s`), the class variables `kind` and `success`, and the methods `prepare`
-and `program_on`. All other members have a default. The registry (`jobs/registry.py`) finds the
-class by its kind.
+A kind of job is a class. The class declares the four common options (`launcher`, `env`, `restarts`,
+`stall_timeout_s`), the class variables `kind` and `success`, and the methods `prepare` and
+`program_on`. All other members have a default. The registry (`jobs/registry.py`) finds the class by
+its kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_CARRIED = 512 << 20  # bytes of one file of a handover
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """How the ranks of a job are asked to stop."""
+    """Way to stop the ranks of a job."""
 
     by: Literal["file", "signal"]
     """Way to ask the ranks.
@@ -40,7 +40,7 @@ class Stop:
     is asked first.
     """
     grace_s: float | None = None
-    """Seconds from a signal to the kill of ranks that have not ended. None for a file: nothing is killed."""
+    """Seconds from a signal to the kill of ranks that have not ended. None, for a file: no kill."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class FolderOutputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewRun:
-    """A run directory that a job prepares."""
+    """Run directory to prepare for a job."""
 
     root: Path
     """The run directory. Its folder `inputs/` exists, is empty and takes the files for the pods."""
@@ -81,7 +81,10 @@ class NewRun:
     gpus: int
     """Number of GPUs of each pod."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of the pods and of the job with their values. May hold secrets: never written down."""
+    """Variables of the pods and of the job with their values.
+
+    May hold secrets; never written down.
+    """
     ask_pods: Callable[..., Any] | None = None
     """Function that returns the checkpoint of another run on pods of this cluster.
 
@@ -91,7 +94,7 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodView:
-    """A pod as a job's program sees it."""
+    """View of a pod for a job's program."""
 
     package: str
     """Folder or zip on the pod from which ranks import `workbench`."""
@@ -149,7 +152,7 @@ class PodStore(Protocol):
 
 
 class FirstPod(Protocol):
-    """The line to the agent of rank 0's pod."""
+    """Connection to the agent of rank 0's pod."""
 
     def call(self, op: str, **fields: Any) -> Mapping[str, Any]:
         """Send the agent a request and return its reply.
@@ -400,7 +403,7 @@ class Job(Record):
         ranks: int,
         last_step: int | None,
     ) -> tuple[int | None, int | None]:
-        """Change the inputs of a run of `before` ranks so that it continues on `ranks` after a loss.
+        """Change the inputs of a run so that the run continues on `ranks` after a loss.
 
         Returns:
             The step of the checkpoint, and the global batch if changed. None for the step: the

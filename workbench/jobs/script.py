@@ -69,10 +69,10 @@ class Script(Job):
 
     The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
     as under torchrun. The script's folder is sent too, at most 200 MiB. A file `.workbenchignore`
-    in the folder, in gitignore's syntax, lists files to leave out. Always left out are files in a
-    `.gitignore`, version control, environments, caches, `runs/`, links out of the folder and files
-    with names of key files (`.env`, `*.pem`, `.aws/`, …). A line such as `!runs/` or `!.env`
-    includes the named files again.
+    in the folder, in gitignore's syntax, lists files to leave out. By default, the folder is sent
+    without the files in a `.gitignore`, version control, environments, caches and `runs/`. Links
+    out of the folder and files with names of key files (`.env`, `*.pem`, `.aws/`, …) are left out
+    too. A line such as `!runs/` or `!.env` includes the named files again.
     """
 
     kind: ClassVar[str] = "script"

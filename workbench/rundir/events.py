@@ -44,8 +44,8 @@ class EventKind(StrEnum):
     START = "start"
     """Training begins.
 
-    Data: model, family, parameters, trainable_parameters, world_size, global_batch_size, max_steps,
-    …
+    Data: model, family, parameters, trainable_parameters, world_size, global_batch_size, max_steps
+    and more.
     """
     RESUMED = "resumed"
     """The run continued from a checkpoint: step."""

@@ -95,7 +95,7 @@ class Journal:
         events = [*written, *missing]
         try:
             self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
-        except Exception as error:  # the curves' boundary
+        except Exception as error:  # a run continues without curves
             self._curves_broken = True
             self._warn(error)
         recovered = StateRecord.read(read_json(self._paths.state))
@@ -274,7 +274,7 @@ class Journal:
             if self._curves_broken:
                 self._draw_anew(read_events(self._paths.events))
             self._scalars.close()
-        except Exception as error:  # the curves' boundary: the result must be written
+        except Exception as error:  # the result must be written, even without curves
             logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
 
     def _change(self, **changes: object) -> None:

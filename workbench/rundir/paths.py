@@ -47,7 +47,7 @@ class ClusterPaths:
     reserve = _Below(".reserve")
     """Reserved room on the disk for the queue."""
     results = _Below("results")
-    """Folder of results that did not fit into their run directories, by run id."""
+    """Folder of results that could not be written into their run directories, by run id."""
     runs = _Below("runs")
     """Folder of run directories without a path of their own."""
 
@@ -225,7 +225,7 @@ def is_output(name: str) -> bool:
         (True, False, False)
     """
     first, *parts = name.split("/")
-    if not name.isprintable():  # half of a surrogate pair stands for a byte that is not UTF-8
+    if not name.isprintable():  # a lone surrogate stands for a byte that is not UTF-8
         return False
     plain = all(
         part not in ("", ".", "..") and len(os.fsencode(part)) < _LONGEST_NAME for part in parts
@@ -234,11 +234,11 @@ def is_output(name: str) -> bool:
 
 
 FLIGHT = "flight.json"
-"""Name of the file of a rank's last collectives in the rank's folder.
+"""Name of the file of a rank's last collectives, in the rank's folder on its pod.
 
-Torch's flight recorder writes the file at a stall.
+The data are from torch's flight recorder, written at a stall.
 """
-_LONGEST_NAME = 240  # bytes of one part; a file on its way has some more
+_LONGEST_NAME = 240  # bytes of a path's part; a file in transfer has a longer name
 TRACE, TRACE_OPERATORS = "trace.json.gz", "trace-operators.json"
 _LEFT = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
 

@@ -79,7 +79,7 @@ class Restart(TolerantRecord):
     lost_step: Whole | None = None
     """Last optimizer step before the loss.
 
-    None: before the first step, or a script without steps.
+    None: before the first step, or for a script that reports no steps.
     """
     step: Whole | None = None
     """Step of the checkpoint to continue from. 0: the beginning. None: a script."""
@@ -226,7 +226,7 @@ class ResultRecord(Measurements):
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """Other figures of the evaluation by name:
 
-    `rouge1`, `accuracy`, results of the user's function.
+    `rouge1`, `accuracy`, results of a user's function.
     """
     peak_memory_gib: Mapping[str, Number] = field(default_factory=dict)
     """Peak memory by host in GiB: highest sum over the host's ranks.

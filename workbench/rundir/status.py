@@ -247,7 +247,7 @@ def _state_of(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
     if is_missing(file := _result_file(paths)):
         if is_alive(known_cluster_of(paths)):
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_known(paths.state)})
-        # The keeper may have written the result between the two looks.
+        # The keeper may have written the result in the meantime.
         if is_missing(file := _result_file(paths)):
             return RunState.LOST
     return _state_in(file, load_json(file))
@@ -389,7 +389,7 @@ def known_cluster_of(paths: RunPaths) -> Path:
     Raise Unreadable if files cannot be read at the moment.
     """
     named = Path(text(read_known(paths.info).get("cluster")) or paths.root)
-    if "\0" in str(named):  # no path holds one
+    if "\0" in str(named):  # no path contains a NUL
         return paths.root
     is_missing(named)  # raises for an unreadable folder, which would seem to be missing below
     if _is_with(named, paths.root):
@@ -447,4 +447,4 @@ def is_own(folder: Path) -> bool:
 def _is_with(cluster: Path, run: Path) -> bool:
     paths = ClusterPaths(Path(os.path.realpath(cluster)))
     below = run.parent == paths.runs and is_there(paths.config)
-    return below or paths.root in (run, run / "cluster")  # the second is the command line's
+    return below or paths.root in (run, run / "cluster")  # the command line uses the second
