@@ -1,1 +1,1 @@
-"""What a rank keeps to go on training later."""
+"""State of a rank for resuming a training."""

@@ -1,4 +1,4 @@
-"""What a rank must keep to go on training later exactly as if it had not stopped, as a tree of tensors and numbers."""
+"""State of a rank for an exact continuation of training, as a tree of tensors and numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.finetune.checkpoint.tensor_tree import TreePacker, unpack
 
 
 def capture(trainer: Any) -> dict[str, object]:
-    """Return what this rank must keep. Its tensors are the living ones: write them before the next step."""
+    """Return the state of this rank. The tensors are live: write them before the next step."""
     return {
         "engine": trainer.technique.snapshot(trainer, rank=ranks.rank()),
         "scheduler": trainer.lr_scheduler.state_dict(),
@@ -29,14 +29,17 @@ def capture(trainer: Any) -> dict[str, object]:
 
 
 def restore(trainer: Any, tree: Mapping[str, Any]) -> None:
-    """Put back what `capture` gave, into a trainer that is ready for its first step; every rank must call it."""
+    """Restore a return value of `capture` before the first step.
+
+    Every rank must call this function.
+    """
     trainer.technique.restore(trainer, tree["engine"], share=_from_the_first)
     trainer.lr_scheduler.load_state_dict(tree["scheduler"])
     trainer.eval_losses.update(tree["eval_losses"])
 
 
 def restore_random(tree: Mapping[str, Any], *, seed: int) -> None:
-    """Put back the state of every source of random numbers; of a checkpoint of another number of ranks, a new one."""
+    """Restore all random number generators; use a new seed if the number of ranks has changed."""
     state = tree["random"]
     if state is None:
         set_seed((seed * 1_000_003 + tree["step"] * 8_191 + ranks.rank()) % 2**32)
@@ -62,7 +65,7 @@ def _random_state(*, cuda: bool) -> dict[str, object]:
 
 
 def _from_the_first(state: Any) -> Any:
-    """Give every rank what rank 0 has."""
+    """Send rank 0's state to every rank."""
     if not ranks.connected():
         return state
     packer = TreePacker()

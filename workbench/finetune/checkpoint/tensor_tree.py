@@ -1,4 +1,7 @@
-"""A tree of tensors and plain values as two files; without pickle: a stranger's can be wrong, but run nothing."""
+"""Write and read a tree of tensors and plain values as two files.
+
+The format is not pickle: a file of unknown origin can be wrong, but cannot run code.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def write_tree(folder: Path, tree: object) -> None:
 
 
 def read_tree(folder: Path) -> Any:
-    """Read a tree back; its tensors are on the CPU."""
+    """Read a tree; the tensors are on the CPU."""
     try:
         tensors = load_file(folder / TENSORS)
         return unpack(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
@@ -56,15 +59,15 @@ def read_tree(folder: Path) -> Any:
 
 
 class TreePacker:
-    """Take trees apart into JSON and tensors."""
+    """Split trees into JSON and tensors."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        """The tensors by the names that stand for them in the JSON; each is contiguous and owns its memory."""
+        """Tensors by their names in the JSON. Each tensor is contiguous and owns its memory."""
         self._names: dict[tuple[object, ...], str] = {}
 
     def pack(self, value: object) -> object:
-        """Return the JSON form of a tree, and put its tensors aside.
+        """Return the JSON form of a tree, and collect the tree's tensors.
 
         Example:
             >>> TreePacker().pack({"lr": 0.1, 3: (1, None)})
@@ -107,7 +110,7 @@ class TreePacker:
 
 
 def unpack(packed: object, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Make the tree that a packer took apart."""
+    """Return the tree from a packer's JSON and tensors."""
     match packed:
         case {"tensor": name}:
             return tensors[name]

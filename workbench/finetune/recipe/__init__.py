@@ -1,1 +1,1 @@
-"""Files that repeat a run without this package: a run card carries them as they are, and the trainer uses them too."""
+"""Functions of a run that its recipe needs too. Each file here is also a file of a run card."""

@@ -1,4 +1,7 @@
-"""Which rows each rank takes, when, and padded how: of the seed alone. A run card carries this file too."""
+"""Rows, order and padding of each rank's batches. Run cards include this file.
+
+The seed alone determines the order.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,26 @@ from torch.utils.data import Sampler
 IGNORED = -100  # torch's cross entropy leaves labels of this value out
 
 _STEPS = 8
-"""Global batches whose rows are dealt out together."""
+"""Number of global batches whose rows are distributed together."""
 
 _SMALL = 32
-"""Rows of a global batch below which its steps mix lengths: few rows that are all alike teach less."""
+"""Rows of a global batch below which a step mixes lengths.
+
+Few rows of similar length teach less.
+"""
 
 _PARTS = 4
-"""Lengths of what is learned in a global batch: fewer leave less padding, and steps that are less alike."""
+"""Number of target length groups in a global batch.
+
+Fewer groups need less padding, but make the steps more different.
+"""
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Deal out shuffled rows, of like `lengths` if given, so that a global batch is the same for any ranks."""
+    """Distribute shuffled rows so that a global batch is the same for any number of ranks.
+
+    `lengths` group rows of similar length.
+    """
 
     def __init__(
         self,
@@ -35,7 +47,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         lengths: torch.Tensor | None = None,
         order: int = 2,
     ) -> None:
-        """Take the version of the order too: 1 does not tell small global batches from large ones."""
+        """Set up the sampler. `order` is a version.
+
+        1 treats small global batches like large ones.
+        """
         self.rows, self.micro_batch, self.rank, self.world_size, self.seed = (
             rows,
             micro_batch,
@@ -77,7 +92,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def _mixed(
         self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
     ) -> Iterator[torch.Tensor]:
-        """Yield steps of shuffled rows; of every few steps one has the longest, which would lengthen the others."""
+        """Yield steps of shuffled rows. One step of every few collects the longest rows.
+
+        The longest rows would lengthen the other steps.
+        """
         for n in range(0, len(order), _STEPS * self.global_batch):
             rows = _sorted(order[n : n + _STEPS * self.global_batch], lengths.sum(1))
             rest, longest = rows[: -self.global_batch], rows[-self.global_batch :]
@@ -85,15 +103,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
             yield torch.cat([rest, longest]).view(-1, self.global_batch)
 
     def _alike(self, order: torch.Tensor, lengths: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the steps of each block of the rows of the whole epoch, sorted by what is read."""
+        """Yield the steps of each block of the epoch's rows, sorted by source length."""
         order, size = _sorted(order, lengths[:, 0]), _STEPS * self.global_batch
         for n in range(0, len(order), size):
             yield self._dealt(_sorted(order[n : n + size], lengths[:, 1]))
 
     def _dealt(self, block: torch.Tensor) -> torch.Tensor:
-        """Give each step of a block, whose rows are alike in what is read, rows of every length of what is learned.
+        """Distribute the target lengths of a block evenly over its steps.
 
-        The block is sorted by it. Steps whose rows were all alike in that, too, would teach less of all the others.
+        The block's rows have similar source lengths, and are sorted by target length. Steps with
+        rows of
+        only one target length would teach less about all other lengths.
         """
         steps = len(block) // self.global_batch
         bounds = [self.global_batch * part // _PARTS for part in range(_PARTS + 1)]
@@ -108,7 +128,7 @@ def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def eval_batches(
     rows: Sequence[Mapping[str, Sequence[int]]], *, size: int, rank: int, world_size: int
 ) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
-    """Deal out rows for evaluation, longest first, so that batches need little padding."""
+    """Distribute rows for evaluation, longest first, so that batches need little padding."""
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
     for start in range(0, len(order), size * world_size):
         mine = order[start + rank * size : start + (rank + 1) * size]
@@ -122,8 +142,12 @@ def pad(
     *,
     left: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Make a batch, padded to the longest row, on GPUs up to a multiple of 8; no loss counts the padding."""
-    multiple = 8 if torch.cuda.is_available() else 1  # what its tensor cores take
+    """Make a batch, padded to the longest row (on GPUs to a multiple of 8).
+
+    No loss counts padding.
+    """
+    # Tensor cores need a multiple of 8.
+    multiple = 8 if torch.cuda.is_available() else 1
 
     def padded(lists: Sequence[Sequence[int]], value: int) -> torch.Tensor:
         width = -(-max(map(len, lists)) // multiple) * multiple

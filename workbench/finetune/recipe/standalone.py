@@ -1,9 +1,14 @@
-"""Repeat a fine-tuning run with torch, transformers and DeepSpeed alone: the script that a run card carries.
+"""Repeat a fine-tuning run with torch, transformers and DeepSpeed alone.
 
-Beside it lie `order.py`, `tiny_t5.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model
-`tokenizer/`; `deepspeed` or `torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss,
-optimizer and schedule are those of the run, because the project's own trainer calls the same functions of this file;
-the trained model is left in `model/`.
+Run cards include this script.
+
+The script's folder has `order.py`, `tiny_t5.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`,
+and
+for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the script once per rank.
+Rows,
+their order, batches, initial weights, loss, optimizer and schedule are the same as in the run,
+because the project's own trainer calls the functions of this file. The trained model is written to
+`model/`.
 """
 
 from __future__ import annotations
@@ -72,7 +77,10 @@ _OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
 def token_loss(
     outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0
 ) -> Any:
-    """Sum the cross entropy and divide it by the tokens of the whole global batch; T5's own ignores their number."""
+    """Sum the cross entropy and divide it by the tokens of the whole global batch.
+
+    T5's own loss ignores the number of tokens in other micro-batches.
+    """
     # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them.
     logits = outputs["logits"].float()
     flat = logits.flatten(0, 1), labels.flatten()
@@ -81,7 +89,7 @@ def token_loss(
 
 
 def use_no_cache(model: Any) -> None:
-    """Turn the cache of every part of a model off; the Trainer does so for the outermost part alone."""
+    """Disable the cache of every part of a model. The Trainer disables only the outermost cache."""
     # T5's decoder has a configuration of its own.
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
@@ -89,7 +97,7 @@ def use_no_cache(model: Any) -> None:
 
 
 def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
-    """Let weight decay spare biases and norms also where DeepSpeed makes the optimizer."""
+    """Exempt biases and norms from weight decay, also if DeepSpeed makes the optimizer."""
     decay = trainer.args.weight_decay
     if not isinstance(optimizer, DummyOptim) or not decay:
         return optimizer
@@ -109,7 +117,10 @@ def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
 def train_batches(
     trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int
 ) -> DataLoader[Any]:
-    """Return this rank's micro-batches; together with the other ranks' they make the global batches."""
+    """Return this rank's micro-batches.
+
+    The micro-batches of all ranks make up the global batches.
+    """
     args, rows = trainer.args, trainer.train_dataset
     batches = GlobalBatchSampler(
         rows=len(rows),
@@ -128,7 +139,7 @@ def train_batches(
 
 
 def row_lengths(rows: Any) -> torch.Tensor:
-    """Return the tokens that are read and those that are learned of each row, rows x 2."""
+    """Return the number of source and of target tokens of each row, rows x 2."""
     return torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
 
 
@@ -140,9 +151,9 @@ def evaluation_sums(
     align: Callable[[Any, Any], tuple[Any, Any]] = lambda logits, labels: (logits, labels),
     counts_right: bool = False,
 ) -> list[float]:
-    """Sum the loss of this rank's rows; return it, the tokens, and those that the model gets right.
+    """Return the loss, the tokens and the correctly predicted tokens of this rank's rows, summed.
 
-    `batches` are those of `eval_batches`. `align` pairs logits with the labels that they predict.
+    `batches` come from `eval_batches`. `align` pairs logits with their labels.
     """
     total, tokens, right = 0.0, 0, 0
     with torch.no_grad():
@@ -151,7 +162,9 @@ def evaluation_sums(
             labels = batch.pop("labels")
             logits, targets = align(model(**batch)["logits"], labels)
             loss = token_loss({"logits": logits}, targets)
-            if not counts:  # a row of no use, so that every rank makes as many forward passes
+            # A rank without rows repeats a row, so that every rank makes the same number of forward
+            # passes.
+            if not counts:
                 continue
             total += float(loss.item())
             tokens += int((targets != IGNORED).sum().item())
@@ -161,20 +174,20 @@ def evaluation_sums(
 
 
 def send_in_bf16(model: Any) -> Any:
-    """Have DDP round gradients to bf16 on their way."""
+    """Round the gradients that DDP sends to bf16."""
     if hasattr(model, "register_comm_hook"):  # not where there is one rank
         model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
     return model
 
 
 def _sum_in_bf16(whole: torch.Tensor) -> Any:
-    """Average gradients of the ranks, rounded to bf16 on their way; torch's own hook for DDP refuses gloo."""
+    """Average the ranks' gradients in bf16. torch's own hook for DDP refuses gloo."""
     sent = dist.all_reduce(whole.to(torch.bfloat16), async_op=True).get_future()
     return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size()))
 
 
 class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no types
-    """The Hugging Face Trainer with the run's own order of rows, loss, decay and evaluation loss."""
+    """The Hugging Face Trainer with the run's order of rows, loss, decay and evaluation loss."""
 
     order = 2
     """Version of the order of rows."""
@@ -193,7 +206,7 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
         return train_batches(self, lengths, order=self.order)
 
     def send_in_bf16(self) -> None:
-        """Have DDP round gradients to bf16 on their way; to be called before training."""
+        """Round the gradients that DDP sends to bf16; call this method before training."""
         prepare = self.accelerator.prepare_model
         self.accelerator.prepare_model = lambda model, **options: send_in_bf16(
             prepare(model, **options)
@@ -228,7 +241,7 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
 def training_options(
     job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool
 ) -> dict[str, Any]:
-    """Translate the job into the Trainer's options, but for where it writes and to whom it reports."""
+    """Translate the job into the Trainer's options, without output folder and trackers."""
     return {
         **{name: job[name] for name in _SAME if name in job},
         "num_train_epochs": job["epochs"],
@@ -281,7 +294,7 @@ def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
-    """Load model and tokenizer; the built-in `tiny-t5` gets its weights from the seed."""
+    """Load model and tokenizer; the seed determines the weights of the built-in `tiny-t5`."""
     job = recipe["job"]
     name, attention = job["model"], job.get("attn_implementation")
     if name != "tiny-t5":
@@ -297,7 +310,7 @@ def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Train as `job.json` says, and hold the losses against those of the run."""
+    """Train as in `job.json`, and print the losses beside those of the run."""
     folder = Path(__file__).resolve().parent
     recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
@@ -308,14 +321,12 @@ def main() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }
-    os.environ.update(
-        {**alone, **os.environ}
-    )  # the one rank of a run has no launcher that would set them
+    # The single rank of a run has no launcher to set these variables.
+    os.environ.update({**alone, **os.environ})
     limit_s, single = job.get("ddp_timeout", 1800), job["technique"] == "single"
     prepare(single=single, gpus=gpus, with_deepspeed=deepspeed is not None, limit_s=limit_s)
-    options = training_options(
-        job, deepspeed, gpus=gpus
-    )  # before the model: ZeRO-3 loads it in parts
+    # Make the options before the model: ZeRO-3 loads the model in parts.
+    options = training_options(job, deepspeed, gpus=gpus)
     arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
     model, tokenizer = load_model(recipe, folder)
     trainer = Repetition(
@@ -335,16 +346,14 @@ def main() -> None:
     trainer.train()
     trainer.evaluate()
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
-    state = {
-        name.removeprefix("_orig_mod."): weight for name, weight in state.items()
-    }  # of a compiled model
+    # A compiled model adds a prefix.
+    state = {name.removeprefix("_orig_mod."): weight for name, weight in state.items()}
     names = [
         {name for name, _ in model.named_parameters(remove_duplicate=once)}
         for once in (False, True)
     ]
-    state = {
-        name: weight for name, weight in state.items() if name not in names[0] - names[1]
-    }  # a tied weight once
+    # Save a tied weight once.
+    state = {name: weight for name, weight in state.items() if name not in names[0] - names[1]}
     if arguments.process_index == 0:
         model.save_pretrained(folder / "model", state_dict=state)
         tokenizer.save_pretrained(folder / "model")
@@ -363,11 +372,8 @@ def prepare(*, single: bool, gpus: bool, with_deepspeed: bool, limit_s: float) -
     """Set this process up before the Trainer's options open the process group of the ranks."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if single:
-        for name in (
-            "LOCAL_RANK",
-            "RANK",
-            "WORLD_SIZE",
-        ):  # accelerate would open a process group of one
+        # accelerate would open a process group of one rank.
+        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     elif not gpus:
         _open_on_cpu(with_deepspeed, timedelta(seconds=limit_s))

@@ -1,4 +1,7 @@
-"""The built-in `tiny-t5`: a T5 of random weights, with a head start. A run card carries this file too."""
+"""The built-in `tiny-t5`: a T5 of random weights, with a head start.
+
+Run cards include this file.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from transformers import AutoConfig, T5ForConditionalGeneration
 
 
 def tiny_t5(shape: Mapping[str, object], *, tokens: int, seed: int) -> Any:
-    """Build the model from its configuration; the weights follow from the seed alone."""
+    """Build the model from its configuration. The seed alone determines the weights."""
     torch.manual_seed(seed)
     # A multiple of 8, as tensor cores take it.
     vocabulary = {"vocab_size": -(-tokens // 8) * 8}

@@ -1,1 +1,1 @@
-"""Techniques: how a training state is spread over the ranks. One file each, and `registry` names them all."""
+"""Techniques: how a training state is spread over the ranks. `registry` lists them."""

@@ -30,7 +30,7 @@ from workbench.finetune.techniques.technique import UPDATE, Parts
 
 
 class ShardedPoints(TechniquePoints):
-    """Answers of FSDP: `fully_shard` has put the shards where they belong, and they stay there."""
+    """Hooks of FSDP: `fully_shard` has placed the shards, so no library may move them."""
 
     moves_model = False
 
@@ -55,7 +55,7 @@ class ShardedPoints(TechniquePoints):
 
 
 class FSDP(Plain):
-    """torch's own sharding (`fully_shard`) of parameters, gradients and optimizer states, layer by layer."""
+    """torch's sharding (`fully_shard`) of parameters, gradients and optimizer states, by layer."""
 
     name = "fsdp"
     engine = "fsdp"
@@ -100,7 +100,10 @@ class FSDP(Plain):
         super().refuse_on_pods(job, gpus=gpus)
 
     def shards(self, job: FineTuneOptions, *, ranks: int, on_pod: int) -> int:
-        """Return how many ranks hold a weight: a group or those of a pod for `hybrid`, else all."""
+        """Return the ranks that share a weight.
+
+        A group or a pod's ranks for `hybrid`, else all ranks.
+        """
         options = Options.from_dict(job.fsdp)
         return (options.group or on_pod) if options.shard == Shard.HYBRID else ranks
 
@@ -191,7 +194,7 @@ class FSDP(Plain):
 
 
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
-    """Return the bytes of the layers that are whole at a moment of a step, and of what was left of them."""
+    """Return the bytes of whole layers at a moment of a step, and of temporary copies."""
     layer, size = trace.largest_layer, setting.compute_bytes
     packed = FOUR_BITS if setting.packed else size
 

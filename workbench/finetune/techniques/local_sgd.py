@@ -16,7 +16,7 @@ from workbench.finetune.techniques.sizes import Exchanges, Setting
 
 
 class ApartPoints(TechniquePoints):
-    """Answers of local SGD: ranks train apart, and their weights are averaged every few steps."""
+    """Hooks of local SGD: ranks train apart, and their weights are averaged every few steps."""
 
     ranks_train_apart = True
 

@@ -1,4 +1,4 @@
-"""What techniques without DeepSpeed share: torch's own optimizer on weights in FP32."""
+"""Base class of the techniques without DeepSpeed: torch's own optimizer on FP32 weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plain(Technique, shared=True):
 
     spreads: ClassVar[tuple[str, ...]] = ()
     copies_gradients: ClassVar[bool] = False
-    """Whether gradients are copied into buckets, which stay as large as all gradients together."""
+    """Whether gradients are copied into buckets, which stay as large as all gradients."""
 
     def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
         from workbench.finetune.techniques.on_pods import plain_state
@@ -43,7 +43,7 @@ class Plain(Technique, shared=True):
 
     @property
     def one_part(self) -> bool:
-        """Whether the part of rank 0 is that of every rank."""
+        """Whether rank 0's part equals the part of every rank."""
         return self.replicates and not self.apart
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
@@ -64,7 +64,7 @@ class Plain(Technique, shared=True):
 
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         device, host = self.kept(setting, trace)
-        # Fused AdamW and SGD without momentum make nothing; an outer step, which is not fused, does.
+        # Fused AdamW and SGD without momentum need no memory. An outer step is not fused.
         makes = max(setting.update_bytes, FP32 if setting.outer_bytes else 0.0)
         shard = trace.trained / setting.shards
         # On a host the optimizer updates one tensor after another.

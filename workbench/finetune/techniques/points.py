@@ -1,7 +1,8 @@
-"""Where the trainer asks the technique during a step. One class for each answer.
+"""Hooks of a technique in a training step. The trainer calls one method for each decision.
 
-`TechniquePoints` serves techniques that leave everything to the library; the others override it.
-What runs on pods imports torch inside its functions.
+`TechniquePoints` is for techniques that leave everything to the library; other techniques override
+it.
+Functions on pods import torch locally.
 """
 
 from __future__ import annotations
@@ -12,33 +13,42 @@ from typing import Any
 
 
 class TechniquePoints:
-    """Answers of a technique that leaves everything to the library."""
+    """Hooks of a technique that leaves everything to the library."""
 
     moves_model = True
     """Whether the Trainer moves the model to its device."""
     ranks_train_apart = False
-    """Whether each rank follows its own loss, and ranks meet only now and then."""
+    """Whether every rank follows its own loss, and ranks synchronise only now and then."""
     averaging: Any = None
-    """Averages the weights of ranks that train apart; None under other techniques."""
+    """Averaging of the weights of ranks that train apart; None under other techniques."""
 
     def scaler(self, _device: Any) -> Any:
-        """Return the technique's own loss scaler of fp16; None leaves accelerate's in place."""
+        """Return the technique's own loss scaler of fp16. None: accelerate's scaler is used."""
         return None
 
     def wrap(self, prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
-        """Return the model as it is trained; `prepare` is accelerate's way, which wraps it in DDP."""
+        """Return the wrapped model.
+
+        `prepare` is accelerate's function, which wraps a model in DDP.
+        """
         return prepare(model, **options)
 
     def clip(self, _trainer: Any, clip: Callable[[], Any]) -> Any:
-        """Clip the gradients and return their norm before; `clip` is the library's way."""
+        """Clip the gradients and return their norm before clipping.
+
+        `clip` is the library's function.
+        """
         return clip()
 
     def norm(self, _trainer: Any, norm: Callable[[], Any]) -> Any:
-        """Return the norm of the gradients, on the device; `norm` is the library's way."""
+        """Return the norm of the gradients, on the device. `norm` is the library's function."""
         return norm()
 
     def common_weights(self) -> AbstractContextManager[None]:
-        """Hold the weights to evaluate and to save in the model; every rank must enter."""
+        """Put the weights to evaluate and to save into the model.
+
+        Every rank must enter the context.
+        """
         return nullcontext()
 
     def first_callbacks(self, _trainer: Any) -> Sequence[Any]:

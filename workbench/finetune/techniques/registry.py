@@ -1,4 +1,4 @@
-"""The techniques there are, in the order of the docs: a line for each."""
+"""List of all techniques, in the order of the docs. Each technique has one line here."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if list(_BY_NAME) != [str(name) for name in Name]:
 
 
 def technique_of(name: str) -> Technique:
-    """Return the technique of a name.
+    """Return the technique with the given name.
 
     Raises:
-        ConfigError: There is no such technique.
+        ConfigError: No technique has the name.
     """
     if name not in _BY_NAME:
         raise one_of("technique", name, list(_BY_NAME))
@@ -48,22 +48,22 @@ def technique_of(name: str) -> Technique:
 
 
 def by_preference() -> list[Technique]:
-    """Return the techniques, first the one that `plan` prefers among those that fit."""
+    """Return the techniques in the order in which `plan` prefers them, among those that fit."""
     return sorted(TECHNIQUES, key=lambda technique: technique.preference)
 
 
 def find_technique(name: object) -> Technique | None:
-    """Return the technique that a file names; None for a script, and for a name that is unknown here."""
+    """Return the technique that a file names; None for a script and for an unknown name."""
     return _BY_NAME.get(str(name))
 
 
 def has_recipe(name: object) -> bool:
-    """Return whether a run of this technique can be repeated without this project."""
+    """Return whether a run of the technique can be repeated without this project."""
     technique = find_technique(name)
     return technique is None or technique.recipe
 
 
 def runs_alone(name: object) -> bool:
-    """Return whether a job of this technique, or of none, is one rank on one pod."""
+    """Return whether a job of the technique is one rank on one pod; False without a technique."""
     technique = find_technique(name)
     return technique is not None and technique.alone

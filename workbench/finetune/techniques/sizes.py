@@ -1,6 +1,7 @@
-"""The numbers from which a technique works out its memory and its traffic. Pure.
+"""Numbers for the memory and the traffic of a technique. Pure functions and records.
 
-The planner makes `Setting` of a job and `Trace` of its model. A technique turns both into `Memory` and seconds.
+The planner makes `Setting` from a job and `Trace` from the job's model. A technique turns both
+into `Memory` and seconds.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import NamedTuple, Protocol
 from workbench.finetune.options.choices import Technique as Name
 
 SAVED_AT_ONCE = 1 << 30
-"""Bytes of weights after which rank 0 writes what it has gathered, at the end of a layer."""
+"""Bytes of weights after which rank 0 writes the gathered weights, at the end of a layer."""
 FP32 = 4
 """Bytes of a number in FP32."""
-# Not counted but taken as given: a CUDA context with its kernels and NCCL's buffers.
+# Bytes of a CUDA context with its kernels and NCCL's buffers. Assumed, not measured.
 CONTEXT_BYTES = 1.0 * 2**30
 FOUR_BITS = 0.5
 """Bytes of a weight in 4 bits, without its scales."""
@@ -26,22 +27,22 @@ _PACKED = FOUR_BITS + 1 / 64 + 4 / (64 * 256)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of one rank in one place, by what they are for."""
+    """Bytes of one rank in one place, by purpose."""
 
     parameters: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
-    """Its states, its copy of the weights in FP32 where there is one, and what its update works with."""
+    """Optimizer states, the FP32 copy of the weights if any, and temporary memory of the update."""
     activations: float = 0.0
-    """What the forward pass keeps for the backward pass, and what both work with."""
+    """Tensors kept by the forward pass for the backward pass, and temporary memory of both."""
     logits: float = 0.0
-    """The same, of the scores of every word for every token."""
+    """The same for the scores of every word for every token."""
     communication: float = 0.0
     """Buckets of gradients, and weights gathered from other ranks."""
     overhead: float = 0.0
-    """The runtime's own; not counted but taken as given."""
+    """Memory of the runtime itself; assumed, not measured."""
     files: float = 0.0
-    """Pages of the model's files, which the kernel takes back where memory is short."""
+    """Pages of the model's files. The kernel reclaims them when memory is short."""
 
     @property
     def total(self) -> float:
@@ -49,7 +50,7 @@ class Memory:
 
     @property
     def tensors(self) -> float:
-        """The sum of what is in tensors; pages of files are not."""
+        """Sum of the bytes in tensors, without pages of files."""
         return float(
             sum(getattr(self, field.name) for field in fields(self)) - self.overhead - self.files
         )
@@ -64,18 +65,21 @@ class Memory:
 
 
 class Moment(NamedTuple):
-    """What is held at a moment of a step beside weights, gradients and optimizer states: lines over the rows."""
+    """Memory at a moment of a step, as linear functions of the rows.
+
+    Weights, optimizer states and gradients are not included.
+    """
 
     base: float
-    """Bytes, whatever the rows."""
+    """Bytes for any number of rows."""
     row: float
     """Bytes a row."""
     logits: float
-    """Those of `base` that tensors over the vocabulary take."""
+    """Bytes of `base` in tensors over the vocabulary."""
     logits_row: float
-    """Those of `row`."""
+    """Bytes of `row` in tensors over the vocabulary."""
     gradients: float
-    """Elements of gradients that parameters have got by then."""
+    """Elements of the gradients that exist at the moment."""
 
     def held(self, rows: int) -> float:
         return max(0.0, self.base + rows * self.row)
@@ -83,19 +87,19 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameters:
-    """Elements of a group of parameters: a transformer layer's, or those of no layer."""
+    """Elements of a group of parameters: a transformer layer's, or those outside of all layers."""
 
     frozen: int
-    """That are not trained and stay in whole numbers of bytes."""
+    """Elements that are not trained and stay in whole numbers of bytes."""
     trained: int
     packed: int
-    """That are not trained and can be held in 4 bits."""
+    """Elements that are not trained and can be stored in 4 bits."""
     largest: int
-    """Of the largest one."""
+    """Elements of the largest parameter."""
     largest_packed: int
-    """Of the largest one that can be held in 4 bits."""
+    """Elements of the largest parameter that can be stored in 4 bits."""
     small: Mapping[int, int]
-    """How many parameters there are of each number of elements."""
+    """Number of parameters by their number of elements."""
 
     @property
     def all(self) -> int:
@@ -104,21 +108,21 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """What a training step of one model holds, by arithmetic, and the sizes of its parameters."""
+    """Memory of a training step of one model, by arithmetic, and the sizes of its parameters."""
 
     moments: Mapping[str, Sequence[Moment]]
-    """By arithmetic, the moments that can be the highest."""
+    """Moments that can have the highest memory, by arithmetic."""
     layers: Sequence[Parameters]
     rest: Parameters
-    """What is in none of them: embeddings, the output layer, last norms."""
+    """Parameters outside of all layers: embeddings, the output layer, last norms."""
     part: Trace | None = None
-    """What the fullest GPU holds of a model whose layers are spread over several; None where they are not."""
+    """Part on the fullest GPU, for a model whose layers are spread over several GPUs; else None."""
     gpus: int = 1
-    """GPUs that it lies on."""
+    """Number of GPUs with a part of the model."""
     unplaced: str = ""
-    """Why its layers cannot be spread as they should be."""
+    """Why the layers cannot be spread as requested."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Why there are no moments of an arithmetic, by its name."""
+    """Why an arithmetic has no moments, by its name."""
 
     @property
     def _groups(self) -> Sequence[Parameters]:
@@ -142,7 +146,7 @@ class Trace:
 
     @property
     def largest_packed(self) -> int:
-        """Elements of the largest parameter that 4 bits can hold."""
+        """Elements of the largest parameter that can be stored in 4 bits."""
         return max(group.largest_packed for group in self._groups)
 
     @property
@@ -150,7 +154,7 @@ class Trace:
         return max(self.layers, key=lambda layer: layer.all, default=self.rest)
 
     def no_larger_than(self, elements: int) -> tuple[int, int]:
-        """Return the elements of all parameters that have no more than so many each, and how many these are."""
+        """Return the elements and the number of all parameters with at most `elements` elements."""
         small = [
             (size, times)
             for g in self._groups
@@ -162,70 +166,73 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """How a technique trains, in the numbers that its memory and its speed depend on.
+    """Numbers of a technique's training that determine its memory and its speed.
 
-    Buckets and the like have DeepSpeed's own defaults:
+    Buckets and similar sizes have DeepSpeed's own defaults:
     https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
     """
 
     technique: Name
     ranks: int
     shards: int
-    """Ranks that the state is cut over; fewer where replicas stand on other pods."""
+    """Ranks that share the state; fewer than all ranks if other pods have replicas."""
     on_pod: int
     spread: bool = False
-    """Whether its one rank spreads the layers over the GPUs of the pod."""
+    """Whether the single rank spreads the layers over the GPUs of the pod."""
     gpu: bool
     arithmetic: str
-    """Which of the trace's steps it is."""
+    """Key of the arithmetic in the trace's moments."""
     weight_bytes: int = 4
-    """Bytes of a trained weight that is held."""
+    """Bytes of a trained weight in memory."""
     frozen_bytes: int = 4
     """Bytes of a weight that is not trained."""
     file_bytes: float = 4
     """Bytes of a weight in the model's files."""
     compute_bytes: int = 4
-    """Bytes of a weight that is computed with, where it is gathered for that."""
+    """Bytes of a gathered weight in computations."""
     packed: bool
     state_bytes: float
-    """Bytes that the optimizer keeps for a trained element."""
+    """Bytes of optimizer states for a trained element."""
     outer_bytes: float = 0.0
-    """The same of the outer step of local SGD: the weights of the last synchronisation, and a momentum."""
+    """Bytes of local SGD's outer step for a trained element.
+
+    The outer step keeps the weights of the last synchronisation, and a momentum.
+    """
     paged: bool
-    """Whether these move to the host when the GPU is short."""
+    """Whether optimizer states move to the host when the GPU is short of memory."""
     update_bytes: float = 0.0
-    """Bytes that an update which is not fused makes for an element beside the states."""
+    """Temporary bytes of an update that is not fused, for an element, beside the states."""
     accumulates: bool
-    """Whether gradients live through more than one micro-batch."""
+    """Whether gradients are kept for more than one micro-batch."""
     bucket: int = 500_000_000
     """Elements of a communication bucket."""
     buckets: int = 1
     prefetch: int = 1
     """Elements, or layers under FSDP, that are gathered ahead."""
     persist: int = 100_000
-    """Elements up to which ZeRO-3 keeps a parameter whole."""
+    """Largest number of elements of a parameter that ZeRO-3 keeps whole."""
     reuse: int = 1_000_000_000
-    """Elements within which ZeRO-3 keeps a parameter that is needed again."""
+    """Distance in elements within which ZeRO-3 keeps a parameter for its next use."""
     sub_group: int = 1_000_000_000
-    """Elements that ZeRO-3 updates at once."""
+    """Elements in one update of ZeRO-3."""
     offload: tuple[str, ...] = ()
-    """What is kept on the host beside a GPU: `optimizer`, `parameters`."""
+    """Parts of the state on the host beside a GPU: `optimizer`, `parameters`."""
     gathers_all: bool = False
     """Whether parameters stay whole from their forward to their backward pass."""
     swap_buffers: int = 0
-    """Buffers of a sub-group's size that the optimizer's states pass through to a disk; 0 where they go to none."""
+    """Buffers of a sub-group's size for optimizer states on a disk; 0 without a disk."""
     weight_buffers: int = 0
-    """Elements of the buffers that weights pass through to a disk; 0 where they go to none."""
+    """Elements of the buffers for weights on a disk; 0 without a disk."""
     weights_kept: int = 0
-    """Elements of a rank's weights up to which they stay in memory although they are offloaded to a disk."""
+    """Elements of a rank's weights that stay in memory, at most, despite an offload to a disk."""
     reduce_bytes: int = 4
-    """Bytes of a gradient on its way to the other ranks."""
+    """Bytes of a gradient in messages to other ranks."""
     sync_steps: int = 1
     """Steps between two synchronisations of local SGD."""
 
 
 class Network(Protocol):
-    """What was measured between the pods of a cluster."""
+    """Measurements of the network between the pods of a cluster."""
 
     @property
     def backend(self) -> str: ...
@@ -242,7 +249,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanges:
-    """Seconds of what the ranks of a job exchange in a step."""
+    """Seconds of the exchanges between the ranks of a job in a step."""
 
     setting: Setting
     trace: Trace
@@ -254,7 +261,7 @@ class Exchanges:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until every pod has come to the exchange."""
+        """Seconds until every pod has reached the exchange."""
         return self.network.wait_s(self.pods)
 
     @property
@@ -265,24 +272,26 @@ class Exchanges:
 
     @property
     def gathered_s(self) -> float:
-        """Seconds in which every rank gathers the trained weights."""
+        """Seconds of gathering the trained weights on every rank."""
         return self.gather_s(self.trace.trained)
 
     def gather_s(self, elements: int) -> float:
-        """Return the seconds in which every rank gathers so many weights."""
+        """Return the seconds of gathering `elements` weights on every rank."""
         size = self.setting.compute_bytes * elements
         return self.network.all_reduce_s(size, self.setting.ranks) / 2
 
     def by_layers_s(self, accumulation: int, *, persist: int, scatters: int) -> float:
-        """Return the seconds of a step whose layers are gathered each by itself.
+        """Return the seconds of a step whose layers are gathered separately.
 
-        A layer is gathered before its forward pass and, unless it was kept, its backward pass. Its
-        gradients are then scattered, which gloo does by an all-reduce.
+        A layer is gathered before its forward pass and again before its backward pass, unless the
+        layer
+        was kept. The layer's gradients are then scattered. gloo scatters by an all-reduce.
 
         Args:
             accumulation: Micro-batches of the step.
-            persist: Elements up to which a weight stays whole; those are gathered once a step.
-            scatters: Messages in which the gradients of a micro-batch are scattered.
+            persist: Largest number of elements of a weight that stays whole. Small weights are
+                gathered once a step.
+            scatters: Messages that scatter the gradients of a micro-batch.
         """
         setting, trace, network = self.setting, self.trace, self.network
         kept, small = trace.no_larger_than(persist)
@@ -300,21 +309,21 @@ class Exchanges:
 
 
 def weights_of(setting: Setting, trace: Trace) -> float:
-    """Count the bytes of a whole model as it is held, without the scales of weights in 4 bits."""
+    """Return the bytes of a whole model in memory, without the scales of weights in 4 bits."""
     frozen = trace.parameters - trace.trained - trace.packed
     packed = trace.packed * (FOUR_BITS if setting.packed else setting.frozen_bytes)
     return float(setting.frozen_bytes * frozen + setting.weight_bytes * trace.trained + packed)
 
 
 def scales_of(setting: Setting, trace: Trace) -> float:
-    """Count the bytes of the scales of weights in 4 bits, which no technique cuts up."""
+    """Return the bytes of the scales of weights in 4 bits. No technique shards the scales."""
     return trace.packed * (_PACKED - FOUR_BITS) * setting.packed
 
 
 def turned_of(setting: Setting, trace: Trace) -> int:
-    """Count the bytes of the weights that are held in another format than that of their files.
+    """Return the bytes of the weights in memory whose format differs from the files' format.
 
-    Weights that are held in the format of their files stay pages of these files.
+    Weights in the format of their files stay pages of the files.
     """
     turned = 0
     if setting.weight_bytes != setting.file_bytes:
@@ -326,7 +335,7 @@ def turned_of(setting: Setting, trace: Trace) -> int:
 
 
 def gathered_to_save(setting: Setting, trace: Trace) -> Memory:
-    """Return what rank 0 gathers of the others', or brings from its GPU, before it writes it."""
+    """Return the memory of weights that rank 0 gathers, or copies from its GPU, to save."""
     saved = trace.trained if trace.trained < trace.parameters else trace.parameters
     layer = max(trace.largest_layer.all, trace.rest.largest)
     at_once = SAVED_AT_ONCE + setting.weight_bytes * layer

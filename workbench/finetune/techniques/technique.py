@@ -1,7 +1,7 @@
-"""`Technique`: all that the planner, the checks, the trainer and checkpoints ask of a technique.
+"""Base class `Technique`: the interface for the planner, the checks, the trainer and checkpoints.
 
-A technique is one file beside this one and a line in `registry`. What runs on pods imports torch inside
-its functions, so that a notebook reads these modules in milliseconds.
+A technique is one file in this folder and a line in `registry`. Functions on pods import torch
+locally, so that a notebook reads the modules in milliseconds.
 """
 
 from __future__ import annotations
@@ -18,37 +18,39 @@ from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import Exchanges, Memory, Moment, Setting, Trace
 
 Parts = Callable[[Any, Fsdp], Sequence[Any]]
-"""Finds the parts of a model that are sharded each by itself."""
+"""Function that finds the parts of a model to shard separately."""
 UPDATE = ("gradients", "updated", "states")
-"""What an optimizer works on: gradients, the weights that it updates, and its states."""
+"""Data of an optimizer: gradients, the weights to update, and the optimizer's states."""
 
 
 class Technique(ABC):
     """How a training state is spread over the ranks.
 
-    A class below this one that leaves out a member without a default fails when the class is made.
-    A class that others share, and that is no technique itself, says `shared=True`.
+    A subclass without a required member fails when the class is created.
+    A shared base class, not a technique itself, passes `shared=True`.
     """
 
     # Identity.
     name: ClassVar[str]
-    """Name that a job gives: `FineTune(technique=…)`."""
+    """Name of the technique in a job: `FineTune(technique=…)`."""
     engine: ClassVar[str]
-    """Name by which the audit calls what runs the model."""
+    """Name of the technique's engine in the audit."""
     words: ClassVar[str]
-    """Words of a message for that."""
+    """Words for the engine in messages."""
     options: ClassVar[str] = ""
-    """Option of `FineTune` that this technique alone reads; empty for none."""
+    """Option of `FineTune` that only this technique reads; empty for none."""
     alone: ClassVar[bool] = False
     """Whether one rank on the first pod runs the job, however many pods there are."""
 
     apart: ClassVar[bool] = False
-    """Whether ranks step by themselves, and their weights differ between two exchanges."""
+    """Whether ranks step independently, so that their weights differ between two exchanges."""
 
     # What each rank holds.
     spreads: ClassVar[tuple[str, ...]]
-    """Parts of the state that are spread over the ranks: `trained`, `gradients`, `updated`, `states`.
-    All other parts are whole on each rank."""
+    """Parts of the state to spread over the ranks: `trained`, `gradients`, `updated`, `states`.
+
+    All other parts are whole on each rank.
+    """
     offloads: ClassVar[bool] = False
     """Whether the name promises that optimizer states are kept in host memory."""
 
@@ -60,31 +62,41 @@ class Technique(ABC):
 
     # Number formats and loading.
     autocasts: ClassVar[bool] = True
-    """Whether the Trainer computes half formats under autocast; else the engine turns the weights."""
+    """Whether the Trainer computes half formats under autocast.
+
+    Else the engine converts the weights.
+    """
     half_weights: ClassVar[bool] = False
-    """Whether trained weights are held in the half format, beside an FP32 copy that is updated."""
+    """Whether trained weights are kept in the half format, beside an FP32 copy for the update."""
     places_weights: ClassVar[bool] = False
-    """Whether the engine puts the weights where and in the format in which they are trained."""
+    """Whether the engine chooses device and format of the weights for training."""
     reads_whole: ClassVar[bool] = False
-    """Whether the engine takes part in reading a pretrained model, so that no page is shared."""
+    """Whether the engine takes part in reading a pretrained model, so that ranks share no pages."""
     gathers_packed: ClassVar[bool] = False
-    """Whether weights in 4 bits are stored in the format in which they are gathered."""
+    """Whether weights in 4 bits are stored in the format of the gathered weights."""
     scales_on_cpus: ClassVar[bool] = False
     """Whether fp16 trains on CPUs as well."""
 
     # Forecasts and advice.
     preference: ClassVar[int]
-    """Place in the order in which `plan` chooses among techniques that fit, the lowest first: from the
-    least that goes over the network for a step to the most, then what waits for the host. Measured with 3
-    ranks and gloo, in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2,
-    ZeRO-3 and FSDP 2.00 or more each micro-batch."""
+    """Position in the order in which `plan` chooses among techniques that fit, the lowest first.
+
+    Techniques that send least over the network for a step come first, then those that wait for the
+    host. Measured with 3 ranks and gloo, in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 for any
+    number of micro-batches, ZeRO-2, ZeRO-3 and FSDP 2.00 or more for each micro-batch.
+    """
     timed_as: ClassVar[str] = ""
-    """Technique whose timed step on one pod is as good as this one's; empty: its own is timed."""
+    """Technique whose timed step on one pod is equally valid; empty.
+
+    This technique is timed itself.
+    """
     same_losses: ClassVar[bool] = True
     """Whether losses follow those of `single` at the same global batch."""
     leaner: ClassVar[str] = ""
-    """What makes it need less memory than those before it in the registry, for advice; empty where
-    advice does not name it."""
+    """Why the technique needs less memory than earlier ones in the registry, for advice.
+
+    Empty: advice does not name the technique.
+    """
     recipe: ClassVar[bool] = True
     """Whether a run can be repeated with the files of a recipe, without this project."""
 
@@ -100,7 +112,7 @@ class Technique(ABC):
 
     @property
     def description(self) -> str:
-        """What the technique does, in one sentence."""
+        """Effect of the technique, in one sentence."""
         return (type(self).__doc__ or "").partition("\n")[0]
 
     @property
@@ -118,7 +130,7 @@ class Technique(ABC):
         """Refuse options that contradict this technique.
 
         Raises:
-            ConfigError: An option has no use, or cannot work; the message says what to use instead.
+            ConfigError: An option has no use or cannot work; the message names an alternative.
         """
         if job.deepspeed is not None and not self.uses_deepspeed:
             raise ConfigError(
@@ -133,16 +145,16 @@ class Technique(ABC):
             )
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
-        """Refuse what pods with so many GPUs cannot do under this technique."""
+        """Refuse a job that cannot run on pods with `gpus` GPUs under this technique."""
         if job.precision == Precision.FP16 and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 
     def refuse_ranks(self, ranks: int) -> None:
-        """Refuse a number of ranks that this technique cannot take."""
+        """Refuse a number of ranks that this technique does not support."""
         del ranks
 
     def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
-        """Refuse a DeepSpeed JSON that says something else than this technique.
+        """Refuse a DeepSpeed JSON that contradicts this technique.
 
         Args:
             zero: Section `zero_optimization` of the JSON.
@@ -151,70 +163,79 @@ class Technique(ABC):
         del zero, source
 
     def is_of(self, zero: Mapping[str, object]) -> bool:
-        """Return whether the section `zero_optimization` of a DeepSpeed JSON means this technique."""
+        """Return whether the section `zero_optimization` of a JSON selects this technique."""
         del zero
         return False
 
     def bound_to_ranks(self, job: FineTuneOptions) -> str:
-        """Return why checkpoints are of use only to as many ranks; empty where any number can continue."""
+        """Return why checkpoints need the same number of ranks.
+
+        Empty if any number can continue.
+        """
         if Optimizer(job.optimizer).uses_bitsandbytes:
             return f"the states of {job.optimizer} are in blocks of a rank's shard"
         return ""
 
     def ranks_of(self, pods: int, on_pod: int) -> int:
-        """Return how many ranks run on so many pods with so many slots each."""
+        """Return the number of ranks on `pods` pods with `on_pod` slots each."""
         return 1 if self.alone else pods * on_pod
 
     def shards(self, job: FineTuneOptions, *, ranks: int, on_pod: int) -> int:
-        """Return over how many ranks the state is spread."""
+        """Return the number of ranks over which the state is spread."""
         del job, on_pod
         return 1 if self.replicates else ranks
 
     def sync_steps(self, job: FineTuneOptions) -> int:
-        """Return the steps from one exchange between the ranks to the next."""
+        """Return the number of steps between two exchanges of the ranks."""
         del job
         return 1
 
     # Training, on the ranks.
 
     def wrap(self, model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
-        """Change a loaded model in place into the one that is trained; every rank calls it.
+        """Prepare a loaded model for training, in place; every rank calls this method.
 
         Args:
             model: The model, adapters included.
             job: The job.
             gpus: GPUs of a pod; 0 for CPUs.
-            parts: Finds the parts of a model that are sharded each by itself.
+            parts: Finds the parts of a model to shard separately.
         """
         del model, job, gpus, parts
 
     def training_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the Trainer's options, given those of a job whose model the Trainer itself wraps."""
+        """Return the Trainer's options.
+
+        `options` are for a job whose model the Trainer itself wraps.
+        """
         return dict(options)
 
     def points(self, job: FineTuneOptions) -> TechniquePoints:
-        """Return the answers that the trainer asks for during a step."""
+        """Return the hooks of a training step."""
         del job
         return TechniquePoints()
 
     @abstractmethod
     def runs(self, trainer: Any) -> bool:
-        """Return whether this technique's engine runs the model of a trainer, by its objects."""
+        """Return whether this technique's engine runs the trainer's model, by its objects."""
 
     # Checkpoints: what a rank must keep to continue training as if it had not stopped.
 
     @abstractmethod
     def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
-        """Return a rank's part as a tree of living tensors and numbers; None if rank 0 keeps it."""
+        """Return a rank's part as a tree of live tensors and numbers.
+
+        None if rank 0 keeps the state.
+        """
 
     @abstractmethod
     def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
-        """Put a part back into a trainer that is ready for its first step; every rank calls it.
+        """Restore a part into a trainer before its first step; every rank calls this method.
 
         Args:
             trainer: The trainer.
-            state: What `snapshot` returned.
-            share: Gives every rank what rank 0 has.
+            state: Return value of `snapshot`.
+            share: Sends rank 0's value to every rank.
         """
 
     @abstractmethod
@@ -222,7 +243,7 @@ class Technique(ABC):
         """Return the part of a rank, from the parts of another number of ranks.
 
         Raises:
-            RunError: The parts are of another model, or cannot be cut.
+            RunError: The parts belong to another model, or cannot be cut.
         """
 
     # Memory and speed, for the planner.
@@ -240,7 +261,7 @@ class Technique(ABC):
 
     @abstractmethod
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-        """Return what a rank holds between two steps, on its device and on the host."""
+        """Return the memory of a rank between two steps, on its device and on the host."""
 
     @abstractmethod
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
@@ -248,22 +269,22 @@ class Technique(ABC):
 
     @abstractmethod
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-        """Return what a rank holds during the update, on its device and on the host."""
+        """Return the memory of a rank during the update, on its device and on the host."""
 
     @abstractmethod
     def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
-        """Return what a rank needs in host memory while the model is loaded.
+        """Return the host memory of a rank while the model is loaded.
 
         Args:
             setting: The numbers of the job.
-            trace: A step of its model.
-            gpu_bytes: Memory of a GPU; None where that is unknown.
+            trace: A step of the job's model.
+            gpu_bytes: Memory of a GPU; None if unknown.
         """
 
     @abstractmethod
     def saving(self, setting: Setting, trace: Trace) -> Memory:
-        """Return what rank 0 needs in host memory while the model is saved."""
+        """Return the host memory of rank 0 while the model is saved."""
 
     @abstractmethod
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        """Return the seconds that a step of so many micro-batches takes for the exchange between ranks."""
+        """Return the seconds of a step's exchanges, for `accumulation` micro-batches."""

@@ -1,4 +1,7 @@
-"""What the stages of DeepSpeed's ZeRO share; stages 1 and 2 differ in little, stage 3 in much."""
+"""Base class of the stages of DeepSpeed's ZeRO. Stages 1 and 2 are similar.
+
+Stage 3 is different.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ _ON_HOST = ("optimizer", "parameters")
 
 
 def is_offloaded(zero: Mapping[str, object], key: str) -> bool:
-    """Return whether a section of `zero_optimization` offloads to somewhere."""
+    """Return whether a section of `zero_optimization` offloads."""
     return part(zero, key).get("device") not in (None, "none")
 
 
 class ZeroPoints(TechniquePoints):
-    """Answers of DeepSpeed: its engine clips in its own step."""
+    """Hooks of DeepSpeed: the engine clips gradients in its own step."""
 
     def clip(self, _trainer: Any, _clip: Callable[[], Any]) -> Any:
         return None
@@ -59,7 +62,7 @@ class Zero(Technique, shared=True):
     autocasts: ClassVar[bool] = False
     half_weights: ClassVar[bool] = True
     may_offload: ClassVar[int] = 1
-    """How much the name allows to offload: 0 nothing, 1 optimizer states, 2 parameters as well."""
+    """Allowed offload of the name: 0 none, 1 optimizer states, 2 parameters as well."""
 
     def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
         stage = zero.get("stage", 0)
@@ -100,7 +103,7 @@ class Zero(Technique, shared=True):
         return bool(optimizer.partition_gradients) == (self.zero_stage == 2)
 
     def part_of(self, engine: Any) -> ZeroState:
-        """Return the part of a training state that lies on this rank."""
+        """Return the rank's part of a training state."""
         from workbench.finetune.techniques.on_pods.zero_state import ZeroState
 
         return ZeroState(engine)
@@ -141,7 +144,8 @@ class Zero(Technique, shared=True):
             if zero
             else plain.prefetch,
             persist=_number(zero, "stage3_param_persistence_threshold", plain.persist),
-            # After an evaluation, the one before the first step too, it keeps none: seen of DeepSpeed 0.19.8.
+            # DeepSpeed 0.19.8 keeps no parameters after an evaluation, also not after the first
+            # evaluation.
             reuse=0 if evaluates(job) else _number(zero, "stage3_max_reuse_distance", plain.reuse),
             sub_group=_number(zero, "sub_group_size", plain.sub_group),
             offload=tuple(name for name, so in zip(_ON_HOST, offload, strict=True) if so),
@@ -169,8 +173,8 @@ class Zero(Technique, shared=True):
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         arrived, size = min(moment.gradients, trace.trained), setting.weight_bytes
         bucket = min(setting.bucket, trace.trained)
-        # A GPU's buckets are there as a whole, of a CPU's only what has been written; what is reduced is
-        # copied together.
+        # A GPU allocates its buckets whole; on a CPU only written pages count. Gradients to reduce
+        # are copied together.
         buckets = setting.bucket * setting.buckets
         written = (buckets if arrived else 0) if setting.gpu else min(buckets, arrived)
         sent = float(size * (written + (bucket if arrived >= bucket else 0)))
@@ -184,7 +188,7 @@ class Zero(Technique, shared=True):
         return setting.weight_bytes * trace.trained / setting.shards if full else 0.0
 
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-        """Return what a rank holds while its whole part is updated, from a copy of its gradients in FP32."""
+        """Return the memory of a rank's update of its part, with an FP32 copy of its gradients."""
         device, host = self.kept(setting, trace)
         shard = trace.trained / setting.shards
         work = Memory(gradients=FP32 * shard, optimizer=setting.update_bytes * shard)
@@ -213,7 +217,7 @@ class Zero(Technique, shared=True):
 def states_kept(
     setting: Setting, device: Memory, *, master: float, states: float, gradients: float
 ) -> tuple[Memory, Memory]:
-    """Put master weights, states and gradients beside the weights; paged states move to the host."""
+    """Add master weights, states and gradients to the weights; paged states move to the host."""
     if setting.paged and setting.gpu:
         mine = Memory(optimizer=master, gradients=gradients)
         return device.plus(mine), Memory(optimizer=states)

@@ -137,10 +137,11 @@ class Zero3(Zero):
 
 
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
-    """Return the elements that are whole at a moment of a step.
+    """Return the number of elements that are whole at a moment of a step.
 
-    A layer is kept if it is needed again within `reuse` elements, which forward and backward pass both
-    use up. The backward pass lets go of it, and gathers ahead only what it has not yet passed.
+    A layer is kept if its next use is within `reuse` elements. Forward and backward pass share that
+    distance.
+    The backward pass frees each layer, and gathers ahead only layers it has not passed yet.
     """
     whole = trace.parameters
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))

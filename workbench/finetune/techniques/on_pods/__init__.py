@@ -1,1 +1,1 @@
-"""What techniques do on pods: modules that load torch. Only functions import them."""
+"""Modules of the techniques that load torch. Only functions on pods import them."""

@@ -1,8 +1,11 @@
-"""Local SGD: ranks train apart, and every few steps their weights are averaged with an outer momentum.
+"""Local SGD: ranks train apart, and every few steps their weights are averaged.
 
-The outer step is DiLoCo's (https://arxiv.org/abs/2311.08105, algorithm 1): SGD with Nesterov momentum, whose gradient
-is the difference between the weights of the last synchronisation and the mean of the ranks' weights now. Optimizer
-states stay each rank's own. Only pods import this module: it loads torch.
+The outer step is DiLoCo's (https://arxiv.org/abs/2311.08105, algorithm 1): SGD with Nesterov
+momentum.
+Its gradient is the difference between the weights of the last synchronisation and the mean of the
+ranks' weights.
+Every rank keeps its own optimizer states. Only pods import this module, because the module loads
+torch.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from workbench.finetune.options.adapters import LocalSgd
 
 
 class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Bring the trained weights of all ranks together after every `sync_steps` steps and after the last."""
+    """Average the trained weights of all ranks every `sync_steps` steps and after the last step."""
 
     def __init__(self, model: Any, options: LocalSgd) -> None:
-        """Take the weights as they are for those of a synchronisation: they are the same on every rank."""
+        """Start with the current weights as synchronised weights.
+
+        All ranks have the same weights.
+        """
         self._every = options.sync_steps
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._anchors = [p.detach().float().clone() for p in self._trained]
@@ -48,18 +54,21 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
         return self._apart
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Leave one model, also where training was stopped between two synchronisations."""
+        """Average the weights, also if training was stopped between two synchronisations."""
         self.settle()
 
     def settle(self) -> None:
-        """Give every rank the mean of the ranks' weights, where these differ; every rank must call it."""
+        """Set every rank's weights to the mean if the weights differ.
+
+        Every rank must call this method.
+        """
         if self._apart:
             self._put(self._means())
         self._apart = False
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Have the mean of the ranks' weights in the model for a while; every rank must call it."""
+        """Put the mean of the ranks' weights into the model temporarily; every rank must enter."""
         own = [p.detach().clone() for p in self._trained] if self._apart else None
         self.settle()
         yield

@@ -1,7 +1,8 @@
-"""Rows of a tensor that lies in parts on several ranks, for a checkpoint of another number of ranks.
+"""Rows of a tensor whose parts are on several ranks, for a checkpoint of another number of ranks.
 
-DeepSpeed's universal checkpoint and torch's DCP do so for files of their own forms, which would have to be written
-first; here the saved shards are read where they are needed.
+DeepSpeed's universal checkpoint and torch's DCP need their own file formats first. Here saved
+shards
+are read directly.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Sequence
 import torch
 
 Flats = Sequence[torch.Tensor]
-"""The flat buffers of a rank."""
+"""Flat buffers of a rank."""
 
 
 def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
-    """Return rows of the concatenation of parts, a view where one part has them; zeros beyond its end.
+    """Return rows of the concatenated parts.
+
+    A view if one part has all rows, zeros past the end.
 
     Example:
         >>> span([torch.tensor([1, 2, 3]), torch.tensor([4, 5])], 2, 6)

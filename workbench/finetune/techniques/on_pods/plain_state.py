@@ -1,6 +1,6 @@
-"""What a rank keeps of a run without DeepSpeed: the trained weights, torch's optimizer, and the loss scaler.
+"""State of a rank without DeepSpeed: trained weights, torch's optimizer, and the loss scaler.
 
-A weight that is sharded (`DTensor`) is kept as its shard.
+A sharded weight (`DTensor`) is saved as the rank's shard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHARD = "shard"
 
 
 def capture(trainer: Any) -> dict[str, object]:
-    """Return what the rank keeps. Its tensors are the living ones."""
+    """Return the state of the rank. The tensors are live, not copies."""
     state = trainer.optimizer.optimizer.state_dict()
     scaler = getattr(trainer.accelerator, "scaler", None)
     return {
@@ -35,7 +35,7 @@ def capture(trainer: Any) -> dict[str, object]:
 
 
 def put_back(trainer: Any, state: Mapping[str, Any]) -> None:
-    """Give a trainer that is ready for its first step what `capture` returned."""
+    """Restore a return value of `capture` into a trainer before its first step."""
     trained = _trained_weights(trainer)
     saved = state["weights"]
     for name in trained.keys() | saved.keys():
@@ -62,7 +62,10 @@ def put_back(trainer: Any, state: Mapping[str, Any]) -> None:
 
 
 def cut_anew(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
-    """Cut each weight's rows anew; under `hybrid` the parts of the first group come first, and make it whole."""
+    """Cut each weight's rows anew.
+
+    Under `hybrid` the first group's parts already make up a weight.
+    """
 
     def cut(weight: Any, pieces: Flats) -> torch.Tensor:
         shape, offset = compute_local_shape_and_global_offset(
@@ -100,8 +103,8 @@ def cut_anew(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
 
 
 def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """Return the weights that are trained, by name."""
-    # What is not trained (the model beneath adapters) comes from where it came from the first time.
+    """Return the trained weights by name."""
+    # Frozen weights (the model beneath adapters) are loaded from their original source.
     return {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 

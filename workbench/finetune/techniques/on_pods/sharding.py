@@ -1,9 +1,10 @@
-"""torch's own sharding (`fully_shard`, FSDP2) of a model over the ranks that the launcher has started.
+"""torch's own sharding (`fully_shard`, FSDP2) of a model over the ranks of a launcher.
 
-Only pods import this module: it loads torch.
+Only pods import this module, because the module loads torch.
 
-The Trainer must not be asked for FSDP itself: accelerate 1.15 gives plain DDP on CPUs without a word. Gradients are cut
-up after every micro-batch, as under ZeRO-2 and 3: more traffic with accumulation, but no rank holds them whole.
+Do not ask the Trainer for FSDP: accelerate 1.15 silently uses plain DDP on CPUs. Gradients are
+sharded after every micro-batch, as under ZeRO-2 and 3: accumulation costs more traffic, but no rank
+holds whole gradients.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ _M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
-    """Shard a model in place: every part by itself, and what is left as one more group.
+    """Shard a model in place: every part separately, and the rest as one more group.
 
     Args:
-        model: A model in whatever formats it was read.
-        job: Its job.
+        model: A model in any number formats.
+        job: The model's job.
         gpus: GPUs of a pod; 0 for CPUs.
-        parts: Finds the parts of a model that are sharded each by itself.
+        parts: Finds the parts of a model to shard separately.
     """
     options = Fsdp.from_dict(job.fsdp)
     layers = parts(model, options)
@@ -63,7 +64,8 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
     for layer in reversed(layers):  # a layer within a layer comes first
         _to_format(layer, *formats)
         fully_shard(layer, reshard_after_forward=not keep, **how)
-    # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass: it stays gathered.
+    # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass, so the
+    # rest stays gathered.
     _to_format(model, *formats)
     fully_shard(model, reshard_after_forward=False, **how)
     for state in (getattr(module, "quant_state", None) for module in model.modules() if gpus):
@@ -74,15 +76,16 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
 
 
 def _return_what_is_freed() -> None:
-    # glibc keeps freed tensors of up to 32 MiB for later ones, and gathered layers break that store into pieces: two
-    # ranks of a Llama of 53 million parameters held 1.3 GiB each, and 0.9 GiB with this.
+    # glibc keeps freed tensors of up to 32 MiB, and gathered layers fragment its heap. Two ranks of
+    # a Llama with 53 million parameters took 1.3 GiB each; with this call 0.9 GiB.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _to_format(module: nn.Module, trained: torch.dtype, frozen: torch.dtype) -> None:
-    """Put weights into the formats that they are held in."""
-    # A layer of its own at a time: what a model was read from is a file's pages, which all ranks of a pod share.
+    """Convert weights to the formats of their storage."""
+    # Convert one layer at a time: weights read from a file are its pages, shared by all ranks of a
+    # pod.
     for parameter in module.parameters():
         packed = hasattr(parameter, "quant_state")  # in 4 bits, whatever format it says
         if parameter.is_floating_point() and not packed and not isinstance(parameter, DTensor):
@@ -93,23 +96,24 @@ def _to_format(module: nn.Module, trained: torch.dtype, frozen: torch.dtype) -> 
 
 
 def clip_gradients(model: Any, limit: float) -> torch.Tensor:
-    """Clip a sharded model's gradients and return their norm; on the shards, since DTensor's first steps are slow."""
+    """Clip a sharded model's gradients and return their norm.
+
+    DTensor's own way is slow at first.
+    """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     shards = [gradient.to_local() for gradient in gradients]
     mesh = gradients[0].device_mesh
-    squared = (
-        get_total_norm(shards).square().to(mesh.device_type)
-    )  # from the host, where the shards are kept there
+    # The host holds the shards of an offload.
+    squared = get_total_norm(shards).square().to(mesh.device_type)
     dist.all_reduce(squared, group=mesh.get_group("shard"))
     norm = squared.sqrt().to(shards[0].device)
-    torch._foreach_mul_(
-        shards, torch.clamp(limit / (norm + 1e-6), max=1.0)
-    )  # as torch's clip_grad_norm_ does
+    # The same formula as torch's clip_grad_norm_.
+    torch._foreach_mul_(shards, torch.clamp(limit / (norm + 1e-6), max=1.0))
     return norm
 
 
 class ShardScaler(torch.amp.GradScaler):
-    """Scale the loss for fp16; ranks agree on whether their shards of the gradients have left its range."""
+    """Scale the loss for fp16. Ranks share the result of the overflow check on their shards."""
 
     def _unscale_grads_(
         self,

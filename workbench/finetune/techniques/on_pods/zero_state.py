@@ -1,4 +1,4 @@
-"""What a rank keeps of a run with DeepSpeed: the flat FP32 weights that it updates, and their states."""
+"""State of a rank with DeepSpeed: the flat FP32 weights of its update, and their states."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
 
 class ZeroState:
-    """The part of a training state that lies on this rank under stage 1 or 2."""
+    """Part of a training state on this rank under stage 1 or 2."""
 
     masters: ClassVar[tuple[str, ...]] = (
         "single_partition_of_fp32_groups",
         "fp32_groups_flat_partition",
     )
-    """Attributes of DeepSpeed's optimizers that hold the FP32 weights; the first that is there counts."""
+    """Attributes of DeepSpeed's optimizers for the FP32 weights.
+
+    The first existing attribute counts.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.zero = engine.optimizer
 
     def capture(self) -> dict[str, object]:
-        """Return what the rank keeps. Its tensors are the living ones."""
+        """Return the state of the rank. The tensors are live, not copies."""
         scaler = getattr(self.zero, "loss_scaler", None)
         numbers = {} if scaler is None else vars(scaler)
         return {
@@ -41,7 +44,7 @@ class ZeroState:
         }
 
     def put_back(self, state: Any) -> None:
-        """Give an engine that is ready for its first step what `capture` returned."""
+        """Restore a return value of `capture` into an engine before its first step."""
         if [each.shape for each in self.owned()] != [each.shape for each in state["weights"]]:
             raise _another_model()
         if state["scaler"] is not None:
@@ -72,7 +75,7 @@ class ZeroState:
         }
         weights = self.cut([state["weights"] for state in states], rank, ranks)
         rest = {key: value for key, value in like.items() if key not in flat}
-        # A buffer's own count of steps: one that two of them had in common would be counted up twice.
+        # Every buffer needs a step counter of its own: a shared counter would be increased twice.
         of_buffer = {
             n: {**deepcopy(rest), **{key: parts[key][n] for key in flat}}
             for n in range(len(weights))
@@ -106,7 +109,7 @@ class ZeroState:
         return dict(self.zero.optimizer.state_dict())
 
     def load(self, state: Any) -> None:
-        """Put weights and states back."""
+        """Restore weights and states."""
         self.zero.optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for mine, saved in zip(self.owned(), state["weights"], strict=True):
@@ -114,7 +117,7 @@ class ZeroState:
         self.zero.update_lp_params()
 
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
-        """Cut each group's flat buffer anew: all its weights, zeros up to a multiple of the ranks, in equal parts."""
+        """Cut each group's flat buffer into equal parts, padded with zeros."""
         cut = []
         for number, mine in enumerate(self.owned()):
             size, before = mine.numel(), [part[number] for part in parts]
@@ -123,12 +126,12 @@ class ZeroState:
         return cut
 
     def numbered(self) -> list[list[int]]:
-        """Return the numbers that torch gives the flat buffers of each group."""
+        """Return torch's numbers of the flat buffers of each group."""
         return [[number] for number in range(len(self.zero.optimizer.param_groups))]
 
 
 class Stage3State(ZeroState):
-    """The same under stage 3, where a weight lies in equal parts on all ranks, one behind the other."""
+    """State under stage 3: equal parts of every weight, concatenated, on each rank."""
 
     masters: ClassVar[tuple[str, ...]] = ("fp32_partitioned_groups_flat",)
 
@@ -164,7 +167,8 @@ class Stage3State(ZeroState):
         zero.checkpoint_event_epilogue()
 
     def _load_on_disk(self, state: Any) -> None:
-        # DeepSpeed's own way copies into tensors that stand empty. As after a step, so that the files are written.
+        # DeepSpeed's own way copies into empty tensors. Proceed as after a step, so that the files
+        # are written.
         zero, saved, timers = self.zero, state["optimizer"], set[str]()
         for group, options in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
             group.update({key: value for key, value in options.items() if key != "params"})
@@ -176,7 +180,7 @@ class Stage3State(ZeroState):
             zero._release_sub_group(number, timers)
 
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
-        """Cut each weight anew: it lies in equal parts on all ranks, the last with zeros, one behind the other."""
+        """Cut each weight into equal parts for all ranks, the last part padded with zeros."""
         taken, at = [], 0
         for elements in (weight.ds_numel for group in self.zero.fp16_groups for weight in group):
             before, size = -(-elements // len(parts)), -(-elements // ranks)
@@ -197,7 +201,7 @@ class Stage3State(ZeroState):
 
 
 def on_disk(zero: Any) -> dict[int, torch.Tensor]:
-    """Return the files of an offload to NVMe as tensors, by the ids of the tensors that stand empty between steps."""
+    """Return the files of an offload to NVMe as tensors, by the ids of the empty tensors."""
     swapper = getattr(zero, "optimizer_swapper", None)
     return {
         id(each.compute_tensor): torch.from_file(
