@@ -1,1 +1,1 @@
-"""The trainer that every rank of a `FineTune` job runs."""
+"""Trainer of every rank of a `FineTune` job."""

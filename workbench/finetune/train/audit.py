@@ -1,4 +1,4 @@
-"""Fail a run that does not run as it was asked to: libraries fall back to something else without a word."""
+"""Fail a run that differs from its job: libraries silently fall back to something else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
 def differences(job: FineTune, held: RankState, *, world_size: int, shards: int) -> Iterator[str]:
-    """Compare what was asked for with what a rank holds."""
+    """Yield the differences between a job and the measured state of a rank."""
     technique = technique_of(job.technique)
     asked = _shape(technique.engine, technique.offloads, world_size)
     # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
@@ -62,7 +62,7 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
 
 
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Look on during the first step, tell what was seen, and stop the run where it is something else."""
+    """Inspect the first step, report its state, and stop a run that differs from its job."""
 
     def __init__(
         self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()
@@ -97,7 +97,10 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         engine.step = step
 
     def on_pre_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Count the gradients while they are there; a DeepSpeed engine has used them already."""
+        """Count the gradients before the update.
+
+        A DeepSpeed engine has used its gradients already.
+        """
         if not self._done and self._engine is None:
             self._gradients = gradients_of(self.trainer)
 
@@ -132,7 +135,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
 
     def _tell(self, held: RankState) -> None:
-        """Report what this rank holds, and what became of the user's own DeepSpeed JSON."""
+        """Report the state of this rank, and the effect of the user's own DeepSpeed JSON."""
         engine = self._engine
         if engine is None or not self.json_keys:
             emit("engine", **asdict(held))
@@ -155,13 +158,16 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
 
 
 class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Look before the first step whether another first text changes what the model makes of the later ones."""
+    """Check before the first step whether the first text of a packed row changes later texts."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, *_args: Any, **_options: Any) -> None:
-        """Refuse a model that mixes texts; every rank looks, for a forward pass may take them all."""
+        """Refuse a model that mixes texts.
+
+        Every rank checks, because a forward pass can be collective.
+        """
         row = next(
             (row for row in self.trainer.train_dataset if row["position_ids"].count(0) > 1), None
         )

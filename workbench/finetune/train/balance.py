@@ -1,7 +1,10 @@
-"""The load-balancing loss of a mixture of experts: without it some experts get ever more tokens, and others none.
+"""Load-balancing loss of a mixture of experts.
 
-transformers adds it where a model is given labels. Here the Trainer takes the labels out of the batch, so that it is
-added here: of each micro-batch in proportion to the tokens that it learns from, whatever the ranks and accumulation.
+Without the loss some experts receive ever more tokens, and others none. transformers adds the loss
+if
+a model receives labels. Here the Trainer removes the labels from the batch, so this module adds the
+loss. Every micro-batch counts in proportion to its learned tokens, for any number of ranks and any
+accumulation.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from workbench.finetune.recipe.order import IGNORED
 
 
 class LoadBalance:
-    """Ask a model for its load-balancing loss, weigh it, and keep its sum over the micro-batches of a step."""
+    """Ask a model for its load-balancing loss, and sum the weighted loss over a step."""
 
     def __init__(self, coefficient: float) -> None:
         self.coefficient = coefficient
@@ -25,11 +28,11 @@ class LoadBalance:
         )
 
     def asking(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch that has the model return the loss, or leave it out where its weight is 0."""
+        """Return a batch that makes the model return the loss, or omit it if its weight is 0."""
         return {**inputs, "output_router_logits": self.coefficient > 0}
 
     def part(self, outputs: Any, targets: torch.Tensor, num_items_in_batch: Any) -> Any:
-        """Return what a micro-batch adds to the loss of a global batch that learns from so many tokens."""
+        """Return the share of a micro-batch in the loss of the global batch."""
         if not self.coefficient:
             return 0.0
         if (loss := outputs.get("aux_loss")) is None:
@@ -44,6 +47,6 @@ class LoadBalance:
         return part if num_items_in_batch is None else part / num_items_in_batch
 
     def take(self) -> torch.Tensor | None:
-        """Return this rank's loss times the tokens, without its weight, and the tokens since the last call."""
+        """Return the unweighted loss times tokens, and the tokens, since the last call."""
         sums, self._sums = self._sums, None
         return sums

@@ -1,4 +1,4 @@
-"""Which evaluation was the best, and whether training is worth going on with: by figures that every rank has alike."""
+"""Best evaluation and early stopping. All ranks use the same figures."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from workbench.finetune.options.evaluation import best_metric, greater_is_better
 
 
 class BestModel:
-    """The best evaluation of a run so far; that of the untrained model does not count."""
+    """Best evaluation of a run so far; the evaluation of the untrained model does not count."""
 
     def __init__(self, job: FineTune) -> None:
         self.wanted = job.load_best_model_at_end
-        """Whether the model of that evaluation is the one to save."""
+        """Whether to save the model of the best evaluation."""
         self.metric = best_metric(job)
         self.step: int | None = None
-        """Its step; None before the first."""
+        """Step of the best evaluation; None before the first evaluation."""
         self.value = math.nan
         self.kept: int | None = None
-        """The step of the best checkpoint that is on disk; None where there is none."""
+        """Step of the best checkpoint on disk; None without a checkpoint."""
         self._sign = 1.0 if greater_is_better(job) else -1.0
         self._patience = job.early_stopping_patience
         self._threshold = job.early_stopping_threshold
         self._stale = 0
 
     def see(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Take in an evaluation; return whether it is the best. One that lacks the figure counts as no better."""
+        """Record an evaluation and return whether it is the best.
+
+        A missing figure counts as no better.
+        """
         value = figures.get(self.metric, math.nan)
         if step == 0:
             return False
@@ -41,7 +44,7 @@ class BestModel:
 
     @property
     def exhausted(self) -> str:
-        """Why training should end now, in words; empty where it should not."""
+        """Reason to stop training now; empty to continue."""
         if self._patience is None or self._stale < self._patience:
             return ""
         if self.step is None:
@@ -57,7 +60,10 @@ class BestModel:
         return {"metric": self.metric, "step": self.step, "value": self.value, "stale": self._stale}
 
     def restore(self, state: Mapping[str, object], *, at_step: int) -> bool:
-        """Go on from a checkpoint; return whether the model of that step is the best. Without its own, begin anew."""
+        """Restore the state of a checkpoint; return whether the model of its step is the best.
+
+        Without a usable state the search for the best evaluation begins anew.
+        """
         step, value, stale = state.get("step"), state.get("value"), state.get("stale")
         if (
             state.get("metric") != self.metric

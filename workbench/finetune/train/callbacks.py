@@ -1,4 +1,4 @@
-"""What the Trainer tells while it runs: events for the notebook, and a stop where a run is not what it should be."""
+"""Callbacks of the Trainer: events for the notebook, and a stop at a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workbench.rundir.events import Event, EventKind, emit, emit_event
 
 
 def emit_memory(step: int) -> None:
-    """Emit how much memory this rank uses, and used at its peak."""
+    """Emit the current and the peak memory of this rank."""
     emit("memory", step=step, **memory())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Noted:
-    """What is known of a step when it ends; its loss comes later."""
+    """Measurements of a step when it ends; the loss arrives later."""
 
     at_s: float
     learning_rate: float | None
@@ -48,7 +48,12 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         scales_loss: bool = False,
         profiled: Collection[int] = (),
     ) -> None:
-        """Take the rows of a step (of packed ones the texts in them, on average), and the steps under a profiler."""
+        """Set up the callback.
+
+        `samples` is the number of rows of a step (of packed rows: the mean number of texts).
+        `profiled` has
+        the steps under a profiler.
+        """
         self.profiled = profiled
         self.scales_loss = scales_loss
         self.clock = clock
@@ -62,7 +67,10 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
     def on_step_begin(
         self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any
     ) -> None:
-        """Note the learning rate of the step: afterwards a DeepSpeed optimizer's is already the next one's."""
+        """Note the learning rate of the step.
+
+        After the step a DeepSpeed optimizer has the next rate.
+        """
         self._learning_rate = float(lr_scheduler.get_last_lr()[0])
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -82,7 +90,10 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         self._epoch = state.global_step, self.clock.runtime_s
 
     def on_epoch_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Tell what the epoch took, and have the last evaluation happen before training ends: trackers close then."""
+        """Emit the duration of the epoch, and ask for the last evaluation before training ends.
+
+        Trackers close when training ends.
+        """
         steps, total_s = state.global_step - self._epoch[0], self.clock.runtime_s
         if steps:
             seconds = round(total_s - self._epoch[1], 3)
@@ -99,9 +110,12 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
     def on_log(
         self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
-        """Emit the metrics of the steps since the last log; trackers get the same figures, being called later.
+        """Emit the metrics of the steps since the last log.
 
-        The loss of a step is read one step later or more, so `state` is as it was when that step ended.
+        Trackers run later and get the same figures.
+
+        The loss of a step is read at least one step later, so `state` is the state at the end of
+        that step.
         """
         if logs and "train_runtime" in logs:
             # The Trainer's own sums count evaluations as training.
@@ -113,7 +127,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         step = state.global_step
         _finite("loss", logs["loss"], step)
         if self.scales_loss and not math.isfinite(logs.get("grad_norm") or 0.0):
-            logs.pop("grad_norm")  # the step was left out, and the next one has half the scale
+            # The step was skipped, and the next step has half the scale.
+            logs.pop("grad_norm")
         _finite("gradient norm", logs.get("grad_norm"), step)
         noted = self._noted[step]
         self._noted = {later: each for later, each in self._noted.items() if later > step}
@@ -139,25 +154,28 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         emit_event(Event(time_s=noted.at_s, rank=0, kind=EventKind.STEP, data=figures))
 
     def _rate_until(self, noted: _Noted) -> float:
-        """Return the samples a second between the step that was logged last and this one."""
+        """Return the samples a second between the last logged step and the current step."""
         seconds, samples = noted.runtime_s - self._logged[0], noted.samples - self._logged[1]
         self._logged = noted.runtime_s, noted.samples
         return samples / seconds if seconds > 0 else 0.0
 
 
 class StopFile:
-    """A file whose presence asks the run to end after a step; all ranks end after the same one."""
+    """File whose presence asks the run to end after a step. All ranks end after the same step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stopped = False
-        """Whether the run ends because it was asked to."""
+        """Whether the run ends by request."""
 
     def is_there(self) -> bool:
         return self.path.exists()
 
     def obey(self, control: Any, *, step: int) -> None:
-        """End training after this step, with a checkpoint; every rank must call it after the same step."""
+        """End training after this step, with a checkpoint.
+
+        All ranks must call it after the same step.
+        """
         self.stopped = control.should_training_stop = control.should_save = True
         if ranks.rank() == 0:
             emit("stopped", step=step)

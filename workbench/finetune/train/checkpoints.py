@@ -1,4 +1,7 @@
-"""Checkpoints to resume from: every rank writes its part, and the parts get their names only when all have done so."""
+"""Checkpoints for resuming: every rank writes its part, and parts get their names at the end.
+
+Parts are renamed only after all ranks have written successfully.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _KEPT = 2
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
+    """Decide when a checkpoint is due, write it, and keep the checkpoint to resume from."""
 
     def __init__(
         self, folder: Path, *, every: int | None, resumes: bool, most: int | None = None
@@ -34,9 +37,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.every = every
         self.most = most or _KEPT
         self.sent = _sent(folder / "resume") if resumes else []
-        """Where the part of this rank was sent to, or those of all ranks of another number; of no use once read."""
+        """Folders of the sent parts: of this rank, or of all ranks of another number of ranks.
+
+        The folders are removed after reading.
+        """
         self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
-        """What the run goes on from; None for a run from the beginning."""
+        """Checkpoint to resume from; None for a run from the beginning."""
         self._good: deque[int] = deque()
         self._told = False
         self._trainer: Any = None
@@ -44,18 +50,18 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self._begins = self._begins_amid = False
 
     def follow(self, trainer: Any) -> None:
-        """Take the trainer that continues from the checkpoint when its training begins."""
+        """Store the trainer that continues from the checkpoint when its training begins."""
         self._trainer = trainer
 
     @property
     def first_step(self) -> int:
-        """The optimizer step after which the run goes on; 0 from the beginning."""
+        """Optimizer step after which the run continues; 0 from the beginning."""
         return int(self.tree["step"]) if self.tree is not None else 0
 
     def on_train_begin(
         self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        """Restore what was sent. Let the order of rows be that of the epoch in which the run continues."""
+        """Restore the sent checkpoint, and set the order of rows to the continued epoch."""
         if self.tree is None:
             return
         self.restore(self._trainer)
@@ -66,26 +72,35 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             emit("resumed", step=state.global_step)
 
     def on_epoch_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Restore the random numbers of the border between two epochs, before rows are read."""
+        """Restore the random numbers at the boundary of two epochs, before rows are read."""
         if self._begins and self.tree is not None:
             snapshot.restore_random(self.tree, seed=args.seed)
         self._begins = False
 
     def on_step_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Restore the random numbers within an epoch: reading the rows that are skipped has taken some."""
+        """Restore the random numbers within an epoch.
+
+        Reading the skipped rows has consumed some.
+        """
         if self._begins_amid and self.tree is not None:
             snapshot.restore_random(self.tree, seed=args.seed)
         self._begins_amid = False
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the Trainer to save after this step, when one is due; a run that is stopped saves by `StopFile.obey`."""
+        """Ask the Trainer to save after this step, if a checkpoint is due.
+
+        `StopFile.obey` asks for the checkpoint of a stopped run.
+        """
         control.should_save = self.every is not None and state.global_step % self.every == 0
         if self.tree is not None and state.global_step == self.first_step + 1:
             emit("first_step")
             emit_memory(state.global_step)
 
     def save(self, trainer: Any) -> None:
-        """Write a checkpoint of this moment; every rank must call it. A full disk is said once and stops nothing."""
+        """Write a checkpoint of the current step; every rank must call this method.
+
+        A full disk is reported once and does not stop training.
+        """
         began, step, best = time.monotonic(), trainer.state.global_step, trainer.best
         if step in self._good:  # it was due, and turns out to be the best
             best.kept = step if best.step == step else best.kept
@@ -109,7 +124,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             )
 
     def restore(self, trainer: Any) -> None:
-        """Put the trainer back to where the checkpoint was made, where there is one; every rank must call it."""
+        """Restore the trainer from the checkpoint, if any; every rank must call this method."""
         if self.tree is None:
             return
         if engines := self.tree.pop("engines", None):
@@ -126,7 +141,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             shutil.rmtree(part, ignore_errors=True)
 
     def load_best(self, trainer: Any) -> bool:
-        """Put the trainer back to its best evaluation; every rank must call it. False where no checkpoint has that."""
+        """Restore the trainer from the checkpoint of the best evaluation.
+
+        Every rank must call this method.
+
+        Return False if no checkpoint has the best evaluation.
+        """
         step = trainer.best.kept
         if step is None or step != trainer.best.step:
             return False

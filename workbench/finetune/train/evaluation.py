@@ -1,4 +1,7 @@
-"""What an evaluation measures beside the loss: figures of the model's answers, and functions of the user's own."""
+"""Measurements of an evaluation beside the loss.
+
+Figures of answers, and the user's own functions.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ Function = Callable[[list[str], list[str]], object]
 
 
 def note(message: str) -> None:
-    """Emit what a person should read of the run whatever becomes of it; one rank does."""
+    """Emit a message for the user, from rank 0."""
     if ranks.rank() == 0:
         emit("note", message=message)
 
 
 def emit_evaluation(step: int, figures: Mapping[str, float]) -> None:
-    """Emit the figures of an evaluation; one rank does."""
+    """Emit the figures of an evaluation, from rank 0."""
     if ranks.rank() == 0:
         emit(
             "eval",
@@ -63,17 +66,20 @@ def other_figures(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def questions(rows: Sequence[Example], most: int) -> list[Example]:
-    """Return the first evaluation rows that can be answered: plain text asks nothing."""
+    """Return the first evaluation rows that have a question; plain text has none."""
     return list(islice((row for row in rows if row.source or row.input), most))
 
 
 class Evaluator:
-    """Make the figures of one evaluation out of its loss and the model's answers."""
+    """Compute the figures of an evaluation from its loss and the model's answers."""
 
     def __init__(
         self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]
     ) -> None:
-        """Take what was sent for it; rank 0 imports the user's functions now, where nothing is lost by it."""
+        """Prepare tables and functions of the job's metrics.
+
+        Rank 0 imports the user's functions now, before any training could be lost by a failure.
+        """
         self.counts_right = "accuracy" in job.metrics
         self._job, self._encoder = job, encoder
         self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
@@ -88,11 +94,14 @@ class Evaluator:
         self._complained: set[str] = set()
 
     def measure(self, trainer: Any) -> dict[str, float]:
-        """Evaluate the model as it is now; every rank must call it, and all get the same figures."""
+        """Evaluate the current model.
+
+        Every rank must call this method, and all get the same figures.
+        """
         return self.figures(trainer, *self._loss(trainer))
 
     def _loss(self, trainer: Any) -> tuple[float, float]:
-        """Return the mean loss of a token, and the share of tokens that the model gets right where that is counted."""
+        """Return the mean loss of a token, and the share of correct tokens if counted."""
         # DDP's own forward pass sends the model's buffers around.
         wrapped, rows = trainer.model_wrapped, trainer.eval_dataset
         model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
@@ -112,7 +121,7 @@ class Evaluator:
         return total / count, right / count
 
     def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
-        """Return all figures by name, the same on every rank, which all must call it."""
+        """Return all figures by name, the same on every rank; every rank must call this method."""
         figures = {LOSS: loss}
         if self._encoder.causal or "perplexity" in self._job.metrics:
             figures |= perplexity(loss)
@@ -149,10 +158,8 @@ class Evaluator:
         predictions, references = rows
         try:
             return _numbers(function(list(predictions), list(references)), name)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # the user's code: whatever it does, the training is not lost
+        # Any failure of the user's code must not lose the training.
+        except (Exception, SystemExit) as error:
             traceback.print_exc(file=sys.stderr)
             if name not in self._complained:
                 note(f"the metric {name} is missing at step {step}: {_raised(error)}")
@@ -198,7 +205,7 @@ def _raised(error: BaseException) -> str:
     lines = [
         line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__
     ]
-    # What came from the notebook, a cell or a metric's file: of cached lines theirs alone have no time.
+    # Mark the notebook's cells and metric files: only their cached lines have no time.
     sent = {
         file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None
     }
@@ -208,10 +215,11 @@ def _raised(error: BaseException) -> str:
 
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return the mean ROUGE-1, ROUGE-2 and ROUGE-L over all pairs; nothing where there are none.
+    """Return the mean ROUGE-1, ROUGE-2 and ROUGE-L over all pairs; an empty mapping without pairs.
 
-    Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004; as `rouge_score` counts it without its stemmer,
-    except that letters of every script are letters.
+    Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Counts equal those of
+    `rouge_score`
+    without its stemmer, except that letters of every script are letters.
     """
     scores = [rouge_of(*pair) for pair in zip(predictions, references, strict=True)]
     return (

@@ -1,4 +1,4 @@
-"""What became of a user's DeepSpeed JSON: read from the engine and its optimizer, not from the configuration."""
+"""Effect of a user's DeepSpeed JSON, read from the engine and its optimizer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _STAGES_1_AND_2 = (
 
 
 def in_effect(engine: Any, keys: Iterable[str]) -> dict[str, object]:
-    """Return what the engine holds of each key; None for a key whose value it shows nowhere."""
+    """Return the engine's value of every key; None for a value that the engine does not expose."""
     return {key: _held(engine, key) for key in keys}
 
 
 def without_effect(engine: Any, keys: Iterable[str]) -> list[str]:
-    """Return the keys that DeepSpeed 0.19.8 reads for another ZeRO stage than this one."""
+    """Return the keys that DeepSpeed 0.19.8 reads only for another ZeRO stage."""
     unused = _STAGES_1_AND_2 if engine.zero_optimization_stage() == 3 else _STAGE_3
     return [
         key for key in keys if key.startswith(ZERO) and key.removeprefix(ZERO).startswith(unused)
@@ -39,7 +39,7 @@ def without_effect(engine: Any, keys: Iterable[str]) -> list[str]:
 
 
 def _held(engine: Any, key: str) -> object:
-    """Look for a key's value where it is used first, at the optimizer, and then among the engine's own settings."""
+    """Return a key's value from the optimizer, where its first use is, or else from the engine."""
     name = key.removeprefix(ZERO)
     if key == f"{ZERO}stage":
         return int(engine.zero_optimization_stage())
@@ -60,5 +60,5 @@ def _held(engine: Any, key: str) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON can hold it."""
+    """Return a value of a JSON type."""
     return value if isinstance(value, bool | int | float | str | None) else str(value)

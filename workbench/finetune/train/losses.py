@@ -1,8 +1,11 @@
-"""Read the loss of a step one step later, so that no rank waits for its device or for other ranks to learn it.
+"""Read the loss of a step one step later, so that no rank waits for its device or other ranks.
 
-A loss stays on the device when its step ends. The next step begins with one sum over the ranks, of the tokens in it;
-the loss of the step before and the wish to stop travel in the same tensor. The host reads that tensor once the next
-step has been launched. Ranks that train apart read their own losses alike, and add them up only where they meet.
+A loss stays on the device when its step ends. The next step begins with one sum over the ranks, of
+the
+tokens of the step. The same tensor carries the loss of the previous step and the wish to stop. The
+host reads the tensor after the next step has been launched. Ranks that train apart also read their
+own losses
+late, and add up losses only when all ranks synchronise.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from workbench.agent.rank.records import EndedWithAnother
 from workbench.base.errors import RunError
 
 _TOKENS, _STOP, _BALANCE, _BALANCED, _FIRST_LOSS = range(5)
-"""Places in the tensor that ranks add up; each rank's loss has a place of its own after these."""
+"""Indices in the tensor that ranks add up.
+
+Every rank's loss has an index of its own after these.
+"""
 
 _CAUSE_FIRST_S = 1.0
-"""Time that the rank of a bad loss has to write its error before other ranks end."""
+"""Head start of the rank with a bad loss: its error is written before other ranks end."""
 
 
 class HostCopy:
-    """The values of a tensor as they are now; reading them waits for no later work of a GPU."""
+    """Copy of a tensor's current values on the host. Reading waits for no later work of a GPU."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self._ready: torch.cuda.Event | None = None
@@ -48,7 +54,7 @@ class HostCopy:
 
 @dataclass(kw_only=True, slots=True)
 class EndedStep:
-    """An optimizer step whose loss has not been read yet."""
+    """Optimizer step whose loss has not been read yet."""
 
     step: int
     epoch: float | None
@@ -56,9 +62,12 @@ class EndedStep:
     """Sum over the micro-batches of this rank, on the device."""
     grad_norm: HostCopy | None
     due: bool
-    """Whether its figures are to be logged."""
+    """Whether to log the step's figures."""
     balance: torch.Tensor | None = None
-    """Of a mixture of experts on this rank: the load-balancing loss times the tokens, and the tokens; on the device."""
+    """Load-balancing loss times tokens, and the tokens, of this rank; on the device.
+
+    None for a model that is no mixture of experts.
+    """
 
 
 class ReadStep(NamedTuple):
@@ -68,11 +77,11 @@ class ReadStep(NamedTuple):
     balance: float = 0.0
     """Load-balancing loss times the tokens, of all ranks."""
     balanced: float = 0.0
-    """The tokens of that; 0 for a model that is no mixture of experts."""
+    """Tokens of the load-balancing loss; 0 for a model that is no mixture of experts."""
 
 
 class StepSums:
-    """The figures of the steps that were read, and not logged."""
+    """Figures of the steps that were read and not yet logged."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -87,7 +96,7 @@ class StepSums:
         self._balanced += read.balanced
 
     def take(self, ended: EndedStep) -> dict[str, float]:
-        """Return what is logged with a step, means over the steps since the last log, and begin anew."""
+        """Return the means over the steps since the last log, and reset the sums."""
         logs = {"loss": self._loss / self._steps}
         if self._balanced:
             logs["aux_loss"] = self._balance / self._balanced
@@ -99,14 +108,14 @@ class StepSums:
 
 
 class StepLosses:
-    """The losses of the last steps, on their way from the device and from the other ranks."""
+    """Losses of the last steps, on their way from the device and from the other ranks."""
 
     def __init__(
         self, *, device: torch.device, apart: bool, asked_to_stop: Callable[[], bool]
     ) -> None:
-        """Take where the losses lie, whether ranks train apart, and what says that this rank is asked to stop."""
+        """Set up with the losses' device, whether ranks train apart, and the stop request."""
         self.stop = False
-        """Whether a rank was asked to stop; all ranks learn it after the same step."""
+        """Whether a rank was asked to stop. All ranks know after the same step."""
         self._device, self._apart, self._asked_to_stop = device, apart, asked_to_stop
         self._ended: EndedStep | None = None
         # Sent to the other ranks, or copied to the host where ranks train apart.
@@ -115,13 +124,16 @@ class StepLosses:
         self._own: list[ReadStep] = []
 
     def count(self, tokens: int) -> torch.Tensor:
-        """Return the tokens of the step that begins, of all ranks unless they train apart; every rank must call it."""
+        """Return the tokens of the new step, of all ranks unless ranks train apart.
+
+        A collective.
+        """
         if self._apart:
             return torch.tensor(tokens, device=self._device)
         return self._add_up(tokens)[_TOKENS].to(torch.int64)
 
     def keep(self, ended: EndedStep) -> None:
-        """Take in the step that has just ended."""
+        """Store a step that has just ended."""
         if self._apart:
             self._sent.append(
                 (ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)])))
@@ -130,7 +142,10 @@ class StepLosses:
             self._ended = ended
 
     def read(self) -> list[ReadStep]:
-        """Return the steps whose losses have come from all ranks, oldest first: up to the step before the last."""
+        """Return the steps whose losses have arrived, oldest first.
+
+        The last step is not included.
+        """
         if self._apart:
             # The copy of the last step is left alone: it would make the host wait for that step.
             self._read_own(but=1)
@@ -138,7 +153,7 @@ class StepLosses:
         return self._read_sums()
 
     def meet(self) -> list[ReadStep]:
-        """Return all steps that have not been returned yet; every rank must call it."""
+        """Return all steps that have not been returned yet; every rank must call this method."""
         if self._apart:
             self._read_own(but=0)
             return self._sum_of_own()
@@ -159,7 +174,7 @@ class StepLosses:
         return values
 
     def _balance(self, ended: EndedStep) -> torch.Tensor:
-        """Return two numbers of a step; zeros for a model that is no mixture of experts."""
+        """Return the two numbers of a step's load balance; zeros for other models."""
         none = torch.zeros(2, dtype=torch.float64, device=self._device)
         return none if ended.balance is None else ended.balance.double()
 
@@ -198,7 +213,10 @@ class StepLosses:
 
 
 def _check(losses: Sequence[float], step: int) -> None:
-    """End the run at a loss that is not finite; the error of that rank is the cause, those of others an echo."""
+    """End the run at a loss that is not finite.
+
+    The rank of the loss raises the cause; other ranks raise an error that refers to that rank.
+    """
     bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
     if ranks.rank() in bad:
         raise _not_finite(losses[ranks.rank()], ranks.rank(), step)

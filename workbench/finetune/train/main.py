@@ -1,4 +1,4 @@
-"""The trainer: what every rank of a `FineTune` job runs, from the job file to the done-record."""
+"""Main program of every rank of a `FineTune` job, from the job file to the done-record."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _run(work: Assignment) -> None:
 
 
 def load_rows(work: Assignment) -> Rows:
-    """Load the rows; a refusal says why it comes so late, where the hub was not asked when the run was submitted."""
+    """Load the rows. A refusal explains why the hub was not asked when the run was submitted."""
     try:
         return data.load(work.train, work.evaluation, work.hub)
     except ConfigError as error:
@@ -190,7 +190,7 @@ def _trainer(
 
 
 def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> None:
-    """Give the trainer its callbacks, in the order in which they are called; a step has so many samples."""
+    """Add the callbacks of a trainer in calling order; a step has `samples` samples."""
     job, last = work.job, _steps(work, len(trainer.train_dataset))
     # The profiler counts calls of torch's functions, which compiled code does not make.
     asked = 0 if job.torch_compile else job.profile_step
@@ -274,7 +274,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
 
 
 def _train(trainer: FineTuner) -> int:
-    """Train, and return the step of the model that is saved; what can fail after the training comes after that."""
+    """Train, and return the step of the saved model. Steps that can fail come after saving."""
     trainer.args.eval_on_start = bool(trainer.eval_dataset)
     trainer.clock.resume()
     trainer.train_loss = trainer.train().training_loss

@@ -1,4 +1,4 @@
-"""What a rank is told to do, and the Trainer's options made from it."""
+"""Assignment of a rank, and the Trainer's options made from it."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from workbench.jobs.registry import job_from_dict
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     job: FineTune
-    """What is asked; a model folder is named as it lies on this pod."""
+    """The job; a model folder has its path on this pod."""
     base: str
-    """The model as the user named it."""
+    """Model as the user named it."""
     train: str | None
-    """The training file; None for a hub dataset."""
+    """Training file; None for a hub dataset."""
     evaluation: str | None
-    """The evaluation file; None for no evaluation."""
+    """Evaluation file; None for no evaluation."""
     hub: Mapping[str, object] | None
     deepspeed: Mapping[str, Any] | None
-    """The resolved DeepSpeed configuration; None without DeepSpeed."""
+    """Resolved DeepSpeed configuration; None without DeepSpeed."""
     gpus: int
     """GPUs of a pod; 0 trains on the CPU."""
     folder: Path
@@ -50,25 +50,28 @@ class Assignment:
     rank: int
     world_size: int
     chosen: tuple[str, ...] = ()
-    """Options that the user left open, and that were decided by the model and the pods."""
+    """Options that the user left open, chosen for the model and the pods."""
     json_keys: tuple[str, ...] = ()
-    """Keys of the user's own DeepSpeed JSON, as `section.key`; empty where the job's configuration is a shipped one."""
+    """Keys of the user's own DeepSpeed JSON, as `section.key`.
+
+    Empty for a shipped configuration.
+    """
     metric_inputs: Mapping[str, object] = field(default_factory=dict)
-    """What was sent for the job's metrics: the user's function, tables."""
+    """Inputs of the job's metrics: the user's function, tables."""
     order: int = 1
-    """Version of the order of rows; that of the run whose checkpoint it goes on from."""
+    """Version of the order of rows; a resumed run has the version of its checkpoint's run."""
     resumed_step: int = 0
-    """The step of the checkpoint that it goes on from; 0 from the beginning."""
+    """Step of the checkpoint to resume from; 0 from the beginning."""
     not_read: tuple[str, ...] = ()
-    """Columns of the rows that no row's form reads, where the rows are files."""
+    """Columns of file rows that no row's form reads."""
     empty_answers: int = 0
-    """Rows of the files whose answer is empty."""
+    """Rows of the files with an empty answer."""
     unasked: str = ""
-    """Why the columns of a hub dataset were not checked when the run was submitted; empty where they were."""
+    """Reason why the columns of a hub dataset were not checked at submission; empty if checked."""
 
     @classmethod
     def read(cls) -> Assignment:
-        """Read `job.json` of the run's folder, and the rank's environment."""
+        """Read `job.json` in the run's folder, and the rank's environment."""
         try:
             folder = Path(os.environ["WORKBENCH_RUN_DIR"])
             raw = json.loads((folder / "job.json").read_text(encoding="utf-8"))
@@ -117,7 +120,7 @@ class Assignment:
 
     @property
     def stop(self) -> Path:
-        """An empty file whose presence asks to stop when ranks next look for it."""
+        """Empty file whose presence asks the ranks to stop at their next check."""
         return self.folder / "stop"
 
     @property
@@ -130,10 +133,10 @@ class Assignment:
 
 
 def prepare_process(work: Assignment) -> None:
-    """Set this process up before torch and DeepSpeed look around."""
+    """Prepare this process before torch and DeepSpeed inspect it."""
     _check_trackers(work)
     disable_progress_bar()
-    # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
+    # torch 2.13 has renamed collectives that DeepSpeed calls; every call would warn.
     warnings.filterwarnings(
         "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
     )
@@ -166,7 +169,7 @@ def prepare_process(work: Assignment) -> None:
 
 
 def training_arguments(work: Assignment) -> Any:
-    """Translate the job into the Trainer's options; opens the process group of the ranks."""
+    """Translate the job into the Trainer's options, and open the process group of the ranks."""
     options = training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus))
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(work.folder / "trainer"),
@@ -178,9 +181,8 @@ def training_arguments(work: Assignment) -> Any:
         average_tokens_across_devices=not work.technique.apart,
         **work.technique.training_options(options),
     )
-    arguments._n_gpu = min(
-        1, arguments.n_gpu
-    )  # else the Trainer cuts batches over all GPUs that one process sees
+    # Otherwise the Trainer splits batches over all visible GPUs.
+    arguments._n_gpu = min(1, arguments.n_gpu)
     half = work.job.precision == Precision.BF16
     if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a rank really holds after a step: counted on the tensors themselves, not read from any configuration."""
+"""State of a rank after a step, counted on the tensors themselves."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """The part of something that lies on this rank."""
+    """Part of some tensors on this rank."""
 
     local: int
-    """Elements here."""
+    """Elements on this rank."""
     whole: int
-    """Elements of all of it."""
+    """Elements of the whole."""
     dtypes: tuple[str, ...] = ()
-    """Number formats of what is here, by torch's names."""
+    """Number formats on this rank, by torch's names."""
     devices: tuple[str, ...] = ()
-    """Where it is: `cpu`, `cuda`."""
+    """Devices of the part: `cpu`, `cuda`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,26 +33,26 @@ class RankState:
     engine: str
     world_size: int
     parameters: Share
-    """The model's weights between steps, frozen ones too."""
+    """The model's weights between steps, frozen weights included."""
     trained: Share
     gradients: Share
     """Gradients at the update, averaged over the ranks."""
     updated: Share
-    """The weights that this rank's optimizer updates: where there is a master copy, that one."""
+    """Weights that this rank's optimizer updates: the master copy, if any."""
     states: Share
-    """States of the optimizer for each element it updates; none at all for SGD without momentum."""
+    """States of the optimizer for all updated elements; none for SGD without momentum."""
     arithmetic: str
-    """The number format that most linear layers gave their results in."""
+    """Most frequent number format of the linear layers' results."""
     offload: tuple[str, ...] = ()
-    """What the engine keeps on the host: `optimizer`, `parameters`."""
+    """Parts that the engine keeps on the host: `optimizer`, `parameters`."""
     packed: bool = False
-    """Whether weights are held in 4 bits."""
+    """Whether some weights are stored in 4 bits."""
     frozen: Share = field(default_factory=lambda: Share(local=0, whole=0))
-    """The weights that are not trained, those in 4 bits left out."""
+    """Weights that are not trained, without weights in 4 bits."""
 
 
 def engine_of(trainer: Any) -> str:
-    """Name what runs the model: the engine of a technique, `none`, or `deepspeed-zero0`."""
+    """Return the name of the model's engine: that of a technique, `none`, or `deepspeed-zero0`."""
     runs = next((each.engine for each in TECHNIQUES if each.runs(trainer)), None)
     if runs is not None:
         return runs
@@ -144,9 +144,8 @@ def _offload(engine: Any) -> tuple[str, ...]:
 def _local(tensor: Any) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    shard = getattr(
-        tensor, "ds_tensor", None
-    )  # ZeRO-3 leaves an empty tensor in place of the parameter
+    # ZeRO-3 leaves an empty tensor in place of the parameter.
+    shard = getattr(tensor, "ds_tensor", None)
     local: torch.Tensor = tensor if shard is None else shard
     return local
 

@@ -1,4 +1,4 @@
-"""Folders of the pod that DeepSpeed offloads to ("nvme"): one for each run, tried before anything is loaded."""
+"""Folders for DeepSpeed's offload to a disk ("nvme"): one per run, tested before loading."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _TELL_EVERY_S = 5.0
 
 
 def own_folders(deepspeed: dict[str, Any] | None, run: str) -> dict[str, Any] | None:
-    """Name a folder of the run's own in each folder to offload to, in place: DeepSpeed's files have fixed names."""
+    """Set a folder of the run in each offload folder, in place.
+
+    DeepSpeed's files have fixed names.
+    """
     for part in _parts(deepspeed):
         part["nvme_path"] = str(Path(part["nvme_path"]) / f"workbench-{run}")
     return deepspeed
 
 
 def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
-    """Make the folders, refuse what would train wrongly or not at all, and compile what writes them."""
+    """Make the folders, refuse unsuitable disks, and compile DeepSpeed's op for writing."""
     if not (folders := _folders(deepspeed)):
         return
     for folder in folders:
@@ -58,12 +61,13 @@ def remove_folders(deepspeed: Mapping[str, Any] | None) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Make the run's folder, and remove those of runs whose ranks were killed: nobody locks a file in them any more."""
+    """Make the run's folder, and remove folders of killed runs: no process locks their file."""
     # A lock counts on the machine that holds it, and ends with its process, however that ends.
     name = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
     parent = os.open(folder.parent, os.O_RDONLY)
     try:
-        fcntl.flock(parent, fcntl.LOCK_EX)  # nobody else makes or removes one meanwhile
+        # No other process makes or removes a folder meanwhile.
+        fcntl.flock(parent, fcntl.LOCK_EX)
         folder.mkdir(exist_ok=True)
         fcntl.flock(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_SH)
         for path in folder.parent.glob(f"workbench-*/{name}"):
@@ -76,7 +80,7 @@ def _claim(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _builds_told() -> Iterator[None]:
-    """Tell again and again that an op is being compiled, here or by another rank: minutes in which a rank idles."""
+    """Report repeatedly that an op is being compiled, here or by another rank, for some minutes."""
     over = threading.Event()
 
     def tell() -> None:

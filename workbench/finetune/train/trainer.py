@@ -1,10 +1,11 @@
-"""One trainer for transformers' `Trainer` and for TRL's: a mixin that holds every hook that the workbench takes.
+"""Mixin with all hooks of the workbench, for transformers' `Trainer` and for TRL's trainers.
 
-The methods stand in the order in which an optimizer step calls them; "One optimizer step" in docs/structure.md
-names the functions around them. What depends on the technique is asked of `points.TechniquePoints`.
+An optimizer step calls the methods in their order here; "One optimizer step" in docs/structure.md
+names the other functions of a step. `points.TechniquePoints` has the hooks of the technique.
 
-Private hooks of transformers. Public ones come first; each of these stays because no public hook does its work, and
-tests/finetune/train/test_trainer_hooks.py fails when the library renames it or no longer calls it:
+Private hooks of transformers. Public hooks are preferred: a private hook stays only if no public hook
+does the same, and tests/finetune/train/test_trainer_hooks.py fails when the library renames or no
+longer calls a hook:
 
 | method | reason |
 |---|---|
@@ -16,8 +17,8 @@ tests/finetune/train/test_trainer_hooks.py fails when the library renames it or 
 | `_maybe_log_save_evaluate` | the library reads each loss at once, and waits for the device and the other ranks |
 | `_save_checkpoint` | the library's checkpoints differ by technique, and are pickled |
 
-Attributes that are set here and belong to a library: `accelerator.prepare_model` and `accelerator.scaler`, which are
-public, and `_total_loss_scalar`, from which transformers computes the mean loss of the run.
+The mixin also sets attributes of a library: the public `accelerator.prepare_model` and
+`accelerator.scaler`, and `_total_loss_scalar`, from which transformers computes the mean loss of the run.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from workbench.rundir.events import emit
 
 _SAID_EVERY_S = 1.0
 _NO_FIGURES = ("runtime", "samples_per_second", "steps_per_second", "epoch")
-"""Entries of the library's evaluations that say nothing of the model."""
+"""Entries of the library's evaluations that are no figures of the model."""
 
 # Some trainer of a library comes after the mixin among the bases.
 _Trainer: Any = Trainer if TYPE_CHECKING else object
@@ -75,19 +76,19 @@ _Trainer: Any = Trainer if TYPE_CHECKING else object
 
 @dataclass(kw_only=True, slots=True)
 class TrainerParts:
-    """What the workbench adds to a trainer's own options."""
+    """Parts of a trainer that the workbench adds."""
 
     clock: StepMeter
     stop: StopFile
     best: BestModel
     checkpoints: Checkpoints
     evaluator: Evaluator | None = None
-    """Evaluation of the workbench's own; None for that of the library's trainer."""
+    """Evaluation of the workbench; None for the evaluation of the library's trainer."""
     technique: Technique = field(default_factory=DDP)
     points: TechniquePoints = field(default_factory=TechniquePoints)
-    """Answers of the technique for this job."""
+    """Hooks of the technique for this job."""
     sends_bf16: bool = False
-    """Whether DDP rounds gradients to bf16 on their way."""
+    """Whether DDP rounds the gradients that it sends to bf16."""
     causal: bool = False
     """Whether labels are learned from the logits of the token before them."""
     order: int = ROW_ORDER
@@ -97,7 +98,7 @@ class TrainerParts:
 
 
 class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers publishes no types
-    """Train, evaluate and profile alike under every technique, with any trainer that is a transformers one."""
+    """Train, evaluate and profile under every technique, with any trainer of transformers."""
 
     def __init__(self, *, parts: TrainerParts, args: Any, **options: Any) -> None:
         self.clock, self.stop, self.best = parts.clock, parts.stop, parts.best
@@ -113,7 +114,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.figures: dict[int, dict[str, float]] = {}
         """Figures of every evaluation of this process, by step."""
         self.write_model: Callable[[], None] = lambda: None
-        """Save the model as it is now; every rank calls it."""
+        """Save the current model; every rank calls this function."""
         self._sums = StepSums()
         self._kept_step = 0  # the last step whose loss was kept
         self._told_s = time.monotonic()  # when this rank last told how far it is
@@ -130,19 +131,19 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
 
     @property
     def averaging(self) -> ParameterAveraging | None:
-        """What brings the ranks together where they train apart."""
+        """Averaging of ranks that train apart; None under other techniques."""
         averaging: ParameterAveraging | None = self.points.averaging
         return averaging
 
     @property
     def forward_is_collective(self) -> bool:
-        """Whether a forward pass needs every rank, because each holds but a part of the weights."""
+        """Whether a forward pass needs every rank, because ranks hold only parts of the weights."""
         return ranks.world_size() > 1 and "trained" in self.technique.spreads
 
     # Before the first step.
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Let the technique wrap the model, and scale the loss where it does so itself."""
+        """Let the technique wrap the model and, if it has a scaler, scale the loss."""
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
         wrap = partial(self.points.wrap, accelerator.prepare_model)
@@ -157,7 +158,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def use_callbacks(
         self, *, first: Sequence[TrainerCallback], last: Sequence[TrainerCallback]
     ) -> None:
-        """Put callbacks around those that the library and its trackers have added."""
+        """Add callbacks before and after those of the library and its trackers."""
         self.remove_callback(PrinterCallback)
         own = list(self.callback_handler.callbacks)
         for callback in own:
@@ -169,7 +170,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return leave_norms_out_of_decay(self, super().create_optimizer(*args))
 
     def row_lengths(self) -> torch.Tensor:
-        """Return the tokens that are read and those that are learned of each row, rows x 2."""
+        """Return the number of source and of target tokens of each row, rows x 2."""
         return row_lengths(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -187,8 +188,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
 
     def _run_epoch(self, **options: Any) -> None:
         if self.checkpoints.tree is not None:
-            # With any path the library skips the rows that are trained. It finds no state of random
-            # numbers below this one: `Checkpoints` restores that.
+            # With any path the library skips rows that are already trained. The path has no saved
+            # random numbers: `Checkpoints` restores them.
             options["resume_from_checkpoint"] = devnull
         super()._run_epoch(**options)
 
@@ -197,16 +198,16 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of the step, and the tokens that all ranks learn from in it.
+        """Return the micro-batches of the step, and the number of tokens that all ranks learn from.
 
-        The sum over the ranks that counts these tokens carries the loss of the last step.
+        The sum of these tokens over the ranks also carries the loss of the last step.
         """
         batches = list(islice(epoch_iterator, num_batches))
         if not batches:
             return batches, None
         labels = [batch["labels"] for batch in batches if "labels" in batch]
         if self.causal:
-            # Labels that have logits before them, as `aligned` pairs them.
+            # Only labels with logits before them count, as in `aligned`.
             labels = [each[..., 1:] for each in labels]
         tokens = self._losses.count(sum(int(each.ne(IGNORED).sum()) for each in labels))
         return batches, tokens.to(device) if labels else None
@@ -214,7 +215,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def training_step(
         self, model: Any, inputs: Mapping[str, Any], *args: Any, **options: Any
     ) -> Any:
-        """Do a forward and a backward pass. The loss stays on the device until a later step."""
+        """Run a forward and a backward pass. The loss stays on the device until a later step."""
         profiler = self._profiler_now()
         self.clock.see(inputs, profiled=profiler is not None)
         stopwatch = Stopwatch(self.args.device).begin()
@@ -227,7 +228,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         if "position_ids" in inputs:
-            # transformers takes the borders of packed texts from the positions, where no mask is given.
+            # Without a mask transformers finds the boundaries of packed texts by the positions.
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
         if self.balance is not None:
             inputs = self.balance.asking(inputs)
@@ -244,7 +245,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def _maybe_log_save_evaluate(
         self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any
     ) -> None:
-        """Log the steps whose losses have come; let ranks meet only where they have to."""
+        """Log the steps whose losses have arrived. Ranks synchronise only when necessary."""
         control, averaging = self.control, self.averaging
         # The loss of this step stays on the device; earlier ones have come meanwhile.
         self._keep(tr_loss, grad_norm, due=control.should_log)
@@ -257,7 +258,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         ends = control.should_training_stop or control.should_evaluate or control.should_save
         if stops or synchronised or ends:
             read += self._losses.meet()
-            # Ranks that train apart learn only here that one of them was asked.
+            # Ranks that train apart learn only here of a request to stop.
             stops = self._losses.stop and not control.should_training_stop
         if stops and read:
             read[-1].ended.due = True
@@ -266,12 +267,12 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if stops:
             self.stop.obey(control, step=self.state.global_step)
         self._tell_how_far(apart=apart and not read)
-        # The library evaluates and saves; it has nothing left to log.
+        # The library evaluates and saves, and has nothing left to log.
         control.should_log = False
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **options)
 
     def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
-        """Keep what the device knows of the step that has ended, without reading it."""
+        """Store loss and norm of the step that has ended, without reading from the device."""
         step = self.state.global_step
         if step == self._kept_step:  # the Trainer asks once more after each epoch
             return
@@ -291,7 +292,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         loss.zero_()  # the Trainer adds the next step's to it
 
     def _log_step(self, read: ReadStep) -> None:
-        """Log a step that ended before now, with the state that was then."""
+        """Log an earlier step, with the state at its end."""
         self._sums.add(read)
         self._total_loss_scalar += read.loss
         if not read.ended.due:
@@ -304,7 +305,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             self.state.global_step, self.state.epoch = now
 
     def _tell_how_far(self, *, apart: bool) -> None:
-        """Tell once a second how far a rank is that trains apart: its losses are logged when ranks meet."""
+        """Report the progress of a rank that trains apart, once a second.
+
+        Its losses are logged only when ranks synchronise.
+        """
         if not apart:
             if self._counts:
                 phase("training")
@@ -326,7 +330,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         try:
             self.checkpoints.save(self)
         except RunError as error:
-            # Without `save_steps` only a stop asks for a checkpoint: a job that cannot have one just ends.
+            # Without `save_steps` only a stop asks for a checkpoint, and a failed one must not fail
+            # the job.
             if self.checkpoints.every is not None:
                 raise
             note(f"no checkpoint of step {self.state.global_step}: {error}")
@@ -334,7 +339,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.clock.resume()
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Compute the mean loss of a token over all evaluation rows and the job's metrics, and emit them."""
+        """Emit the mean loss of a token over all evaluation rows, and the job's metrics."""
         if not self.eval_dataset:
             return {}
         step = self.state.global_step
@@ -345,7 +350,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             return {}
         training = self.is_in_train and not self.control.should_training_stop
         self.clock.pause()
-        # After the last step the model is saved first: a failure from here on costs figures only.
+        # After the last step save the model first: a later failure then costs only figures.
         if not training:
             self.save_trained()
         phase("evaluating")
@@ -373,7 +378,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return figures
 
     def _measure(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Return the figures of an evaluation: the workbench's, or those of the library's trainer."""
+        """Return the figures of an evaluation, by the workbench or by the library's trainer."""
         if self.evaluator is not None:
             return self.evaluator.measure(self)
         figures = super().evaluate(*args, **options)
@@ -392,7 +397,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             note(f"the tracker did not take the last evaluation: {type(error).__name__}: {error}")
 
     def _judge(self, step: int, figures: Mapping[str, float], *, training: bool) -> None:
-        """Keep the best model, and stop where evaluations no longer get better."""
+        """Keep the best model, and stop training when evaluations no longer improve."""
         better = self.best.see(step, figures)
         if not training:
             return
@@ -410,7 +415,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             self._write_model(self.state.global_step)
 
     def use_best(self) -> int:
-        """Go back to the model of the best evaluation where that is wanted; return the step of the model there is."""
+        """Restore the model of the best evaluation, if wanted.
+
+        Return the step of the current model.
+        """
         last, best = int(self.state.global_step), self.best
         if not best.wanted or best.step in (None, last):
             if best.wanted and best.step is None:
@@ -446,7 +454,10 @@ def _in_bf16(prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
 
 
 class FineTuner(WorkbenchTrainerMixin, Trainer):  # type: ignore[misc]  # transformers publishes no types
-    """Fine-tune on texts: the loss of a token, as the recipe of a run card computes it too."""
+    """Fine-tune on texts, with the loss of a token.
+
+    The recipe of a run card computes the same loss.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(compute_loss_func=self.token_loss, **options)
@@ -456,7 +467,7 @@ class FineTuner(WorkbenchTrainerMixin, Trainer):  # type: ignore[misc]  # transf
         return lengths
 
     def token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
-        """Return what a micro-batch adds to the loss of the global batch."""
+        """Return the share of a micro-batch in the loss of the global batch."""
         logits, targets = aligned(outputs["logits"], labels, self.causal)
         smoothing = self.args.label_smoothing_factor
         loss = token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)

@@ -1,1 +1,1 @@
-"""What is measured while it trains: time and rows of a step, traffic, FLOPS and traces."""
+"""Measurements during training: time and rows of a step, traffic, FLOPS and traces."""

@@ -1,4 +1,4 @@
-"""Measure the training steps of a rank: their time, the tokens in them, and the bytes sent for them."""
+"""Measure the training steps of a rank: time, tokens and sent bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from workbench.finetune.train.measure.traffic import Sent, Traffic, addresses, r
 
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
-    """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text."""
+    """Count the tokens that pass through the model.
+
+    Source and target, or a causal model's one text.
+    """
     mask = batch["attention_mask"]
     if causal:
         return mask.sum(), mask.numel()
@@ -27,7 +30,7 @@ def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Te
 
 
 class Stopwatch:
-    """Seconds of the work between `begin` and `end`; those of a GPU by its own clock, so that the host never waits."""
+    """Measure the seconds between `begin` and `end`. A GPU's own clock spares the host a wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: Sequence[torch.cuda.Event] = ()
@@ -49,7 +52,7 @@ class Stopwatch:
         return self
 
     def __float__(self) -> float:
-        """Return the seconds, once a GPU has done the work."""
+        """Return the seconds; wait until a GPU has finished the work."""
         if not self._events:
             return self._took
         begin, end = self._events
@@ -62,27 +65,33 @@ class _Step(NamedTuple):
     tokens: int
     micro_batches: int
     computing_s: float
-    """For a token in forward and backward passes."""
+    """Seconds of forward and backward passes for a token."""
 
 
 class _Ended(NamedTuple):
-    """A step whose times are read one step later: a GPU may still be at it."""
+    """Step whose times are read one step later, because a GPU may still work on it."""
 
     took_s: float
     tokens: Sequence[int]
     computing: Sequence[SupportsFloat]
-    """Of each micro-batch, its forward and backward pass."""
+    """Seconds of the forward and backward pass of every micro-batch."""
 
 
 class StepMeter:
-    """Time the training steps and count what goes through them; evaluations and checkpoints are left out of it all."""
+    """Time the training steps and count their tokens, without evaluations and checkpoints."""
 
     def __init__(self, *, causal: bool, period: int = 1) -> None:
-        """Start with nothing measured, on every rank; in each `period`-th step ranks meet that train apart."""
+        """Start without measurements.
+
+        Ranks that train apart synchronise in every `period`-th step.
+        """
         self.runtime_s = self.samples = 0.0
-        """Seconds of all steps so far, and samples in them."""
+        """Seconds of all steps so far, and their samples."""
         self.profiled_tokens: int | None = None
-        """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
+        """Tokens, padding included, of the micro-batch under the FLOPS profiler.
+
+        None without profile.
+        """
         self._causal, self._period = causal, period
         self._since: float | None = None
         self._steps = 0
@@ -97,14 +106,14 @@ class StepMeter:
         self._warm: list[_Step] = []
         self._ended: _Ended | None = None
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
-        # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
+        # Every rank takes part, because pods may differ and the exchange is a collective.
         self._peers = _everyone() if ranks.connected() else frozenset()
         if ranks.world_size() > 1 and not self._unseen and not self._peers:
             self._unseen = "no connection to another rank was found"
         self._traffic = Traffic(self._sent)
 
     def see(self, batch: Mapping[str, torch.Tensor], *, profiled: bool) -> None:
-        """Count a micro-batch that is about to be trained on."""
+        """Count a micro-batch before its training."""
         useful, padded = tokens_of(batch, self._causal)
         self._useful = self._useful + useful
         self._tokens.append(padded)
@@ -112,7 +121,10 @@ class StepMeter:
             self.profiled_tokens = padded
 
     def computed(self, seconds: SupportsFloat) -> None:
-        """Count the time of a micro-batch's forward and backward pass; it is read when the next step has ended."""
+        """Store the time of a micro-batch's forward and backward pass.
+
+        The next step's end reads it.
+        """
         self._computing.append(seconds)
 
     def step(self, samples: float, *, profiled: bool) -> None:
@@ -134,20 +146,23 @@ class StepMeter:
         self._since = time.monotonic()
 
     def pause(self) -> None:
-        """Leave out what follows, until `resume`."""
+        """Exclude the time until `resume`."""
         self._lap_s()
         self._since = None
         self._traffic.pause()
 
     @property
     def samples_per_s(self) -> float:
-        """The throughput of the steps so far, profiled ones left out where there are others."""
+        """Throughput of the steps so far, without profiled steps unless all are profiled."""
         if self._fair_s > 0:
             return self._fair_samples / self._fair_s
         return self.samples / self.runtime_s if self.runtime_s > 0 else 0.0
 
     def totals(self) -> dict[str, float | int | None]:
-        """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
+        """Emit this rank's traffic, and return tokens a second and times of all ranks.
+
+        A collective.
+        """
         self._traffic.tell(self._unseen)
         self._read_ended()
         own = [float(self._fair_useful), float(self._fair_padded), self._micro_batch_s()]
@@ -171,15 +186,18 @@ class StepMeter:
         self._warm.append(_Step(step.took_s, sum(step.tokens), len(step.tokens), computing_s))
 
     def _lap_s(self) -> float:
-        """Return the seconds since the clock was last looked at, which count; none while it pauses."""
+        """Return the seconds since the last reading of the clock; 0 during a pause."""
         now = time.monotonic()
         took_s = 0.0 if self._since is None else now - self._since
         self.runtime_s, self._since = self.runtime_s + took_s, now
         return took_s
 
-    # Steps may be of rows of any length, so a few must not stand for all: medians are of the seconds of a token.
+    # Steps may have rows of any length, so a few must not represent all: medians are per token.
     def _step_s(self) -> float | None:
-        """Return the seconds of a step of mean length; what disturbs a few whole periods does not count."""
+        """Return the seconds of a step of mean length.
+
+        A disturbance of a few periods has no effect.
+        """
         whole = len(self._warm) // self._period * self._period or len(self._warm)
         periods = [self._warm[at : at + self._period] for at in range(0, whole, self._period)]
         token_s = [

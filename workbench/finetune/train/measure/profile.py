@@ -1,6 +1,7 @@
-"""A step under DeepSpeed's FLOPS profiler, and some under torch's own: a trace of all operators and their table.
+"""Profile a step with DeepSpeed's FLOPS profiler, and trace steps with torch's own profiler.
 
-DeepSpeed's own switch for its profiler also turns on timers for every step of the run.
+The trace has all operators and their table. DeepSpeed's own switch for its profiler would also turn
+on timers for every step of the run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_OPERATORS = 40
 
 
 def step_to_profile(asked: int, *, after: int, last: int) -> int:
-    """Choose the step that is profiled: the one that was asked for, or the nearest that this run takes; 0 for none.
+    """Return the step to profile: the requested or the nearest step of this run; 0 for none.
 
     Example:
         >>> [step_to_profile(5, after=after, last=20) for after in (0, 8, 20)], step_to_profile(5, after=0, last=3)
@@ -34,7 +35,7 @@ def step_to_profile(asked: int, *, after: int, last: int) -> int:
 
 
 def steps_to_trace(asked: int, *, after: int, last: int, profiled: int) -> range:
-    """Choose the steps that are traced: after the first, which warms up, and not the one of the FLOPS profiler.
+    """Return the steps to trace: after the first, which warms up, and without the profiled step.
 
     Example:
         >>> [steps_to_trace(asked, after=0, last=20, profiled=5) for asked in (0, 2, 4, 99)]
@@ -49,7 +50,7 @@ def steps_to_trace(asked: int, *, after: int, last: int, profiled: int) -> range
 
 
 class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Profile one forward pass, and time the backward pass and the update that follow it."""
+    """Profile one forward pass, and time the following backward pass and update."""
 
     def __init__(
         self, model: Any, step: int, *, micro_batch: int, report: Path, options: Mapping[str, Any]
@@ -70,7 +71,10 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
     @contextmanager
     def micro_batch_of(self, engine: Any) -> Iterator[None]:
-        """Time a forward and a backward pass; a DeepSpeed engine also updates the weights in there."""
+        """Time a forward and a backward pass.
+
+        A DeepSpeed engine also updates the weights inside.
+        """
         began = time.perf_counter()
         with self._timed_method(engine, "step") if engine is not None else nullcontext():
             yield
@@ -95,7 +99,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self._forward_s = time.perf_counter() - began
 
     def on_pre_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Begin to time an update that happens outside of the backward pass."""
+        """Start to time an update outside of the backward pass."""
         self._began = time.perf_counter()
 
     def on_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
@@ -114,7 +118,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self._profiler = None
 
     def _as_engine(self) -> SimpleNamespace:
-        """Return what the profiler's report asks a DeepSpeed engine, from what was measured here."""
+        """Return an object with the parts of a DeepSpeed engine that the report reads."""
 
         def timers(name: str) -> SimpleNamespace:
             key = next(part for part in ("fwd", "bwd", "step") if name.startswith(part))
@@ -153,7 +157,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
 
 class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Trace these steps, and write trace and table into a folder."""
+    """Trace some steps, and write trace and table into a folder."""
 
     def __init__(self, steps: range, out: Path) -> None:
         self.steps = steps
@@ -167,12 +171,12 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
             self._profiler.start()
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """End after the last of them."""
+        """End the trace after the last traced step."""
         if state.global_step == self.steps[-1]:
             self._write(state.global_step)
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """End where training was stopped before the last of them."""
+        """End the trace if training stopped earlier."""
         self._write(state.global_step)
 
     def _write(self, last: int) -> None:

@@ -1,4 +1,4 @@
-"""How many bytes this rank has sent to other pods: the kernel's own count of each TCP connection, while steps run."""
+"""Bytes that this rank sends to other pods: the kernel's count of each TCP connection."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Sent = Mapping[tuple[str, ...], int]
 
 
 def addresses() -> set[str]:
-    """Return the addresses of this pod under which this process is connected to others than the rendezvous store."""
+    """Return this pod's addresses in connections other than those to the rendezvous store."""
     return {here for link in _links() for here, _, _, _ in [_ends(link)]}
 
 
 def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
-    """Count the bytes that this process has sent on its connections to other ranks, since each was opened."""
+    """Return the bytes that this process has sent on every connection to other ranks."""
     sent: dict[tuple[str, ...], int] = {}
     for link in _links():
         ends = _ends(link)
@@ -44,7 +44,7 @@ def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
 def unseen(
     backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys/class")
 ) -> str:
-    """Return why the bytes that a process group sends cannot be counted; empty where they can."""
+    """Return why the sent bytes of a process group cannot be counted; empty if they can."""
     if not _counts():
         return "this system does not tell it"
     if "nccl" not in backend:
@@ -61,13 +61,13 @@ def unseen(
 
 
 class Traffic:
-    """Add up what this rank sends while steps run, evaluations and checkpoints left out."""
+    """Add up the bytes that this rank sends during steps, without evaluations and checkpoints."""
 
     def __init__(self, read: Callable[[], Sent | None]) -> None:
         self.steps = 0
-        """Steps that were counted; 0 until the third has ended."""
+        """Number of counted steps; 0 until the third step has ended."""
         self.sent_bytes: int | None = 0
-        """Bytes sent in them; None where the kernel does not tell."""
+        """Bytes sent in the counted steps; None if the kernel does not count them."""
         self._read = read
         self._settling = _SETTLING
         self._since: Sent | None = None
@@ -80,18 +80,19 @@ class Traffic:
             self.resume()
 
     def resume(self) -> None:
-        """Go on after `pause`; nothing before the second step has ended."""
+        """Continue after `pause`. Without effect before the second step has ended."""
         if self._settling == 0 and self._since is None and self.sent_bytes is not None:
             self._since = self._read()
             if self._since is None:
                 self.sent_bytes = None
 
     def pause(self) -> None:
-        """Leave out what follows, until `resume`; idempotent."""
+        """Stop counting until `resume`; idempotent."""
         if self._since is None or self.sent_bytes is None:
             return
         now = self._read()
-        # One that is new counts from its opening on; of one that was closed, the last bytes are not known.
+        # A new connection counts from its opening. The last bytes of a closed connection are
+        # unknown.
         complete = now is not None and now.keys() >= self._since.keys()
         before, self._since = self._since, None
         self.sent_bytes += (
@@ -103,7 +104,7 @@ class Traffic:
             self.sent_bytes = None
 
     def tell(self, reason: str = "") -> None:
-        """Emit how many bytes were sent in how many steps; None where that is not known."""
+        """Emit the sent bytes and the number of steps; None for unknown bytes."""
         if not reason and self.sent_bytes is None:
             reason = "the kernel does not tell, or a connection was replaced"
         if not reason and not self.steps:
