@@ -1,4 +1,4 @@
-"""Adapters: small matrices trained beside a model whose own weights stay as they are (LoRA), or in 4 bits (QLoRA)."""
+"""Adapters: small matrices trained beside a frozen model (LoRA), also in 4 bits (QLoRA)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
 def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping[str, Any]:
-    """Return how `from_pretrained` loads weights in 4 bits, and the others in the format of the arithmetic.
+    """Return options of `from_pretrained` for weights in 4 bits, others in the arithmetic's format.
 
-    Those that are `sharded` are stored in the format that FSDP gathers.
+    `sharded` weights are stored in the format that FSDP gathers.
     """
     if peft != Peft.QLORA:
         return {}
@@ -41,8 +41,9 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
             "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'bitsandbytes>=0.50', "
             "or choose peft 'lora'"
         )
-    # On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
-    # pass no gradient on ever after; and training begins after the first evaluation. Held by a test.
+    # On CPUs with AVX512-BF16 a layer would repack its weights at the first use, round their scales
+    # to bf16, and never return a gradient again. Training begins after the first evaluation. A test
+    # checks this.
     # https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
     vars(import_module("bitsandbytes.nn.modules"))["has_avx512bf16"] = lambda: False
     computed = torch.bfloat16 if precision == Precision.BF16 else torch.float32
@@ -53,13 +54,16 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
         bnb_4bit_compute_dtype=computed,
         bnb_4bit_quant_storage=computed if sharded else torch.uint8,
     )
-    # The whole model may be more than one GPU holds: FSDP brings it there layer by layer.
+    # The whole model may be larger than a GPU: FSDP moves the model there layer by layer.
     device = torch.cuda.current_device() if torch.cuda.is_available() and not sharded else "cpu"
     return {"quantization_config": config, "device_map": {"": device}, "dtype": computed}
 
 
 def attached(loaded: Loaded, job: FineTune) -> Loaded:
-    """Put fresh adapters beside a model, which is frozen; the same on every rank. A job without adapters: as it was."""
+    """Add new adapters to a model and freeze the model; the same on every rank.
+
+    Without adapters in the job, return the model unchanged.
+    """
     if job.peft == Peft.NONE:
         return loaded
     loaded = _with_adapters(loaded, job)
@@ -93,11 +97,13 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
 
 
 def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Put what is trained into its number format; peft makes adapters in FP32, and biases are the model's own."""
+    """Convert trained parameters to their number format: adapters start in FP32.
+
+    Biases have the model's own format.
+    """
     for module in model.modules():
-        own = [
-            p for p in module.parameters(recurse=False) if not hasattr(p, "ds_id")
-        ]  # which ZeRO-3 has cut up
+        # ZeRO-3 has sharded parameters with a `ds_id`.
+        own = [p for p in module.parameters(recurse=False) if not hasattr(p, "ds_id")]
         if not any(p.requires_grad for p in own):
             continue
         for parameter in own:
@@ -107,9 +113,9 @@ def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:
-    """Count the parameters that are trained and all of them, whole, however they are held."""
+    """Count the trained and all parameters, whole, in any storage format."""
     trained = everything = 0
-    # Of 4 bits: several in a number, padded.
+    # Weights in 4 bits are several in a number, and padded.
     states = {
         id(m.weight): m.quant_state
         for m in model.modules()
@@ -127,7 +133,7 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
-    """Save the adapters alone; every rank must call it, and rank 0 writes."""
+    """Save only the adapters; every rank must call this function, and rank 0 writes."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
@@ -154,7 +160,7 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
 
 
 def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
-    """Put saved adapters onto their base, to answer; nothing is trained any more."""
+    """Load saved adapters onto their base model for answers, without training."""
     if not (Path(folder) / WEIGHTS).is_file():
         return base
     from peft import PeftModel
@@ -164,7 +170,7 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
 
 
 def merged(folder: str | Path, base: Loaded) -> Loaded:
-    """Add saved adapters to the weights of their base."""
+    """Merge saved adapters into the weights of their base model."""
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
             # The other weights were held in the format of the arithmetic.
@@ -173,7 +179,7 @@ def merged(folder: str | Path, base: Loaded) -> Loaded:
 
 
 def _say_nothing_of_old_names() -> None:
-    # peft 0.21 asks transformers 5 by a name that it has given another; every rank would say so.
+    # peft 0.21 uses an old name of transformers 5; every rank would warn.
     warnings.filterwarnings(
         "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
     )
@@ -181,7 +187,7 @@ def _say_nothing_of_old_names() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # Without a warning that the weights are as wide as was asked for.
+    # Without the warning that the weights are already as wide as requested.
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template at work: turns made into tokens, with those that the model is to learn marked."""
+"""Chat template of a tokenizer: turns are made into tokens, and tokens to learn are marked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.finetune.data.messages import Message, is_learned
 from workbench.finetune.model.template import Template, Tools
 
 Learned = tuple[list[int], list[bool]]
-"""Tokens, and which of them the model learns to write."""
+"""Tokens, and for each token whether the model learns to write it."""
 
 _SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")
 _ANSWER = "Xyzzy"  # a word that no template writes
@@ -30,7 +30,7 @@ _PROBE: Sequence[Message] = (
 
 
 def special_words(template: str) -> list[str]:
-    """Return the words of a chat template that a tokenizer should take for one token each.
+    """Return the words of a chat template that should become single tokens.
 
     Example:
         >>> special_words("<|user|>{{ m }}<|end|><start_of_turn><|user|>")
@@ -40,7 +40,7 @@ def special_words(template: str) -> list[str]:
 
 
 class Chat:
-    """The chat template of a tokenizer, which has one."""
+    """Chat template of a tokenizer that has one."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -55,9 +55,9 @@ class Chat:
         whole = self._template.text(_PROBE, False)
         tail = self._ids(whole.rpartition(_ANSWER)[2])
         self.end: int | None = next((token for token in tail if token in special), None)
-        """The token that ends the assistant's turn; None where the template writes none."""
+        """Token that ends the assistant's turn; None if the template writes none."""
         self._ends = {self.end, self._end_of_calls()} - {None}
-        # What stands between the question and the answer without being either, as an empty `<think>` of Qwen3.
+        # Text between the question and the answer, for example an empty `<think>` of Qwen3.
         self._opening = (
             whole.removeprefix(self._template.text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
         )
@@ -67,20 +67,25 @@ class Chat:
         return sorted({*self._ends, self._eos} - {None})
 
     def prompt(self, turns: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Return the tokens after which the assistant's answer to these turns begins."""
+        """Return the tokens before the assistant's answer to the turns."""
         return self._ids(self._template.text(self._template.written(turns, tools), True, tools))
 
     def answer(self, ids: Sequence[int]) -> str:
-        """Return what the assistant said, of the tokens that the model wrote."""
+        """Return the assistant's text from the tokens that the model wrote."""
         end = next((n for n, token in enumerate(ids) if token in self.stops), len(ids))
         text = str(self._tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
         return text.removeprefix(self._opening).strip() if self._opening else text
 
     def learned(self, turns: Sequence[Message], tools: Tools = ()) -> list[Learned]:
-        """Make rows of turns, in which the assistant's turns with their ends are marked, but for those of weight 0.
+        """Make rows from turns.
 
-        One row holds all turns, unless the template writes an answer otherwise once others follow it, as Qwen3's does
-        with thoughts: then every answer has a row of its own, with what the model would read when it is asked.
+        Assistant turns with their ends are marked, except turns of weight 0.
+
+        One row has all turns, unless the template changes an answer when other turns follow, as
+        Qwen3's does
+        with thoughts. Then every answer has a row of its own, with the text that the model would
+        read when
+        asked.
         """
         learned = [is_learned(turn) for turn in turns]
         turns = self._template.written(turns, tools)
@@ -104,10 +109,10 @@ class Chat:
         return [(ids, marks) for ids, marks in rows if any(marks)]
 
     def _answered(self, turns: Sequence[Message], tools: Tools) -> tuple[list[int], int]:
-        """Return the tokens up to the end of the last turn, and where that turn begins."""
+        """Return the tokens up to the end of the last turn, and the index where the turn begins."""
         asked, whole = self._template.exchange(turns, tools)
         prompt, ids = self._ids(asked), self._ids(whole)
-        # Where a token spans the border, it is one of the answer's.
+        # A token across the boundary belongs to the answer.
         begin = next(
             (n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt)
         )
@@ -117,10 +122,11 @@ class Chat:
         return ids if ids[-1] == self._eos else [*ids, self._eos], begin
 
     def _end_of_calls(self) -> int | None:
-        """Return the token that ends a turn of calls, where that is another one, as gpt-oss's is."""
+        """Return the token that ends a turn of calls, if different (gpt-oss); else None."""
         try:
             text = self._template.text(self._template.written([_PROBE[0], _CALL]), False)
-        except ConfigError:  # it knows no calls
+        # The template does not support calls.
+        except ConfigError:
             return None
         last = self._ids(text.rstrip())[-1]
         added = self._tokenizer.added_tokens_decoder
@@ -152,7 +158,7 @@ class Chat:
         if not all(answers):
             marks = _of_learned(marks, answers)
         last = max(n for n, mark in enumerate(marks) if mark)
-        # Some mark what follows the end of a turn, too, as TRL's do.
+        # Some templates (TRL's) also mark the text after the end of a turn.
         run = next((n for n in range(last, 0, -1) if not marks[n]), 0)
         last = max((n for n in range(run, last + 1) if ids[n] in self._ends), default=last)
         ids, marks = ids[: last + 1], marks[: last + 1]
@@ -163,7 +169,7 @@ class Chat:
 
 
 def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
-    """Take the marks from answers that are not learned: each answer is one run of marked tokens.
+    """Clear the marks of answers that are not learned. An answer is one run of marked tokens.
 
     Example:
         >>> _of_learned([False, True, True, False, True], [False, True])

@@ -1,4 +1,4 @@
-"""Rows of text made into tokens, by the family of the model: what it learns from, what it is asked, how it is cut."""
+"""Make tokens from rows of text for a family of models: learning, questions and cutting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.finetune.recipe.order import IGNORED, pad
 
 
 class Encoder:
-    """The one way from a job's rows to its model's tokens; training, evaluation and answers all go by it."""
+    """Convert a job's rows to its model's tokens, for training, evaluation and answers alike."""
 
     def __init__(self, loaded: Loaded, job: FineTune) -> None:
         check_family(job, loaded.family)
@@ -30,7 +30,7 @@ class Encoder:
         self.causal = loaded.family is Family.CAUSAL
         pad_id = loaded.tokenizer.pad_token_id
         start = loaded.tokenizer.bos_token_id
-        # What the tokenizer itself puts before every text, as Llama's does.
+        # The tokenizer itself may begin every text with a token, as Llama's does.
         self._start = [start] if self.causal and loaded.tokenizer("a").input_ids[0] == start else []
         start_id = None if self.causal else loaded.model.config.decoder_start_token_id
         if pad_id is None or (start_id is None and not self.causal):
@@ -39,13 +39,19 @@ class Encoder:
                 "add it to its tokenizer_config.json or config.json"
             )
         self.collator = partial(pad, pad_id=pad_id, start_id=start_id)
-        """What pads rows to a batch to learn from."""
+        """Function that pads rows to a batch for learning."""
         self.asking = partial(self.collator, left=self.causal)
-        """The same of rows to be answered; a causal model goes on at the right end."""
+        """Function that pads rows to a batch for answering.
+
+        A causal model continues at the right end.
+        """
         self._chat = _chat(loaded, job) if self.causal else None
 
     def rows(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
-        """Make rows to learn from, or to take the loss of; `first` is the number that errors call the first one."""
+        """Make rows for learning or for the loss.
+
+        `first` is the number of the first row in errors.
+        """
         if not self.causal:
             return self._pairs(examples, first)
         if self._chat is not None:
@@ -62,16 +68,16 @@ class Encoder:
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
-        """Make rows to be answered, one for each example, whose last answers are left out."""
+        """Make one question row for every example, without the last answers."""
         if not self.causal:
             return self._pairs(examples)
         openings = self._ids([e.opening for e in examples])
         prompts = [p + o for p, o in zip(self._prompts(examples), openings, strict=True)]
-        # A model cannot go on from nothing.
+        # A model cannot continue an empty text.
         return [{"input_ids": ids or [self.tokenizer.eos_token_id]} for ids in prompts]
 
     def texts(self, tokens: Sequence[Any]) -> list[str]:
-        """Return what the model said, of the tokens that it wrote."""
+        """Return the model's texts from the tokens that it wrote."""
         if self._chat is None:
             return [
                 str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -79,7 +85,7 @@ class Encoder:
         return [self._chat.answer(ids.tolist()) for ids in tokens]
 
     def target(self, example: Example) -> str:
-        """Return what the model should say; a call in the words of the chat template."""
+        """Return the expected answer; a call has the form of the chat template."""
         if self._chat is None or "tool_calls" not in answer_of(example.messages, example.target):
             return example.target
         ids, _ = self._chat.learned([*self._turns(example), example.messages[-1]], example.tools)[
@@ -97,7 +103,7 @@ class Encoder:
                 )
         texts = [source_text(e.source, e.input) for e in examples], [e.target for e in examples]
         lengths = self.job.max_source_length, self.job.max_target_length
-        # What is cut keeps the token that ends it.
+        # A cut text keeps its end token.
         sources, targets = (
             self.tokenizer(part, truncation=True, max_length=most)["input_ids"] if part else []
             for part, most in zip(texts, lengths, strict=True)
@@ -135,7 +141,7 @@ class Encoder:
         return asked(example.messages, source_text(example.source, example.input), self.job.system)
 
     def _within(self, example: Example) -> list[Message]:
-        """Leave out the first exchanges of turns that are too long, then the end of what was asked last."""
+        """Remove the first exchanges of too long turns, then the end of the last question."""
         assert self._chat is not None
         prompt, turns = partial(self._chat.prompt, tools=example.tools), self._turns(example)
         first = int(turns[0]["role"] == "system")
@@ -173,7 +179,7 @@ class Encoder:
         pieces = [
             [*self._start, *ids[first : first + length]] for first in range(0, len(ids), length)
         ]
-        # Of a single token there is nothing to predict.
+        # A single token has no prediction.
         return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [
             _row(pieces[0], pieces[0])
         ]
@@ -207,7 +213,7 @@ class Encoder:
         )
 
     def _cut(self, example: Example) -> list[int]:
-        """Shorten a row's input, or where it has none its instruction, so that the form around them stays whole."""
+        """Shorten a row's input, or else its instruction, so that the form stays whole."""
 
         def prompt(text: str) -> list[int]:
             asked = self._text(example.source, text) if example.input else self._text(text, "")
@@ -216,7 +222,7 @@ class Encoder:
         return prompt(self._shortened(example.input or example.source, prompt))
 
     def _shortened(self, text: str, prompt: Callable[[str], list[int]]) -> str:
-        """Return as much of the beginning of a text as leaves its prompt short enough."""
+        """Return the longest beginning of a text whose prompt is short enough."""
         while (over := len(prompt(text)) - self.job.max_source_length) > 0:
             if not text:
                 form, most = (
@@ -230,7 +236,7 @@ class Encoder:
                 )
             (ids,) = self._ids([text])
             kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - over)]))
-            # Some tokenizers give back another text than they took; it must become shorter each time.
+            # Some tokenizers decode to a different text; every round must shorten it.
             text = kept if len(kept) < len(text) else text[:-1]
         return text
 
@@ -258,7 +264,8 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
             )
         return None
     chat = Chat(tokenizer)
-    # Written with the model's folder: whoever asks it there stops where its turn ends.
+    # The options are saved with the model, so that other users of the folder stop at the turn's
+    # end.
     options = loaded.model.generation_config
     before = (
         options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
@@ -268,5 +275,5 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
 
 
 def _row(ids: Sequence[int], labels: Sequence[Any]) -> Row:
-    # Nothing predicts the first token.
+    # No token predicts the first token.
     return {"input_ids": list(ids), "labels": [IGNORED, *labels[1:]]}

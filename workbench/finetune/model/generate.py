@@ -1,4 +1,4 @@
-"""A model's answers: to evaluation rows by all ranks together, or to any batch by one process."""
+"""Answers of a model: to evaluation rows by all ranks together, or to any batch by one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from workbench.finetune.model.encode import Encoder
 
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
-    """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""
+    """Answer questions greedily.
+
+    Every rank must call this function, and rank 0 gets all answers.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     with ranks.alike(collective=trainer.forward_is_collective):
         mine = answers(
@@ -52,7 +55,7 @@ def answers(
     on_text: Callable[[str], None] | None = None,
     follow: Callable[[range], Iterable[int]] = iter,
 ) -> dict[int, str]:
-    """Let a model answer rows, or one rank's share, greedily; `on_text` gets each piece of a single answer."""
+    """Answer rows, or one rank's share, greedily. `on_text` gets the pieces of a single answer."""
     rank, world_size = share
     size = at_once or encoder.job.per_device_eval_batch_size
     # Rows of like length together need little padding.
@@ -71,8 +74,8 @@ def answers(
             else:
                 late.setdefault(len(tokens), {})[n] = tokens.tolist()
 
-    # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
-    # of no use where it has run out of its own.
+    # Under ZeRO-3 and FSDP a forward pass is a collective: every rank makes the same number of
+    # calls, and repeats a row if it has none left.
     for number in follow(range(-(-len(rows) // (world_size * size)))):
         numbers = mine[number * size : (number + 1) * size]
         call(numbers or order[:1], {}, synced_gpus=synced_gpus, on_text=on_text)
@@ -84,13 +87,13 @@ def answers(
 
 
 _FEW = 8
-"""Rows of which none is left out of a call: a step of fewer takes as long."""
+"""Number of rows below which no row is removed from a call: fewer rows save no time."""
 _LOOK = 16
-"""Tokens after which, and after twice as many and so on, rows that have ended may be left out."""
+"""Number of tokens before ended rows may be removed for the first time; doubled afterwards."""
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no types
-    """Hands on what is written as soon as it is whole words."""
+    """Emit text as soon as its words are whole."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -102,7 +105,10 @@ class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no 
 
 
 class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes no types
-    """Ends a call where half of its rows have ended, so that the others go on with those of other calls."""
+    """End a call when half of its rows have ended.
+
+    The others continue with those of other calls.
+    """
 
     def __init__(self, begin: int, has_ended: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._begin, self._has_ended = begin, has_ended
@@ -124,7 +130,7 @@ def _written(
     synced_gpus: bool = False,
     on_text: Callable[[str], None] | None = None,
 ) -> list[tuple[torch.Tensor, bool]]:
-    """Go on with what each row has said, equally much, and return all that it then has, and whether that is whole."""
+    """Continue rows of equal length; return every row's tokens, and whether the row has ended."""
     said = torch.tensor([tokens for _, tokens in rows], dtype=torch.long, device=device)
     batch = encoder.asking([row for row, _ in rows])
     given = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}

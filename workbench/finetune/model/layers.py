@@ -1,4 +1,7 @@
-"""What training and the trace, which must load little, put into a model alike: recomputed layers and adapters."""
+"""Changes to a model for training and for the trace alike: recomputed layers and adapters.
+
+The trace uses the module too, and must load little.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from workbench.finetune.options.adapters import Lora
 
 
 def recompute(model: nn.Module, names: Sequence[str]) -> None:
-    """Have layers of these classes compute again in the backward pass what they do not keep from the forward pass."""
-    # Their forward alone: weights keep their names, and hooks that gather a layer's weights run as without it.
+    """Make layers of the given classes recompute their activations in the backward pass."""
+    # Replace only the layers' forward: weights keep their names, and hooks that gather a layer's
+    # weights run as before.
     for layer in named_layers(model, names, "checkpoint_layers") if names else ():
         layer.forward = partial(_forward, layer, layer.forward)
 
@@ -29,7 +33,7 @@ def _forward(layer: nn.Module, forward: Any, *args: Any, **options: Any) -> Any:
 
 
 def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn.Module]:
-    """Find the modules of these classes; `option` is what asked for them."""
+    """Return the modules of the given classes. `option` is the name of the option in messages."""
     layers = [module for module in model.modules() if type(module).__name__ in names]
     missing = set(names) - {type(layer).__name__ for layer in layers}
     if missing or not layers:
@@ -42,9 +46,9 @@ def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn
 
 
 def balance_coefficient(model: Any, asked: float | None) -> float | None:
-    """Return the weight of a mixture's load-balancing loss: what a job asks for, or else the model's own.
+    """Return the weight of a mixture's load-balancing loss: the job's, or else the model's own.
 
-    None for a model whose forward pass cannot be asked for that loss.
+    None for a model whose forward pass cannot return the loss.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # beneath adapters
     config = base.config.get_text_config()
@@ -60,7 +64,7 @@ def balance_coefficient(model: Any, asked: float | None) -> float | None:
 
 
 def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
-    """Freeze a model and put fresh adapters beside it; a ValueError says that no module has the names."""
+    """Freeze a model and add new adapters. A ValueError means that no module has the names."""
     from peft import LoraConfig, get_peft_model
 
     names = options.target_modules

@@ -1,4 +1,7 @@
-"""The model and tokenizer of a job: from the hub, a folder, or built in. Code that comes with a model is never run."""
+"""Load the model and tokenizer of a job: from the hub, a folder, or built in.
+
+Code that comes with a model is never run.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,15 @@ _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 def frozen_dtype(job: FineTune) -> torch.dtype:
-    """Return the number format of the weights that are not trained, as torch names it."""
+    """Return torch's number format of the weights that are not trained."""
     return _HALF.get(job.frozen_format, torch.float32)
 
 
 def trained_dtype(job: FineTune) -> torch.dtype:
-    """Return the number format of the weights that are trained: DeepSpeed updates an FP32 copy of half ones."""
+    """Return the number format of the trained weights.
+
+    DeepSpeed updates an FP32 copy of half ones.
+    """
     half = _HALF.get(job.number_format, torch.float32)
     return half if technique_of(job.technique).half_weights else torch.float32
 
@@ -34,9 +40,9 @@ def trained_dtype(job: FineTune) -> torch.dtype:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
     model: Any
-    """A model of transformers, in FP32 unless it was loaded with other options."""
+    """Model of transformers, in FP32 unless loaded with other options."""
     tokenizer: Any
-    """Its tokenizer; it has a padding token."""
+    """Tokenizer of the model, with a padding token."""
     family: Family
 
 
@@ -51,9 +57,10 @@ def load(
     weights: bool = True,
     tokenizer: Any = None,
 ) -> Loaded:
-    """Load the model that a job names, or only its outline; all ranks must call it, and get the same weights.
+    """Load the model of a job, or only its outline; all ranks must call and get the same weights.
 
-    A built-in model learns its `tokenizer` from the examples, unless it is given the one that it had before.
+    A built-in model learns its `tokenizer` from the examples, unless the caller passes an earlier
+    one.
     """
     if model_kind(name) is ModelKind.BUILTIN:
         if tokenizer is None:
@@ -61,9 +68,8 @@ def load(
         return _built_in(name, tokenizer, seed, options)
     place = str(Path(name).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    if (
-        tokenizer.pad_token_id is None
-    ):  # as with Llama 2; attention masks and labels leave padding out by themselves
+    # Llama 2 has no padding token. Attention masks and labels exclude padding anyway.
+    if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     if weights:
@@ -78,7 +84,10 @@ def load(
 
 
 def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
-    """Return how `from_pretrained` reads weights: in their files' own format, as pages that ranks of a pod share."""
+    """Return how `from_pretrained` reads weights.
+
+    In the files' format, as pages shared on a pod.
+    """
     if job.device_map:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
     if job.peft == Peft.QLORA or technique_of(job.technique).reads_whole:
@@ -87,11 +96,11 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
 
 
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
-    """Put a loaded model into the number format and to the device that it is trained in, a tensor at a time."""
+    """Move a loaded model to its training device and number format, one tensor at a time."""
     technique = technique_of(job.technique)
     if technique.places_weights or job.peft == Peft.QLORA or job.device_map:
         return loaded
-    # Adapters are not there yet: beneath them all weights are frozen.
+    # The model has no adapters yet: with adapters all these weights are frozen.
     dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
     model = loaded.model
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
@@ -107,7 +116,7 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
 
 
 def own_format(name: str) -> str | None:
-    """Return the number format that a pretrained model was saved in, if it is a half one: `bf16` or `fp16`."""
+    """Return the half format in which a pretrained model was saved, `bf16` or `fp16`; else None."""
     if model_kind(name) is ModelKind.BUILTIN:
         return None
     config = AutoConfig.from_pretrained(str(Path(name).expanduser()), trust_remote_code=False)
@@ -115,12 +124,12 @@ def own_format(name: str) -> str | None:
 
 
 def parameter_count(model: torch.nn.Module) -> int:
-    """Count the parameters of the whole model, also where ZeRO-3 left this rank only a part of each."""
+    """Count the parameters of the whole model, also if ZeRO-3 has sharded them."""
     return sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
 
 
 def weight_bytes(place: str) -> int:
-    """Count the bytes of a model's weights in FP32 from its configuration alone."""
+    """Count the bytes of a model's weights in FP32, from its configuration alone."""
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     return 4 * parameter_count(_without_weights(config))
 
@@ -138,7 +147,8 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
     if not options:
         return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
     options, placed = pipeline.placed_options(options, lambda: model)
-    # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
+    # Proceed as if the model had been saved and read: with several ranks `save_pretrained` would
+    # write only on the first.
     read = type(model).from_pretrained(
         None,
         config=model.config,

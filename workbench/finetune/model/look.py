@@ -1,4 +1,7 @@
-"""Some rows of a prepared dataset as a job's model reads them: a child of the notebook's process, without weights."""
+"""Show rows of a prepared dataset as a job's model reads them, without weights.
+
+The module runs as a child of the notebook's process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _UNCUT = 1 << 20  # tokens: more than any row has
 
 
 def look(request: Mapping[str, Any]) -> dict[str, object]:
-    """Return the lengths of some rows, and the first of them as pieces of text."""
+    """Return the lengths of some rows, and the first rows as pieces of text."""
     job = job_from_dict(request["job"])
     assert isinstance(job, FineTune)
     examples = load_rows(request["train"], None, None).train
@@ -41,7 +44,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
-    """Return the tokens that are read and those that are learned, and whether either are cut."""
+    """Return the number of source and of target tokens, and whether each is cut."""
     sizes = _sizes(whole, example)
     if not example.asks:  # plain text is learned in pieces: nothing of it is lost
         return [*sizes, False, False]
@@ -52,7 +55,7 @@ def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
 
 
 def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
-    """Count the tokens that are read, and those that are learned."""
+    """Count the source tokens and the learned tokens."""
     rows = encoder.rows([example])
     learned = sum(label != IGNORED for row in rows for label in row["labels"])
     read = sum(len(row["input_ids"]) for row in rows) - (learned if encoder.causal else 0)
@@ -60,7 +63,7 @@ def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
 
 
 def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
-    """Return the text that is read, in pieces that are learned or not."""
+    """Return the text of a row in pieces, each learned or not learned."""
     pieces: list[tuple[list[int], bool]] = []
     for row in encoder.rows([example]):
         if not encoder.causal:

@@ -1,4 +1,4 @@
-"""A naive pipeline: a model's layers on several GPUs of one process, one after another, by accelerate."""
+"""Naive pipeline: a model's layers on several GPUs of one process, in sequence, by accelerate."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from workbench.finetune.job.finetune import FineTune
 _NO_DEVICE = -1
 _HALVINGS = 7
 LIMITS = "max_memory"
-"""Key of a model's options for loading: bytes of weights by GPU."""
+"""Key of the weight limits in a model's loading options: bytes by GPU."""
 
 
 def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
-    """Return the bytes of weights that each GPU may take; none on pods without GPUs, unless the job says so."""
+    """Return the limit of weight bytes of every GPU.
+
+    Empty without GPUs, unless the job has limits.
+    """
     if job.max_memory:
         return {int(gpu): int(gib * 2**30) for gpu, gib in job.max_memory.items()}
     return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(gpus)}
@@ -30,7 +33,10 @@ def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
 def placement(
     model: Any, limits: Mapping[int, int], *, packed: bool, dtype: torch.dtype
 ) -> dict[str, int]:
-    """Return the GPU of every part, in order and even shares; if `packed`, linear layers take 4 bits."""
+    """Return the GPU of every part, in order and even shares.
+
+    If `packed`, linear layers take 4 bits.
+    """
     head = model.get_output_embeddings()
     linear = [
         f"{n}.weight"
@@ -49,9 +55,8 @@ def placement(
             )
         )
 
-    logging.getLogger(infer_auto_device_map.__module__).setLevel(
-        logging.ERROR
-    )  # GPUs need not be here
+    # The GPUs need not exist here.
+    logging.getLogger(infer_auto_device_map.__module__).setLevel(logging.ERROR)
     placed = filled(whole := compute_module_sizes(model, dtype=dtype, special_dtypes=special)[""])
     left = [name for name, place in placed.items() if place == "disk"]
     if left or 0 not in placed.values():
@@ -62,9 +67,8 @@ def placement(
             "in max_memory or more GPUs to a pod, or use technique 'fsdp' on several pods"
         )
     low, high = whole / len(limits), float(whole)
-    for _ in range(
-        _HALVINGS
-    ):  # accelerate's own shares leave the last GPU much less than the others
+    # accelerate's own shares leave the last GPU with much less than the others.
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
         tried = filled(middle)
         low, high, placed = (
@@ -76,7 +80,7 @@ def placement(
 def placed_options(
     options: Mapping[str, Any], outline: Callable[[], Any]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Let `from_pretrained` put each part of a model where it belongs; return its options, and the GPU of each part."""
+    """Return the options of `from_pretrained` with a device map, and the GPU of every part."""
     rest = {name: value for name, value in options.items() if name != LIMITS}
     if not options.get(LIMITS):
         return rest, {}
@@ -86,11 +90,10 @@ def placed_options(
 
 
 def hooked(model: Any, placed: Mapping[str, int]) -> Any:
-    """On a machine without GPUs, go through accelerate's hooks between the parts all the same, to rehearse them."""
+    """Rehearse accelerate's hooks between the parts on a machine without GPUs."""
     if len(set(placed.values())) > 1 and not torch.cuda.is_available():
-        logging.getLogger(dispatch_model.__module__).setLevel(
-            logging.ERROR
-        )  # that weights are kept on the host
+        # Suppress the warning that weights are kept on the host.
+        logging.getLogger(dispatch_model.__module__).setLevel(logging.ERROR)
         skipped = model._skip_keys_device_placement
         dispatch_model(model, dict.fromkeys(placed, "cpu"), skip_keys=skipped, force_hooks=True)
         model.hf_device_map = dict(placed)
@@ -98,7 +101,7 @@ def hooked(model: Any, placed: Mapping[str, int]) -> Any:
 
 
 def described(model: Any) -> str:
-    """Say which parts of a model lie on which GPU."""
+    """Return a text that lists the parts of a model on every GPU."""
     names: dict[int, list[str]] = {}
     for name, gpu in getattr(model, "hf_device_map", {}).items():
         names.setdefault(gpu, []).append(name)

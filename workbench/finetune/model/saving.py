@@ -1,4 +1,7 @@
-"""A model's weights written as they are gathered: no rank holds more of what the others hold than one file's worth."""
+"""Write a model's weights while they are gathered, in files of limited size.
+
+No rank holds more than one file of other ranks' weights.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 
 def save_model(model: Any, folder: Path, *, read: bool) -> None:
-    """Save a model on every rank as transformers loads it; one that was `read` with names and shapes of its files."""
+    """Save a model on every rank in transformers' format.
+
+    A model that was `read` is saved with the names and shapes of its files.
+    """
     parts: list[Path] = []
     names: dict[str, int] = {}
     total = 0
@@ -48,7 +54,7 @@ def save_model(model: Any, folder: Path, *, read: bool) -> None:
 
 
 def whole(value: Any) -> Iterator[torch.Tensor]:
-    """Return a parameter whole; a collective where the ranks hold parts of it, and only rank 0 needs to keep it."""
+    """Yield a whole parameter. A collective if ranks hold parts of it; only rank 0 keeps a copy."""
     if hasattr(value, "ds_id"):
         import deepspeed
 
@@ -56,22 +62,19 @@ def whole(value: Any) -> Iterator[torch.Tensor]:
             yield value.detach().cpu().clone() if ranks.rank() == 0 else value.detach()
     else:
         value = value.detach()
-        if hasattr(
-            value, "full_tensor"
-        ):  # first to where ranks exchange tensors: shards may be kept on the host
+        # First move a shard from the host to the device of the exchange.
+        if hasattr(value, "full_tensor"):
             value = value.to(value.device_mesh.device_type).full_tensor()
         yield value.cpu() if ranks.rank() == 0 else value
 
 
 def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Return the weights a file's worth at a time, whole on rank 0; a layer's are kept together."""
+    """Yield the weights one file at a time, whole on rank 0. A layer's weights stay together."""
     once, every = (
         {name for name, _ in model.named_parameters(remove_duplicate=r)} for r in (True, False)
     )
-    left_out = {
-        *(every - once),
-        *(model._keys_to_ignore_on_save or ()),
-    }  # a tied weight has one name
+    # A tied weight has one name.
+    left_out = {*(every - once), *(model._keys_to_ignore_on_save or ())}
     part: dict[str, torch.Tensor] = {}
     size, layer = 0, ""
     for name, held in model.state_dict(keep_vars=True).items():
@@ -92,7 +95,7 @@ def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _name(folder: Path, parts: list[Path], names: dict[str, int], total: int) -> None:
-    """Give the files the names that transformers looks for, and remove those of an earlier save."""
+    """Rename the files as transformers expects, and remove the files of an earlier save."""
     final = [f"model-{n:05}-of-{len(parts):05}.safetensors" for n in range(1, len(parts) + 1)]
     index = folder / "model.safetensors.index.json"
     final = final if len(parts) > 1 else ["model.safetensors"]

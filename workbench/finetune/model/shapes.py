@@ -1,4 +1,4 @@
-"""The shape of a job's model: its config.json, found without downloading anything and without torch."""
+"""Shape of a job's model: its config.json, found without a download and without torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
 
 
 def model_config(model: str) -> Mapping[str, object]:
-    """Find the shape of the model that a job names.
+    """Return the shape of the model that a job names.
 
     Example:
         >>> model_config("google-t5/t5-large")["num_layers"], model_config("meta-llama/Llama-2-7b-hf")["hidden_size"]

@@ -1,4 +1,4 @@
-"""The parts of a model that FSDP shards each by itself: layers of a class, or parts of a size."""
+"""Parts of a model that FSDP shards separately: layers of a class, or parts of a size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.finetune.options.adapters import Fsdp
 
 
 def parts_to_shard(model: Any, options: Fsdp) -> list[nn.Module]:
-    """Return what the options ask to shard: the smallest parts of a size, or else the layers of a class."""
+    """Return the parts to shard: the smallest parts of a size, or else the layers of a class."""
     if options.layer_parameters is not None:
         return parts_of(model, options.layer_parameters)
     return layers_of(model, options.layers)
@@ -29,7 +29,7 @@ def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
 
 
 def parts_of(model: nn.Module, least: int) -> list[nn.Module]:
-    """Find the smallest parts of a model that have at least so many parameters, none of them counted twice."""
+    """Return the smallest parts of a model with at least `least` parameters, without overlaps."""
     places = Counter(id(p) for each in model.modules() for p in each.parameters(recurse=False))
     parts: set[nn.Module] = set()
 
@@ -58,7 +58,7 @@ def _check_nothing_is_tied(
     layers: set[nn.Module],
     groups: dict[int, nn.Module | None],
 ) -> None:
-    # torch says so itself, but only in the first forward pass.
+    # torch raises the same error, but only in the first forward pass.
     layer = module if module in layers else layer
     for name, parameter in module.named_parameters(recurse=False):
         if groups.setdefault(id(parameter), layer) is not layer:

@@ -1,4 +1,7 @@
-"""A chat template at work on text alone, and what it refuses; as a program, a child of the notebook's process."""
+"""Chat template on text alone, with a check of its refusals.
+
+As a program, the module is a child of the notebook's process.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from workbench.base.lines import Pipes
 from workbench.finetune.data.messages import Message, Shape, shape_of
 
 Tools = Sequence[Json]
-"""The schemas of the functions that the assistant may call."""
+"""Schemas of the functions that the assistant may call."""
 
 _Form = tuple[bool, bool]
-"""How a template takes calls: their arguments as JSON text, and no content as null."""
+"""Form of calls in a template: arguments as JSON text, and empty content as null."""
 _FORMS: Sequence[_Form] = ((False, False), (False, True), (True, False), (True, True))
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -32,17 +35,23 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 class Template:
     def __init__(self, source: str, render: Callable[..., str]) -> None:
         self.marks_itself = bool(_GENERATION.search(source))
-        """Whether it says itself what of its text is the assistant's."""
+        """Whether the template itself marks the assistant's text."""
         self._render = render
         self._forms: dict[Shape, _Form] = {}
 
     def text(self, turns: Sequence[Message], asks: bool, tools: Tools = ()) -> str:
-        """Return the text of turns; where it asks, up to where the assistant's answer begins."""
+        """Return the text of turns.
+
+        If `asks`, the text ends where the assistant's answer begins.
+        """
         options = {"add_generation_prompt": asks, "tools": list(tools) or None}
         return str(self.refusing(turns, lambda: self._render(list(turns), **options)))
 
     def exchange(self, turns: Sequence[Message], tools: Tools = ()) -> tuple[str, str]:
-        """Return the text up to where the last turn, the assistant's, begins; and the whole, which begins with that."""
+        """Return the text before the assistant's last turn, and the whole text.
+
+        The whole text begins with the first.
+        """
         asked, whole = self.text(turns[:-1], True, tools), self.text(turns, False, tools)
         if not whole.startswith(asked):
             header = self.text(turns[:-1], False, tools)
@@ -53,14 +62,17 @@ class Template:
         return asked, whole
 
     def written(self, turns: Sequence[Message], tools: Tools = ()) -> list[Message]:
-        """Return turns with their calls in the form that the template takes; refuse what it would leave out of them."""
+        """Return turns with calls in the template's form.
+
+        Refuse turns with parts that the template omits.
+        """
         turns = [_unweighted(turn) for turn in turns]
         if (shape := shape_of(turns, tools)) not in self._forms:
             self._forms[shape] = self._form(turns, tools)
         return [_in_form(turn, self._forms[shape]) for turn in turns]
 
     def _form(self, turns: Sequence[Message], tools: Tools) -> _Form:
-        """Return how the template takes calls: the first form of which it leaves nothing out."""
+        """Return the first form of calls from which the template omits nothing."""
         words, marked, functions = _marked(turns, tools)
         why: ConfigError | None = None
         for form in _FORMS:
@@ -90,7 +102,7 @@ class Template:
 
     @staticmethod
     def refusing(turns: Sequence[Message], render: Callable[[], Any]) -> Any:
-        """Return what is rendered; the template's own refusal is one of the turns."""
+        """Return the rendered text. A refusal of the template becomes a refusal of the turns."""
         try:
             return render()
         except (jinja2.TemplateError, TypeError) as error:
@@ -99,7 +111,10 @@ class Template:
 
 
 def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], list[Message], Tools]:
-    """Return turns and tools of the same shape with words in them that no template writes, and what each stands for."""
+    """Return turns and tools with unique words as content, and the meaning of every word.
+
+    The shape of the turns stays the same. No template writes such words.
+    """
     words: dict[str, str] = {}
 
     def word(what: str) -> str:
@@ -126,7 +141,7 @@ def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], lis
 
 
 def _unweighted(turn: Message) -> Message:
-    """Return a turn without its weight, which is ours to know and no word of a template's."""
+    """Return a turn without its weight, because templates do not know weights."""
     if "weight" not in turn:
         return turn
     made = turn.copy()
@@ -159,7 +174,7 @@ def _with_text(call: Json) -> Json:
 
 @cache
 def _known(model: str, given: str | None) -> Template | None:
-    """Return the template of a model, or the one that is given for it; None where this machine has neither."""
+    """Return the given template or the model's template; None if this machine has neither."""
     file = _file(model, "tokenizer_config.json")
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     own = _file(model, "chat_template.jinja")
@@ -206,6 +221,6 @@ def _refusal(request: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Answer each request on stdin with the reason why its turns are refused, if they are."""
+    """Answer requests on stdin with the refusal of their turns; empty without a refusal."""
     for request in rpc.incoming(Pipes(0, 1)):
         request.answer({"refusal": _refusal(request.fields)})

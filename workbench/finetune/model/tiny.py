@@ -1,4 +1,7 @@
-"""The built-in models, a tiny T5 and a tiny Llama of random weights: no model hub, seconds to train on a CPU core."""
+"""Built-in models: a tiny T5 and a tiny Llama of random weights.
+
+They need no model hub, and train in seconds on a CPU core.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
 def tokenizer_for_all(
     name: str, examples: Sequence[Example], wording: str = "", chat_template: str | None = None
 ) -> Any:
-    """Learn a tokenizer on rank 0 and give it to every rank; all must call it."""
+    """Learn a tokenizer on rank 0 and send it to every rank; all must call this function."""
     from tokenizers import Tokenizer
 
     causal = model_family(name) is Family.CAUSAL

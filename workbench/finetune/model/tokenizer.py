@@ -1,4 +1,7 @@
-"""The tokenizer of the built-in models, learned from texts. Needs `tokenizers` alone, so a notebook may call it."""
+"""Learn the tokenizer of the built-in models from texts.
+
+The module needs only `tokenizers`, so a notebook can call it.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,19 @@ def train_tokenizer(
 ) -> str:
     """Learn a byte-level BPE tokenizer from texts.
 
-    Every text comes back exactly as it went in: bytes have no unknown token, and nothing is normalised. Digits stand
-    alone, so that a number never seen is spelled, and can be copied, digit by digit.
+    Every text is decoded exactly as it was encoded: bytes have no unknown token, and no text is
+    normalised.
+    Digits are separate tokens, so that unseen numbers are spelled, and can be copied, digit by
+    digit.
 
     Args:
-        texts: What it learns from.
-        vocabulary: Tokens at most.
-        causal: Begin texts with `<s>`, as Llama's tokenizer does, instead of ending them with `</s>`, as T5's does.
+        texts: Texts to learn from.
+        vocabulary: Maximum number of tokens.
+        causal: Begin texts with `<s>`, like Llama's tokenizer, instead of ending texts with `</s>`,
+            like T5's.
 
     Returns:
-        The tokenizer as JSON, as `tokenizers` reads it.
+        The tokenizer as JSON of `tokenizers`.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
