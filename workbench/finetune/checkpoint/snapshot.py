@@ -16,7 +16,7 @@ from workbench.finetune.checkpoint.tensor_tree import TreePacker, unpack
 
 
 def capture(trainer: Any) -> dict[str, object]:
-    """Return the state of this rank. The tensors are live: write them before the next step."""
+    """Return the state of the rank. The tensors are live: write the state before the next step."""
     return {
         "engine": trainer.technique.snapshot(trainer, rank=ranks.rank()),
         "scheduler": trainer.lr_scheduler.state_dict(),

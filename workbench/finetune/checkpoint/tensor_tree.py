@@ -21,9 +21,8 @@ from workbench.base.files.disk import check_room, disk_full, free_bytes, full_di
 from workbench.base.process import pod_name
 
 TENSORS, TREE = "state.safetensors", "state.json"
-_HEADERS = (
-    1 << 20
-)  # bytes; what the names and shapes of the tensors take beside their content, and more
+# Upper bound in bytes of the tensors' names and shapes, beside their content.
+_HEADERS = 1 << 20
 
 
 def write_tree(folder: Path, tree: object) -> None:

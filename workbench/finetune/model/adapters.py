@@ -76,9 +76,8 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
     options = Lora.from_dict(job.lora)
     torch.manual_seed(job.seed)
     if options.resume_from:
-        from peft.peft_model import (
-            PeftModel,
-        )  # the package itself may be a stand-in that nothing was asked of yet
+        # The package itself may be a lazy stand-in.
+        from peft.peft_model import PeftModel
 
         if job.gradient_checkpointing:
             loaded.model.enable_input_require_grads()
@@ -133,7 +132,7 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
-    """Save only the adapters; every rank must call this function, and rank 0 writes."""
+    """Save only the adapters; every rank must call the function, and rank 0 writes."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
@@ -173,7 +172,7 @@ def merged(folder: str | Path, base: Loaded) -> Loaded:
     """Merge saved adapters into the weights of their base model."""
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
-            # The other weights were held in the format of the arithmetic.
+            # The other weights have the format of the arithmetic.
             base = replace(base, model=base.model.dequantize(dtype=torch.float32).float())
     return replace(base, model=load_with_adapter(folder, base).model.merge_and_unload())
 

@@ -12,7 +12,7 @@ from workbench.finetune.data.messages import Message, is_learned
 from workbench.finetune.model.template import Template, Tools
 
 Learned = tuple[list[int], list[bool]]
-"""Tokens, and for each token whether the model learns to write it."""
+"""Tokens, and a mark for every learned token."""
 
 _SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")
 _ANSWER = "Xyzzy"  # a word that no template writes
@@ -40,7 +40,7 @@ def special_words(template: str) -> list[str]:
 
 
 class Chat:
-    """Chat template of a tokenizer that has one."""
+    """Chat template of a tokenizer with a template."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -71,7 +71,7 @@ class Chat:
         return self._ids(self._template.text(self._template.written(turns, tools), True, tools))
 
     def answer(self, ids: Sequence[int]) -> str:
-        """Return the assistant's text from the tokens that the model wrote."""
+        """Return the assistant's text from the model's tokens."""
         end = next((n for n, token in enumerate(ids) if token in self.stops), len(ids))
         text = str(self._tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
         return text.removeprefix(self._opening).strip() if self._opening else text
@@ -169,7 +169,7 @@ class Chat:
 
 
 def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
-    """Clear the marks of answers that are not learned. An answer is one run of marked tokens.
+    """Clear the marks of answers to leave unlearned. An answer is a run of marked tokens.
 
     Example:
         >>> _of_learned([False, True, True, False, True], [False, True])

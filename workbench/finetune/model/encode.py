@@ -68,7 +68,7 @@ class Encoder:
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
-        """Make one question row for every example, without the last answers."""
+        """Make a question row for every example, without the last answers."""
         if not self.causal:
             return self._pairs(examples)
         openings = self._ids([e.opening for e in examples])
@@ -77,7 +77,7 @@ class Encoder:
         return [{"input_ids": ids or [self.tokenizer.eos_token_id]} for ids in prompts]
 
     def texts(self, tokens: Sequence[Any]) -> list[str]:
-        """Return the model's texts from the tokens that it wrote."""
+        """Return the model's texts from its tokens."""
         if self._chat is None:
             return [
                 str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -213,7 +213,7 @@ class Encoder:
         )
 
     def _cut(self, example: Example) -> list[int]:
-        """Shorten a row's input, or else its instruction, so that the form stays whole."""
+        """Shorten a row's input, or else its instruction, so the form stays whole."""
 
         def prompt(text: str) -> list[int]:
             asked = self._text(example.source, text) if example.input else self._text(text, "")
@@ -222,7 +222,7 @@ class Encoder:
         return prompt(self._shortened(example.input or example.source, prompt))
 
     def _shortened(self, text: str, prompt: Callable[[str], list[int]]) -> str:
-        """Return the longest beginning of a text whose prompt is short enough."""
+        """Return the longest beginning of a text with a prompt within the limit."""
         while (over := len(prompt(text)) - self.job.max_source_length) > 0:
             if not text:
                 form, most = (

@@ -107,7 +107,7 @@ class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no 
 class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes no types
     """End a call when half of its rows have ended.
 
-    The others continue with those of other calls.
+    The others continue in a later call.
     """
 
     def __init__(self, begin: int, has_ended: Callable[[torch.Tensor], torch.Tensor]) -> None:

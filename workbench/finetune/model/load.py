@@ -24,7 +24,7 @@ _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 def frozen_dtype(job: FineTune) -> torch.dtype:
-    """Return torch's number format of the weights that are not trained."""
+    """Return torch's number format of the weights without training."""
     return _HALF.get(job.frozen_format, torch.float32)
 
 

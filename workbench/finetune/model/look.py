@@ -44,7 +44,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
-    """Return the number of source and of target tokens, and whether each is cut."""
+    """Return the number of source and of target tokens, and a mark for a cut of either."""
     sizes = _sizes(whole, example)
     if not example.asks:  # plain text is learned in pieces: nothing of it is lost
         return [*sizes, False, False]
@@ -63,7 +63,7 @@ def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
 
 
 def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
-    """Return the text of a row in pieces, each learned or not learned."""
+    """Return the text of a row in pieces, with a mark for learned pieces."""
     pieces: list[tuple[list[int], bool]] = []
     for row in encoder.rows([example]):
         if not encoder.causal:

@@ -1,4 +1,4 @@
-"""Write a model's weights while they are gathered, in files of limited size.
+"""Write a model's weights while gathering, in files of limited size.
 
 No rank holds more than one file of other ranks' weights.
 """
@@ -54,7 +54,7 @@ def save_model(model: Any, folder: Path, *, read: bool) -> None:
 
 
 def whole(value: Any) -> Iterator[torch.Tensor]:
-    """Yield a whole parameter. A collective if ranks hold parts of it; only rank 0 keeps a copy."""
+    """Yield a whole parameter. A collective if ranks hold parts; only rank 0 keeps a copy."""
     if hasattr(value, "ds_id"):
         import deepspeed
 

@@ -52,9 +52,8 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
     # https://arxiv.org/abs/2302.13971, table 2; Llama 2 reads twice as far.
     "llama-2-7b": _llama(4096, 11008, 32, 32),
     "llama-2-13b": _llama(5120, 13824, 40, 40),
-    "llama-2-70b": _llama(
-        8192, 28672, 64, 80, kv_heads=8
-    ),  # https://arxiv.org/abs/2307.09288, table 1
+    # https://arxiv.org/abs/2307.09288, table 1
+    "llama-2-70b": _llama(8192, 28672, 64, 80, kv_heads=8),
     # The built-in ones, with as many words as their tokenizers learn from the bundled questions.
     TINY_T5: {
         **_t5(128, 256, 8, 2, head=16),

@@ -1,6 +1,6 @@
 """Built-in models: a tiny T5 and a tiny Llama of random weights.
 
-They need no model hub, and train in seconds on a CPU core.
+The models need no model hub, and train in seconds on a CPU core.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from workbench.finetune.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.finetune.options.models import TINY_LLAMA, Family, model_family
 from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
-_TOKENIZER_ROWS = (
-    4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four
-)
+# Enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four seconds.
+_TOKENIZER_ROWS = 4000
 
 
 def make(name: str, tokenizer: Any, seed: int) -> Any:
@@ -40,7 +39,7 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
 def tokenizer_for_all(
     name: str, examples: Sequence[Example], wording: str = "", chat_template: str | None = None
 ) -> Any:
-    """Learn a tokenizer on rank 0 and send it to every rank; all must call this function."""
+    """Learn a tokenizer on rank 0 and send the tokenizer to every rank; a collective."""
     from tokenizers import Tokenizer
 
     causal = model_family(name) is Family.CAUSAL
@@ -51,7 +50,8 @@ def tokenizer_for_all(
         made = train_tokenizer(
             [*texts, *[wording] * (len(sample) if wording else 0)], causal=causal
         ).encode()
-    # One rank learns and tells the others: pods share no file system, and ties could be broken differently.
+    # Only one rank learns the tokenizer: pods share no file system, and ties may be resolved
+    # differently.
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(broadcast_bytes(made).decode()),
         pad_token=PAD,

@@ -18,7 +18,7 @@ def train_tokenizer(
 
     Every text is decoded exactly as it was encoded: bytes have no unknown token, and no text is
     normalised.
-    Digits are separate tokens, so that unseen numbers are spelled, and can be copied, digit by
+    Digits are separate tokens, so unseen numbers are spelled, and can be copied, digit by
     digit.
 
     Args:

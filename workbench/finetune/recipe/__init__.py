@@ -1,1 +1,1 @@
-"""Functions of a run that its recipe needs too. Each file here is also a file of a run card."""
+"""Functions shared by runs and their recipes. A run card includes every file here."""

@@ -1,4 +1,4 @@
-"""Rows, order and padding of each rank's batches. Run cards include this file.
+"""Rows, order and padding of every rank's batches. Run cards include this file.
 
 The seed alone determines the order.
 """
@@ -14,10 +14,10 @@ from torch.utils.data import Sampler
 IGNORED = -100  # torch's cross entropy leaves labels of this value out
 
 _STEPS = 8
-"""Number of global batches whose rows are distributed together."""
+"""Number of global batches that are distributed together."""
 
 _SMALL = 32
-"""Rows of a global batch below which a step mixes lengths.
+"""Smallest number of rows of a global batch without mixed lengths.
 
 Few rows of similar length teach less.
 """
@@ -30,7 +30,7 @@ Fewer groups need less padding, but make the steps more different.
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Distribute shuffled rows so that a global batch is the same for any number of ranks.
+    """Distribute shuffled rows so a global batch is the same for any number of ranks.
 
     `lengths` group rows of similar length.
     """
@@ -103,7 +103,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             yield torch.cat([rest, longest]).view(-1, self.global_batch)
 
     def _alike(self, order: torch.Tensor, lengths: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the steps of each block of the epoch's rows, sorted by source length."""
+        """Yield the steps of every block of the epoch's rows, sorted by source length."""
         order, size = _sorted(order, lengths[:, 0]), _STEPS * self.global_batch
         for n in range(0, len(order), size):
             yield self._dealt(_sorted(order[n : n + size], lengths[:, 1]))
@@ -128,7 +128,7 @@ def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def eval_batches(
     rows: Sequence[Mapping[str, Sequence[int]]], *, size: int, rank: int, world_size: int
 ) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
-    """Distribute rows for evaluation, longest first, so that batches need little padding."""
+    """Distribute rows for evaluation, longest first, so batches need little padding."""
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
     for start in range(0, len(order), size * world_size):
         mine = order[start + rank * size : start + (rank + 1) * size]

@@ -46,7 +46,8 @@ _WARMUP = 0.1
 _RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
 _CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
 
-# Options of a job that are the Trainer's, by the same name; jobs of earlier versions lack some, and had its defaults.
+# Options of a job that are the Trainer's, with the same name. Jobs of earlier versions lack some,
+# and used the Trainer's defaults.
 _SAME = (
     *(
         "per_device_train_batch_size",
@@ -117,7 +118,7 @@ def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
 def train_batches(
     trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int
 ) -> DataLoader[Any]:
-    """Return this rank's micro-batches.
+    """Return the rank's micro-batches.
 
     The micro-batches of all ranks make up the global batches.
     """
@@ -139,7 +140,7 @@ def train_batches(
 
 
 def row_lengths(rows: Any) -> torch.Tensor:
-    """Return the number of source and of target tokens of each row, rows x 2."""
+    """Return the number of source and of target tokens of every row, rows x 2."""
     return torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
 
 
@@ -151,7 +152,7 @@ def evaluation_sums(
     align: Callable[[Any, Any], tuple[Any, Any]] = lambda logits, labels: (logits, labels),
     counts_right: bool = False,
 ) -> list[float]:
-    """Return the loss, the tokens and the correctly predicted tokens of this rank's rows, summed.
+    """Return the loss, the tokens and the correctly predicted tokens of the rank's rows, summed.
 
     `batches` come from `eval_batches`. `align` pairs logits with their labels.
     """
@@ -174,7 +175,7 @@ def evaluation_sums(
 
 
 def send_in_bf16(model: Any) -> Any:
-    """Round the gradients that DDP sends to bf16."""
+    """Round the gradients of DDP's messages to bf16."""
     if hasattr(model, "register_comm_hook"):  # not where there is one rank
         model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
     return model
@@ -206,7 +207,7 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
         return train_batches(self, lengths, order=self.order)
 
     def send_in_bf16(self) -> None:
-        """Round the gradients that DDP sends to bf16; call this method before training."""
+        """Round the gradients of DDP's messages to bf16; call the method before training."""
         prepare = self.accelerator.prepare_model
         self.accelerator.prepare_model = lambda model, **options: send_in_bf16(
             prepare(model, **options)
@@ -275,8 +276,8 @@ def training_options(
 
 
 def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
-    # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
-    # from the configuration.
+    # The Trainer requires its options to agree with DeepSpeed's configuration. Values without an
+    # option of the job come from the configuration.
     optimizer, scheduler = (
         config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler")
     )
@@ -310,7 +311,7 @@ def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Train as in `job.json`, and print the losses beside those of the run."""
+    """Train as in `job.json`, and print the losses beside the run's losses."""
     folder = Path(__file__).resolve().parent
     recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
@@ -369,7 +370,7 @@ def main() -> None:
 
 
 def prepare(*, single: bool, gpus: bool, with_deepspeed: bool, limit_s: float) -> None:
-    """Set this process up before the Trainer's options open the process group of the ranks."""
+    """Set up the process before the Trainer's options open the process group of the ranks."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if single:
         # accelerate would open a process group of one rank.
@@ -387,8 +388,9 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
     # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
     comm = import_module("deepspeed.comm.torch")  # as an attribute it is torch itself
     vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
-    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
-    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
+    # By default accelerate counts one process on CPUs under DeepSpeed; with `use_cpu` it opens the
+    # process group without DeepSpeed. So make its state beforehand, in the same way as accelerate
+    # on GPUs.
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
     try:
         PartialState(backend="gloo", timeout=limit)

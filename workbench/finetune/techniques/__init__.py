@@ -1,1 +1,1 @@
-"""Techniques: how a training state is spread over the ranks. `registry` lists them."""
+"""Techniques: how a training state is spread over the ranks. `registry` lists the techniques."""

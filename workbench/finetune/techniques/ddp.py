@@ -20,7 +20,8 @@ class DDP(Plain):
     timed_as = "single"
 
     def bound_to_ranks(self, job: FineTuneOptions) -> str:
-        del job  # every rank has whole states, in whatever blocks they are
+        # Every rank has whole states, in any block format.
+        del job
         return ""
 
     def runs(self, trainer: Any) -> bool:

@@ -113,8 +113,8 @@ class FSDP(Plain):
         shard_model(model, job, gpus=gpus, parts=parts)
 
     def training_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        # The fused update held twice as much in a measured run on CPUs. The layers themselves are gathered in the
-        # half format; autocast would convert a second time.
+        # The fused update used twice as much memory in a measured run on CPUs. The layers are
+        # gathered in the half format; autocast would convert a second time.
         optimizer = str(options["optim"]).removesuffix("_fused")
         return {**options, "optim": optimizer, "bf16": False, "fp16": False}
 

@@ -1,4 +1,4 @@
-"""Hooks of a technique in a training step. The trainer calls one method for each decision.
+"""Hooks of a technique in a training step. The trainer calls a method for every decision.
 
 `TechniquePoints` is for techniques that leave everything to the library; other techniques override
 it.

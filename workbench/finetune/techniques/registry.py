@@ -1,4 +1,4 @@
-"""List of all techniques, in the order of the docs. Each technique has one line here."""
+"""List of all techniques, in the order of the docs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def technique_of(name: str) -> Technique:
 
 
 def by_preference() -> list[Technique]:
-    """Return the techniques in the order in which `plan` prefers them, among those that fit."""
+    """Return the techniques in `plan`'s order of preference."""
     return sorted(TECHNIQUES, key=lambda technique: technique.preference)
 
 
@@ -58,12 +58,12 @@ def find_technique(name: object) -> Technique | None:
 
 
 def has_recipe(name: object) -> bool:
-    """Return whether a run of the technique can be repeated without this project."""
+    """Return whether a run of the technique can be repeated without the project."""
     technique = find_technique(name)
     return technique is None or technique.recipe
 
 
 def runs_alone(name: object) -> bool:
-    """Return whether a job of the technique is one rank on one pod; False without a technique."""
+    """Return whether a job of the technique has a single rank; False without a technique."""
     technique = find_technique(name)
     return technique is not None and technique.alone

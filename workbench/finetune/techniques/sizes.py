@@ -27,7 +27,7 @@ _PACKED = FOUR_BITS + 1 / 64 + 4 / (64 * 256)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of one rank in one place, by purpose."""
+    """Bytes of a rank in one place, by purpose."""
 
     parameters: float = 0.0
     gradients: float = 0.0
@@ -90,10 +90,10 @@ class Parameters:
     """Elements of a group of parameters: a transformer layer's, or those outside of all layers."""
 
     frozen: int
-    """Elements that are not trained and stay in whole numbers of bytes."""
+    """Elements without training and stay in whole numbers of bytes."""
     trained: int
     packed: int
-    """Elements that are not trained and can be stored in 4 bits."""
+    """Elements without training and can be stored in 4 bits."""
     largest: int
     """Elements of the largest parameter."""
     largest_packed: int

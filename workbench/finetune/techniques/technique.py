@@ -1,7 +1,7 @@
 """Base class `Technique`: the interface for the planner, the checks, the trainer and checkpoints.
 
 A technique is one file in this folder and a line in `registry`. Functions on pods import torch
-locally, so that a notebook reads the modules in milliseconds.
+locally, so a notebook reads the modules in milliseconds.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Technique(ABC):
     words: ClassVar[str]
     """Words for the engine in messages."""
     options: ClassVar[str] = ""
-    """Option of `FineTune` that only this technique reads; empty for none."""
+    """Option of `FineTune` that only the technique reads; empty for none."""
     alone: ClassVar[bool] = False
-    """Whether one rank on the first pod runs the job, however many pods there are."""
+    """Whether a single rank on the first pod runs the job, however many pods there are."""
 
     apart: ClassVar[bool] = False
-    """Whether ranks step independently, so that their weights differ between two exchanges."""
+    """Whether ranks step independently, so their weights differ between two exchanges."""
 
     # What each rank holds.
     spreads: ClassVar[tuple[str, ...]]
@@ -52,7 +52,7 @@ class Technique(ABC):
     All other parts are whole on each rank.
     """
     offloads: ClassVar[bool] = False
-    """Whether the name promises that optimizer states are kept in host memory."""
+    """Whether the name promises optimizer states in host memory."""
 
     # DeepSpeed.
     config: ClassVar[str | None] = None
@@ -71,7 +71,7 @@ class Technique(ABC):
     places_weights: ClassVar[bool] = False
     """Whether the engine chooses device and format of the weights for training."""
     reads_whole: ClassVar[bool] = False
-    """Whether the engine takes part in reading a pretrained model, so that ranks share no pages."""
+    """Whether the engine takes part in reading a pretrained model, so ranks share no pages."""
     gathers_packed: ClassVar[bool] = False
     """Whether weights in 4 bits are stored in the format of the gathered weights."""
     scales_on_cpus: ClassVar[bool] = False
@@ -79,19 +79,19 @@ class Technique(ABC):
 
     # Forecasts and advice.
     preference: ClassVar[int]
-    """Position in the order in which `plan` chooses among techniques that fit, the lowest first.
+    """Position in `plan`'s order of choice among fitting techniques, the lowest first.
 
-    Techniques that send least over the network for a step come first, then those that wait for the
+    Techniques with the least traffic for a step come first, then techniques with waits for the
     host. Measured with 3 ranks and gloo, in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 for any
     number of micro-batches, ZeRO-2, ZeRO-3 and FSDP 2.00 or more for each micro-batch.
     """
     timed_as: ClassVar[str] = ""
-    """Technique whose timed step on one pod is equally valid; empty.
+    """Technique with an equally valid timed step on one pod; empty: its own step is timed.
 
     This technique is timed itself.
     """
     same_losses: ClassVar[bool] = True
-    """Whether losses follow those of `single` at the same global batch."""
+    """Whether losses follow the losses of `single` at the same global batch."""
     leaner: ClassVar[str] = ""
     """Why the technique needs less memory than earlier ones in the registry, for advice.
 
@@ -127,7 +127,7 @@ class Technique(ABC):
     # Checks of a job, before anything starts.
 
     def refuse(self, job: FineTuneOptions) -> None:
-        """Refuse options that contradict this technique.
+        """Refuse options that contradict the technique.
 
         Raises:
             ConfigError: An option has no use or cannot work; the message names an alternative.
@@ -145,16 +145,16 @@ class Technique(ABC):
             )
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
-        """Refuse a job that cannot run on pods with `gpus` GPUs under this technique."""
+        """Refuse a job that cannot run on pods with `gpus` GPUs under the technique."""
         if job.precision == Precision.FP16 and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 
     def refuse_ranks(self, ranks: int) -> None:
-        """Refuse a number of ranks that this technique does not support."""
+        """Refuse a number of ranks that the technique does not support."""
         del ranks
 
     def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
-        """Refuse a DeepSpeed JSON that contradicts this technique.
+        """Refuse a DeepSpeed JSON that contradicts the technique.
 
         Args:
             zero: Section `zero_optimization` of the JSON.
@@ -163,7 +163,7 @@ class Technique(ABC):
         del zero, source
 
     def is_of(self, zero: Mapping[str, object]) -> bool:
-        """Return whether the section `zero_optimization` of a JSON selects this technique."""
+        """Return whether the section `zero_optimization` of a JSON selects the technique."""
         del zero
         return False
 
@@ -177,7 +177,7 @@ class Technique(ABC):
         return ""
 
     def ranks_of(self, pods: int, on_pod: int) -> int:
-        """Return the number of ranks on `pods` pods with `on_pod` slots each."""
+        """Return the number of ranks on `pods` pods with `on_pod` slots per pod."""
         return 1 if self.alone else pods * on_pod
 
     def shards(self, job: FineTuneOptions, *, ranks: int, on_pod: int) -> int:
@@ -193,7 +193,7 @@ class Technique(ABC):
     # Training, on the ranks.
 
     def wrap(self, model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
-        """Prepare a loaded model for training, in place; every rank calls this method.
+        """Prepare a loaded model for training, in place; every rank calls the method.
 
         Args:
             model: The model, adapters included.
@@ -217,7 +217,7 @@ class Technique(ABC):
 
     @abstractmethod
     def runs(self, trainer: Any) -> bool:
-        """Return whether this technique's engine runs the trainer's model, by its objects."""
+        """Return whether the technique's engine runs the trainer's model, by its objects."""
 
     # Checkpoints: what a rank must keep to continue training as if it had not stopped.
 
@@ -230,7 +230,7 @@ class Technique(ABC):
 
     @abstractmethod
     def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
-        """Restore a part into a trainer before its first step; every rank calls this method.
+        """Restore a part into a trainer before its first step; every rank calls the method.
 
         Args:
             trainer: The trainer.
@@ -249,7 +249,7 @@ class Technique(ABC):
     # Memory and speed, for the planner.
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
-        """Return the numbers of a job under this technique.
+        """Return the numbers of a job under the technique.
 
         Args:
             plain: The numbers of a rank that holds everything and computes under autocast.

@@ -202,7 +202,8 @@ class Zero(Technique, shared=True):
         flat = float(setting.weight_bytes * trace.trained)
         if not setting.gpu:
             return Memory(parameters=float(turned), communication=flat)
-        # Trained weights are copied into one tensor: on the GPU where both fit there, else here, beside a copy.
+        # Trained weights are copied into one tensor: on the GPU if both fit there, else on the
+        # host, beside a copy.
         here = 0.0
         if gpu_bytes is not None:
             room = gpu_bytes - CONTEXT_BYTES - weights_of(setting, trace)

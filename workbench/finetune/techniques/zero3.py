@@ -78,17 +78,17 @@ class Zero3(Zero):
         bucket = float(setting.bucket * setting.weight_bytes)
         device = Memory(parameters=scales_of(setting, trace), communication=bucket)
         host = Memory()
-        # Weights: here, on the host, or on a disk behind buffers.
+        # Weights: on the device, on the host, or on a disk with buffers.
         weights = weights_of(setting, trace) / setting.shards
         if "parameters" in setting.offload:
             if setting.weight_buffers:
-                # So many trained elements are kept here all the same (`max_in_cpu`).
+                # This number of trained elements stays in memory anyway (`max_in_cpu`).
                 elements = setting.weight_buffers + min(setting.weights_kept, shard)
                 weights = setting.weight_bytes * elements
             host = host.plus(Memory(parameters=weights))
         else:
             device = device.plus(Memory(parameters=weights))
-        # Optimizer states: on a disk, on the host, or here.
+        # Optimizer states: on a disk, on the host, or on the device.
         if setting.swap_buffers:
             through = setting.swap_buffers * FP32 * min(shard, setting.sub_group)
             return device, host.plus(Memory(optimizer=through, gradients=gradients))
@@ -108,7 +108,7 @@ class Zero3(Zero):
         return 0.0, setting.weight_bytes * (_gathered(setting, trace, moment) + 3 * reduced)
 
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-        """Return what a rank holds while a sub-group of its part is updated."""
+        """Return the memory of a rank during the update of a sub-group of its part."""
         device, host = self.kept(setting, trace)
         at_once = min(trace.trained / setting.shards, setting.sub_group)
         work = Memory(gradients=FP32 * at_once, optimizer=setting.update_bytes * at_once)
@@ -137,11 +137,11 @@ class Zero3(Zero):
 
 
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
-    """Return the number of elements that are whole at a moment of a step.
+    """Return the number of whole elements at a moment of a step.
 
     A layer is kept if its next use is within `reuse` elements. Forward and backward pass share that
     distance.
-    The backward pass frees each layer, and gathers ahead only layers it has not passed yet.
+    The backward pass frees each layer, and gathers only later layers ahead.
     """
     whole = trace.parameters
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))

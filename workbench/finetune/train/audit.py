@@ -1,4 +1,4 @@
-"""Fail a run that differs from its job: libraries silently fall back to something else."""
+"""Fail a run unlike its job: libraries silently fall back to something else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
     """Yield the differences between a job and the measured state of a rank."""
     technique = technique_of(job.technique)
     asked = _shape(technique.engine, technique.offloads, world_size)
-    # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
+    # ZeRO stages 1 and 2 offload only optimizer states, and only stage 3's techniques have offload
+    # in their names.
     offloads = held.engine == "deepspeed-zero3" and "optimizer" in held.offload
     ran = _shape(held.engine, offloads, held.world_size)
     if asked != ran:
@@ -62,7 +63,7 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
 
 
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Inspect the first step, report its state, and stop a run that differs from its job."""
+    """Inspect the first step, report its state, and stop a run unlike its job."""
 
     def __init__(
         self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()
@@ -82,7 +83,8 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         if self._done:
             return
         for module in self.trainer.model.modules():
-            # A layer of 4-bit weights computes in the format that it was told to, and answers in that of its input.
+            # A layer of 4-bit weights computes in its configured format, and returns the format of
+            # its input.
             if isinstance(module, nn.Linear) and not hasattr(module, "quant_state"):
                 self._hooks.append(module.register_forward_hook(self._note))
         if (engine := self._engine) is None:
@@ -135,7 +137,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
 
     def _tell(self, held: RankState) -> None:
-        """Report the state of this rank, and the effect of the user's own DeepSpeed JSON."""
+        """Report the state of the rank, and the effect of the user's own DeepSpeed JSON."""
         engine = self._engine
         if engine is None or not self.json_keys:
             emit("engine", **asdict(held))
@@ -192,11 +194,11 @@ class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
 
 def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
-    # Padding makes a share a little more than 1/N, and nothing near the half way to the whole.
+    # Padding makes a share slightly larger than 1/N, but never half of the rest.
     most = share.whole * (1 + 1 / shards) / 2
     if shards > 1 and share.local > most:
         yield f"{name} was to be spread over {shards} ranks, but {share.local} of {share.whole} elements are here"
-    # What took no part in the loss has neither gradient nor state.
+    # Parameters outside of the loss have neither gradient nor state.
     if shards == 1 and share.local < share.whole and name in ("trained", "updated"):
         yield f"{name} was to be whole on each rank, but {share.local} of {share.whole} elements are here"
 

@@ -23,12 +23,11 @@ class LoadBalance:
 
     def __init__(self, coefficient: float) -> None:
         self.coefficient = coefficient
-        self._sums: torch.Tensor | None = (
-            None  # the loss times the tokens, and the tokens, on the model's device
-        )
+        # Loss times tokens, and tokens, on the model's device.
+        self._sums: torch.Tensor | None = None
 
     def asking(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch that makes the model return the loss, or omit it if its weight is 0."""
+        """Return a batch that asks the model for the loss, unless the weight of the loss is 0."""
         return {**inputs, "output_router_logits": self.coefficient > 0}
 
     def part(self, outputs: Any, targets: torch.Tensor, num_items_in_batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Callbacks of the Trainer: events for the notebook, and a stop at a loss that is not finite."""
+"""Callbacks of the Trainer: events for the notebook, and a stop at a non-finite loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.rundir.events import Event, EventKind, emit, emit_event
 
 
 def emit_memory(step: int) -> None:
-    """Emit the current and the peak memory of this rank."""
+    """Emit the current and the peak memory of the rank."""
     emit("memory", step=step, **memory())
 
 
@@ -60,7 +60,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         self.samples = samples
         self._learning_rate: float | None = None
         self._epoch = 0, 0.0
-        # By step, until the step is logged.
+        # Measurements by step, until the step is logged.
         self._noted: dict[int, _Noted] = {}
         self._logged = 0.0, 0.0  # seconds and samples of the steps that were logged
 

@@ -37,7 +37,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.every = every
         self.most = most or _KEPT
         self.sent = _sent(folder / "resume") if resumes else []
-        """Folders of the sent parts: of this rank, or of all ranks of another number of ranks.
+        """Folders of the sent parts: of the rank, or of all ranks of another number of ranks.
 
         The folders are removed after reading.
         """
@@ -97,7 +97,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             emit_memory(state.global_step)
 
     def save(self, trainer: Any) -> None:
-        """Write a checkpoint of the current step; every rank must call this method.
+        """Write a checkpoint of the current step; every rank must call the method.
 
         A full disk is reported once and does not stop training.
         """
@@ -124,7 +124,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             )
 
     def restore(self, trainer: Any) -> None:
-        """Restore the trainer from the checkpoint, if any; every rank must call this method."""
+        """Restore the trainer from the checkpoint, if any; every rank must call the method."""
         if self.tree is None:
             return
         if engines := self.tree.pop("engines", None):

@@ -102,7 +102,7 @@ class Evaluator:
 
     def _loss(self, trainer: Any) -> tuple[float, float]:
         """Return the mean loss of a token, and the share of correct tokens if counted."""
-        # DDP's own forward pass sends the model's buffers around.
+        # DDP's own forward pass would send the model's buffers to all ranks.
         wrapped, rows = trainer.model_wrapped, trainer.eval_dataset
         model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
         size, world_size = trainer.args.per_device_eval_batch_size, ranks.world_size()
@@ -121,7 +121,7 @@ class Evaluator:
         return total / count, right / count
 
     def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
-        """Return all figures by name, the same on every rank; every rank must call this method."""
+        """Return all figures by name, the same on every rank; every rank must call the method."""
         figures = {LOSS: loss}
         if self._encoder.causal or "perplexity" in self._job.metrics:
             figures |= perplexity(loss)
@@ -171,10 +171,10 @@ def _function(sent: Mapping[str, object], number: int = 0) -> Function:
     source, path, name = (text(sent.get(key)) for key in ("source", "path", "function"))
     module = ModuleType(f"workbench_metric_{number}")
     module.__file__ = path
-    # Its lines stand in tracebacks, though the file is not on this pod.
+    # Tracebacks show the file's lines, although the file is not on this pod.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
-    # Files of functions that an earlier version wrote import their reader by its name of then.
+    # Function files of earlier versions import their reader by its old name.
     sys.modules.setdefault("workbench.worker.call", call)
     try:
         exec(compile(source, path, "exec"), vars(module))
@@ -205,7 +205,7 @@ def _raised(error: BaseException) -> str:
     lines = [
         line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__
     ]
-    # Mark the notebook's cells and metric files: only their cached lines have no time.
+    # Only code from the notebook (a cell or a metric's file) has cached lines without a time.
     sent = {
         file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None
     }
@@ -259,7 +259,8 @@ def _f1(common: int, predicted: int, expected: int) -> float:
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
     lengths = [0] * (len(other) + 1)
     for word in one:
-        before = 0  # what `lengths` held one place to the left, before this word
+        # Value of `lengths` one place to the left, before this word.
+        before = 0
         for place, another in enumerate(other, 1):
             before, lengths[place] = (
                 lengths[place],

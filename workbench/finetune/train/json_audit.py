@@ -26,7 +26,7 @@ _STAGES_1_AND_2 = (
 
 
 def in_effect(engine: Any, keys: Iterable[str]) -> dict[str, object]:
-    """Return the engine's value of every key; None for a value that the engine does not expose."""
+    """Return the engine's value of every key; None if the engine exposes no value."""
     return {key: _held(engine, key) for key in keys}
 
 

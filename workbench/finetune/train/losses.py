@@ -1,4 +1,4 @@
-"""Read the loss of a step one step later, so that no rank waits for its device or other ranks.
+"""Read the loss of a step in the next step, so no rank waits for its device or other ranks.
 
 A loss stays on the device when its step ends. The next step begins with one sum over the ranks, of
 the
@@ -26,7 +26,7 @@ from workbench.base.errors import RunError
 _TOKENS, _STOP, _BALANCE, _BALANCED, _FIRST_LOSS = range(5)
 """Indices in the tensor that ranks add up.
 
-Every rank's loss has an index of its own after these.
+Every rank's loss has an index of its own at the end.
 """
 
 _CAUSE_FIRST_S = 1.0
@@ -54,19 +54,19 @@ class HostCopy:
 
 @dataclass(kw_only=True, slots=True)
 class EndedStep:
-    """Optimizer step whose loss has not been read yet."""
+    """Optimizer step with an unread loss."""
 
     step: int
     epoch: float | None
     loss: torch.Tensor
-    """Sum over the micro-batches of this rank, on the device."""
+    """Sum over the micro-batches of the rank, on the device."""
     grad_norm: HostCopy | None
     due: bool
     """Whether to log the step's figures."""
     balance: torch.Tensor | None = None
-    """Load-balancing loss times tokens, and the tokens, of this rank; on the device.
+    """Load-balancing loss times tokens, and the tokens, of the rank; on the device.
 
-    None for a model that is no mixture of experts.
+    None for models without a mixture of experts.
     """
 
 
@@ -77,11 +77,11 @@ class ReadStep(NamedTuple):
     balance: float = 0.0
     """Load-balancing loss times the tokens, of all ranks."""
     balanced: float = 0.0
-    """Tokens of the load-balancing loss; 0 for a model that is no mixture of experts."""
+    """Tokens of the load-balancing loss; 0 for models without a mixture of experts."""
 
 
 class StepSums:
-    """Figures of the steps that were read and not yet logged."""
+    """Figures of the steps between reading and logging."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -133,7 +133,7 @@ class StepLosses:
         return self._add_up(tokens)[_TOKENS].to(torch.int64)
 
     def keep(self, ended: EndedStep) -> None:
-        """Store a step that has just ended."""
+        """Store a finished step."""
         if self._apart:
             self._sent.append(
                 (ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)])))
@@ -153,7 +153,7 @@ class StepLosses:
         return self._read_sums()
 
     def meet(self) -> list[ReadStep]:
-        """Return all steps that have not been returned yet; every rank must call this method."""
+        """Return all remaining steps; every rank must call the method."""
         if self._apart:
             self._read_own(but=0)
             return self._sum_of_own()
@@ -213,9 +213,9 @@ class StepLosses:
 
 
 def _check(losses: Sequence[float], step: int) -> None:
-    """End the run at a loss that is not finite.
+    """End the run at a non-finite loss.
 
-    The rank of the loss raises the cause; other ranks raise an error that refers to that rank.
+    The rank of the loss raises the cause; other ranks raise an error with that rank's number.
     """
     bad = [rank for rank, loss in enumerate(losses) if not math.isfinite(loss)]
     if ranks.rank() in bad:

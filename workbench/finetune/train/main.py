@@ -64,9 +64,8 @@ def main() -> None:
 
 
 def _run(work: Assignment) -> None:
-    sys.path.extend(
-        filter(None, [os.environ.get("WORKBENCH_PACKAGES")])
-    )  # last: they shadow nothing of the pod's
+    # The packages come last, so that they shadow none of the pod's packages.
+    sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
     phase("joining the other ranks")
     prepare_process(work)
     arguments = training_arguments(work)
@@ -132,7 +131,8 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         options=options,
         wording=wording(job.prompt, system=job.system),
         chat_template=job.chat_template,
-        # Adapters belong to the tokens that they were trained with, and rows of now would give others.
+        # Adapters belong to the tokens of their training; a tokenizer learned from new rows would
+        # differ.
         tokenizer=AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
         if trained
         else None,
@@ -150,7 +150,7 @@ def _trainer(
     job, technique = work.job, work.technique
     technique.wrap(loaded.model, job, gpus=work.gpus, parts=parts_to_shard)
     clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
-    # The rows, as tokens. Of packed ones each holds several texts.
+    # Rows as tokens. A packed row has several texts.
     texts = shared_rows(rows.train, encoder.rows)
     texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
     train = TokenRows(texts, work.rank_folder)
@@ -215,14 +215,15 @@ def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> N
             options=(work.deepspeed or {}).get("flops_profiler", {}),
         )
     first = [
-        # The technique's: local SGD averages the weights before anything looks at the step.
+        # Callback of the technique: local SGD averages the weights before other callbacks see the
+        # step.
         *trainer.points.first_callbacks(trainer),
-        # Times the step and emits its figures. Trackers come later, and get the figures that it adds.
+        # Times the step and emits its figures. Trackers run later, and also get these figures.
         events,
     ]
-    # Here stand transformers' own, which decide when to log and to evaluate, and the trackers.
+    # Here come transformers' own callbacks, for logging and evaluation, and the trackers.
     after: list[TrainerCallback] = [
-        # Fails the first step of a run that is something else than asked for.
+        # Fails a run whose first step differs from its job.
         check,
         # Restores a checkpoint, and asks for one when it is due.
         trainer.checkpoints,
@@ -289,8 +290,8 @@ def _save(work: Assignment, loaded: model.Loaded) -> None:
     if work.job.peft != Peft.NONE:
         adapters.save(loaded.model, folder, base=work.base, seed=work.job.seed)
     else:
-        # Only a model that was read may have names of an older format to go back to; transformers would compile 900
-        # patterns to find that a built-in one has none.
+        # Only a model that was read may have names of an older format. transformers would compile
+        # 900 patterns to find none for a built-in model.
         save_model(loaded.model, folder, read=model_kind(work.job.model) is not ModelKind.BUILTIN)
     if work.rank == 0:
         loaded.tokenizer.save_pretrained(folder)

@@ -63,7 +63,7 @@ class Assignment:
     resumed_step: int = 0
     """Step of the checkpoint to resume from; 0 from the beginning."""
     not_read: tuple[str, ...] = ()
-    """Columns of file rows that no row's form reads."""
+    """Unread columns of the rows, if the rows are files."""
     empty_answers: int = 0
     """Rows of the files with an empty answer."""
     unasked: str = ""
@@ -86,7 +86,7 @@ class Assignment:
         chosen = tuple(raw.get("chosen", ()))
         job = choose(job, gpus=gpus)
         left_open = "precision" in chosen and job.precision == Precision.BF16 and gpus > 0
-        # torch computes in it on any GPU, slowly: by Ampere's it is in the hardware.
+        # torch computes bf16 on any GPU, but slowly before Ampere, the first with hardware support.
         if left_open and not (
             torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
         ):
@@ -133,14 +133,14 @@ class Assignment:
 
 
 def prepare_process(work: Assignment) -> None:
-    """Prepare this process before torch and DeepSpeed inspect it."""
+    """Prepare this process before torch and DeepSpeed inspect the process."""
     _check_trackers(work)
     disable_progress_bar()
     # torch 2.13 has renamed collectives that DeepSpeed calls; every call would warn.
     warnings.filterwarnings(
         "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
     )
-    # T5's blocks give their position bias on as a view, and change it nowhere in place.
+    # T5's blocks return their position bias as a view, and never change it in place.
     warnings.filterwarnings(
         "ignore",
         message=r"FSDP2-wrapped module \(FSDPT5Block\) returned a view",
@@ -174,8 +174,8 @@ def training_arguments(work: Assignment) -> Any:
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(work.folder / "trainer"),
         run_name=work.folder.name,
-        # One rank speaks for all, as with the project's own metrics. Where KUBEFLOW_TRAINER_SERVER_URL is set,
-        # transformers adds its KubeflowCallback to these by itself; rank 0's alone sends something.
+        # Only rank 0 reports, as with the project's own metrics. If KUBEFLOW_TRAINER_SERVER_URL is
+        # set, transformers adds its KubeflowCallback itself, and only rank 0's sends data.
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         # Ranks that train apart take the mean over their own tokens.
         average_tokens_across_devices=not work.technique.apart,
@@ -192,7 +192,7 @@ def training_arguments(work: Assignment) -> Any:
 
 
 def _check_trackers(work: Assignment) -> None:
-    # Only rank 0 hands metrics on, so only its pod needs the package.
+    # Only rank 0 reports metrics, so only its pod needs the package.
     for name in work.job.report_to if work.rank == 0 else ():
         if importlib.util.find_spec(name) is None:
             raise ConfigError(

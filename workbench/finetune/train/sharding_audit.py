@@ -16,14 +16,14 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Part of some tensors on this rank."""
+    """Part of some tensors on the rank."""
 
     local: int
-    """Elements on this rank."""
+    """Elements on the rank."""
     whole: int
     """Elements of the whole."""
     dtypes: tuple[str, ...] = ()
-    """Number formats on this rank, by torch's names."""
+    """Number formats on the rank, by torch's names."""
     devices: tuple[str, ...] = ()
     """Devices of the part: `cpu`, `cuda`."""
 
@@ -38,21 +38,21 @@ class RankState:
     gradients: Share
     """Gradients at the update, averaged over the ranks."""
     updated: Share
-    """Weights that this rank's optimizer updates: the master copy, if any."""
+    """Weights that the rank's optimizer updates: the master copy, if any."""
     states: Share
     """States of the optimizer for all updated elements; none for SGD without momentum."""
     arithmetic: str
     """Most frequent number format of the linear layers' results."""
     offload: tuple[str, ...] = ()
-    """Parts that the engine keeps on the host: `optimizer`, `parameters`."""
+    """Parts of the state on the host: `optimizer`, `parameters`."""
     packed: bool = False
     """Whether some weights are stored in 4 bits."""
     frozen: Share = field(default_factory=lambda: Share(local=0, whole=0))
-    """Weights that are not trained, without weights in 4 bits."""
+    """Weights without training, without weights in 4 bits."""
 
 
 def engine_of(trainer: Any) -> str:
-    """Return the name of the model's engine: that of a technique, `none`, or `deepspeed-zero0`."""
+    """Return the name of the model's engine: a technique's engine, `none`, or `deepspeed-zero0`."""
     runs = next((each.engine for each in TECHNIQUES if each.runs(trainer)), None)
     if runs is not None:
         return runs
@@ -78,7 +78,7 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     trained = [p for p in every if p.requires_grad]
     engine = getattr(trainer, "deepspeed", None)
     optimizer = trainer.optimizer if engine is None else engine.optimizer
-    # accelerate's and DeepSpeed's wrappers both keep what they wrap under this name.
+    # The wrappers of accelerate and DeepSpeed both keep the wrapped optimizer under this name.
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     masters = _masters(engine.optimizer) if engine is not None else []
@@ -119,7 +119,8 @@ def _states(optimizer: Any, files: Mapping[int, torch.Tensor]) -> Iterator[torch
     for parameter, state in optimizer.state.items():
         parameter = files.get(id(parameter), parameter)
         for value in (files.get(id(value), value) for value in state.values()):
-            # A step counter is a tensor too, and the scales of 8-bit states are smaller than what they scale.
+            # A step counter is a tensor too, and the scales of 8-bit states are smaller than the
+            # states.
             if (
                 isinstance(value, torch.Tensor)
                 and _local(value).numel() == _local(parameter).numel() > 1

@@ -57,12 +57,13 @@ def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
 
 def remove_folders(deepspeed: Mapping[str, Any] | None) -> None:
     for folder in _folders(deepspeed):
-        shutil.rmtree(folder, ignore_errors=True)  # another rank of the pod may be at it too
+        # Another rank of the pod may remove the folder at the same time.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _claim(folder: Path) -> None:
     """Make the run's folder, and remove folders of killed runs: no process locks their file."""
-    # A lock counts on the machine that holds it, and ends with its process, however that ends.
+    # A lock is valid on one machine, and ends with its process in any case.
     name = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}"
     parent = os.open(folder.parent, os.O_RDONLY)
     try:
@@ -96,8 +97,8 @@ def _builds_told() -> Iterator[None]:
 
 
 def _check_reads(folder: Path) -> None:
-    # DeepSpeed 0.19.8 reads each gradient past the page cache to wherever it lies in a flat buffer, and does not hear
-    # that a disk refuses an address that is not a multiple of 512: the update then takes what was there before.
+    # DeepSpeed 0.19.8 reads each gradient without the page cache into a flat buffer, and ignores a
+    # disk's error for an address that is not a multiple of 512. The update then uses old data.
     path, memory = folder / f"try-{os.getpid()}", memoryview(mmap.mmap(-1, 2 * _PAGE))
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)

@@ -3,8 +3,8 @@
 An optimizer step calls the methods in their order here; "One optimizer step" in docs/structure.md
 names the other functions of a step. `points.TechniquePoints` has the hooks of the technique.
 
-Private hooks of transformers. Public hooks are preferred: a private hook stays only if no public hook
-does the same, and tests/finetune/train/test_trainer_hooks.py fails when the library renames or no
+Private hooks of transformers. Public hooks are preferred: a private hook stays only if no public
+hook does the same, and tests/finetune/train/test_trainer_hooks.py fails when the library renames or no
 longer calls a hook:
 
 | method | reason |
@@ -18,7 +18,8 @@ longer calls a hook:
 | `_save_checkpoint` | the library's checkpoints differ by technique, and are pickled |
 
 The mixin also sets attributes of a library: the public `accelerator.prepare_model` and
-`accelerator.scaler`, and `_total_loss_scalar`, from which transformers computes the mean loss of the run.
+`accelerator.scaler`, and `_total_loss_scalar`, from which transformers computes the
+mean loss of the run.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ from workbench.rundir.events import emit
 
 _SAID_EVERY_S = 1.0
 _NO_FIGURES = ("runtime", "samples_per_second", "steps_per_second", "epoch")
-"""Entries of the library's evaluations that are no figures of the model."""
+"""Entries of the library's evaluations other than figures of the model."""
 
 # Some trainer of a library comes after the mixin among the bases.
 _Trainer: Any = Trainer if TYPE_CHECKING else object
@@ -76,7 +77,7 @@ _Trainer: Any = Trainer if TYPE_CHECKING else object
 
 @dataclass(kw_only=True, slots=True)
 class TrainerParts:
-    """Parts of a trainer that the workbench adds."""
+    """Parts that the workbench adds to a trainer."""
 
     clock: StepMeter
     stop: StopFile
@@ -86,9 +87,9 @@ class TrainerParts:
     """Evaluation of the workbench; None for the evaluation of the library's trainer."""
     technique: Technique = field(default_factory=DDP)
     points: TechniquePoints = field(default_factory=TechniquePoints)
-    """Hooks of the technique for this job."""
+    """Hooks of the technique for the job."""
     sends_bf16: bool = False
-    """Whether DDP rounds the gradients that it sends to bf16."""
+    """Whether DDP sends gradients in bf16."""
     causal: bool = False
     """Whether labels are learned from the logits of the token before them."""
     order: int = ROW_ORDER
@@ -112,9 +113,9 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.profiler: StepProfiler | None = None
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
-        """Figures of every evaluation of this process, by step."""
+        """Figures of every evaluation of the process, by step."""
         self.write_model: Callable[[], None] = lambda: None
-        """Save the current model; every rank calls this function."""
+        """Save the current model; every rank calls the function."""
         self._sums = StepSums()
         self._kept_step = 0  # the last step whose loss was kept
         self._told_s = time.monotonic()  # when this rank last told how far it is
@@ -158,7 +159,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def use_callbacks(
         self, *, first: Sequence[TrainerCallback], last: Sequence[TrainerCallback]
     ) -> None:
-        """Add callbacks before and after those of the library and its trackers."""
+        """Add callbacks before and after the callbacks of the library and its trackers."""
         self.remove_callback(PrinterCallback)
         own = list(self.callback_handler.callbacks)
         for callback in own:
@@ -170,7 +171,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return leave_norms_out_of_decay(self, super().create_optimizer(*args))
 
     def row_lengths(self) -> torch.Tensor:
-        """Return the number of source and of target tokens of each row, rows x 2."""
+        """Return the number of source and of target tokens of every row, rows x 2."""
         return row_lengths(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -200,7 +201,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of the step, and the number of tokens that all ranks learn from.
 
-        The sum of these tokens over the ranks also carries the loss of the last step.
+        The sum of the tokens over the ranks also carries the loss of the last step.
         """
         batches = list(islice(epoch_iterator, num_batches))
         if not batches:
@@ -272,7 +273,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **options)
 
     def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
-        """Store loss and norm of the step that has ended, without reading from the device."""
+        """Store loss and norm of a finished step, without reading from the device."""
         step = self.state.global_step
         if step == self._kept_step:  # the Trainer asks once more after each epoch
             return

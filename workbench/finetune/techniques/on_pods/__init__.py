@@ -1,1 +1,1 @@
-"""Modules of the techniques that load torch. Only functions on pods import them."""
+"""Modules of the techniques for pods, with torch. Only functions on pods import the modules."""

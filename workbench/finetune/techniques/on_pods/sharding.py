@@ -87,7 +87,8 @@ def _to_format(module: nn.Module, trained: torch.dtype, frozen: torch.dtype) -> 
     # Convert one layer at a time: weights read from a file are its pages, shared by all ranks of a
     # pod.
     for parameter in module.parameters():
-        packed = hasattr(parameter, "quant_state")  # in 4 bits, whatever format it says
+        # In 4 bits, with any declared format.
+        packed = hasattr(parameter, "quant_state")
         if parameter.is_floating_point() and not packed and not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(trained if parameter.requires_grad else frozen)
     for buffer in module.buffers():

@@ -15,7 +15,7 @@ _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
 
 class ZeroState:
-    """Part of a training state on this rank under stage 1 or 2."""
+    """Part of a training state on the rank under stage 1 or 2."""
 
     masters: ClassVar[tuple[str, ...]] = (
         "single_partition_of_fp32_groups",
@@ -54,7 +54,7 @@ class ZeroState:
             setattr(self.engine, name, value)
 
     def cut_anew(self, states: Sequence[Any], *, rank: int, ranks: int) -> dict[str, object]:
-        """Return this rank's part, from the parts of another number of ranks."""
+        """Return the rank's part, from the parts of another number of ranks."""
         first = states[0]
         kept = [state["optimizer"]["state"] for state in states]
         shape, like = first["weights"][0].shape, kept[0].get(0, {})
@@ -95,7 +95,7 @@ class ZeroState:
         }
 
     def owned(self) -> list[torch.Tensor]:
-        """Return the flat FP32 weights that this rank updates."""
+        """Return the flat FP32 weights that the rank updates."""
         for name in self.masters:
             if hasattr(self.zero, name):
                 files = on_disk(self.zero)
@@ -117,7 +117,7 @@ class ZeroState:
         self.zero.update_lp_params()
 
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
-        """Cut each group's flat buffer into equal parts, padded with zeros."""
+        """Cut every group's flat buffer into equal parts, padded with zeros."""
         cut = []
         for number, mine in enumerate(self.owned()):
             size, before = mine.numel(), [part[number] for part in parts]
@@ -126,12 +126,12 @@ class ZeroState:
         return cut
 
     def numbered(self) -> list[list[int]]:
-        """Return torch's numbers of the flat buffers of each group."""
+        """Return torch's numbers of the flat buffers of every group."""
         return [[number] for number in range(len(self.zero.optimizer.param_groups))]
 
 
 class Stage3State(ZeroState):
-    """State under stage 3: equal parts of every weight, concatenated, on each rank."""
+    """State under stage 3: equal parts of every weight, concatenated, on all ranks."""
 
     masters: ClassVar[tuple[str, ...]] = ("fp32_partitioned_groups_flat",)
 
@@ -154,7 +154,7 @@ class Stage3State(ZeroState):
         if getattr(zero, "swap_optimizer", False) or getattr(zero, "params_in_nvme_and_cpu", False):
             self._load_on_disk(state)
             return
-        # DeepSpeed's own way, with what its checkpoint files would hold.
+        # DeepSpeed's own way, with the content of its checkpoint files.
         scaling = {
             "loss_scaler": zero.loss_scaler,
             "dynamic_loss_scale": zero.dynamic_loss_scale,
@@ -180,7 +180,7 @@ class Stage3State(ZeroState):
             zero._release_sub_group(number, timers)
 
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
-        """Cut each weight into equal parts for all ranks, the last part padded with zeros."""
+        """Cut every weight into equal parts for all ranks, the last part padded with zeros."""
         taken, at = [], 0
         for elements in (weight.ds_numel for group in self.zero.fp16_groups for weight in group):
             before, size = -(-elements // len(parts)), -(-elements // ranks)

@@ -18,7 +18,7 @@ from workbench.finetune.train.measure.traffic import Sent, Traffic, addresses, r
 
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
-    """Count the tokens that pass through the model.
+    """Count the tokens of a batch in the model.
 
     Source and target, or a causal model's one text.
     """
@@ -69,7 +69,7 @@ class _Step(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """Step whose times are read one step later, because a GPU may still work on it."""
+    """Step with times to read in the next step, because a GPU may still be at work."""
 
     took_s: float
     tokens: Sequence[int]
@@ -159,7 +159,7 @@ class StepMeter:
         return self.samples / self.runtime_s if self.runtime_s > 0 else 0.0
 
     def totals(self) -> dict[str, float | int | None]:
-        """Emit this rank's traffic, and return tokens a second and times of all ranks.
+        """Emit the rank's traffic, and return tokens a second and times of all ranks.
 
         A collective.
         """
@@ -179,7 +179,7 @@ class StepMeter:
         if self._ended is None:
             return
         step, self._ended = self._ended, None
-        # The last micro-batch of several may have the optimizer step in it, and what is sent for it.
+        # The last of several micro-batches may include the optimizer step and its messages.
         took_s = [float(seconds) for seconds in step.computing]
         took_s = took_s[:-1] or took_s
         computing_s = sum(took_s) / sum(step.tokens[: len(took_s)])

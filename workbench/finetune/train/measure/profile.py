@@ -232,9 +232,8 @@ def _linear_counted_once() -> Iterator[None]:
     try:
         yield
     finally:
-        functional.linear = (
-            counted  # the profiler finds the one that it put there, and takes it off
-        )
+        # The profiler finds its own function here, and removes it.
+        functional.linear = counted
 
 
 def _count_whole_parameters(module: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that this rank sends to other pods: the kernel's count of each TCP connection."""
+"""Bytes sent from a rank to other pods: the kernel's count of every TCP connection."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Sent = Mapping[tuple[str, ...], int]
 
 
 def addresses() -> set[str]:
-    """Return this pod's addresses in connections other than those to the rendezvous store."""
+    """Return this pod's addresses in connections other than to the rendezvous store."""
     return {here for link in _links() for here, _, _, _ in [_ends(link)]}
 
 
 def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
-    """Return the bytes that this process has sent on every connection to other ranks."""
+    """Return the process's sent bytes on every connection to other ranks."""
     sent: dict[tuple[str, ...], int] = {}
     for link in _links():
         ends = _ends(link)
@@ -44,7 +44,7 @@ def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
 def unseen(
     backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys/class")
 ) -> str:
-    """Return why the sent bytes of a process group cannot be counted; empty if they can."""
+    """Return why the sent bytes of a process group cannot be counted; empty if countable."""
     if not _counts():
         return "this system does not tell it"
     if "nccl" not in backend:
@@ -61,13 +61,13 @@ def unseen(
 
 
 class Traffic:
-    """Add up the bytes that this rank sends during steps, without evaluations and checkpoints."""
+    """Add up the bytes that the rank sends during steps, without evaluations and checkpoints."""
 
     def __init__(self, read: Callable[[], Sent | None]) -> None:
         self.steps = 0
         """Number of counted steps; 0 until the third step has ended."""
         self.sent_bytes: int | None = 0
-        """Bytes sent in the counted steps; None if the kernel does not count them."""
+        """Bytes sent in the counted steps; None if the kernel does not count bytes."""
         self._read = read
         self._settling = _SETTLING
         self._since: Sent | None = None
@@ -152,7 +152,7 @@ def _info(link: socket.socket) -> bytes:
 
 
 def _bytes_sent(link: socket.socket) -> int | None:
-    # Without what was sent again: a busy machine does that even to itself, and it says nothing of the technique.
+    # Retransmissions do not count: they depend on the machine's load, not on the technique.
     info = _info(link)
     if len(info) >= _BYTES_SENT + 16:
         sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
