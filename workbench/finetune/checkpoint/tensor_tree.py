@@ -92,13 +92,14 @@ class TreePacker:
         )
 
     def _name(self, tensor: torch.Tensor) -> str:
-        # The same tensor in two places of the tree is written once, and is one tensor again after reading.
+        # A tensor in two places of the tree is written once, and is a single tensor again after
+        # reading.
         key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in self._names:
             return self._names[key]
         name = self._names[key] = f"t{len(self.tensors)}"
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        # safetensors takes no parts of a larger buffer.
+        # safetensors does not write parts of a larger buffer.
         kept = (
             tensor
             if whole and tensor.is_contiguous()

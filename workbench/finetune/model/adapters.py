@@ -114,7 +114,7 @@ def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
 def counts(model: torch.nn.Module) -> tuple[int, int]:
     """Count the trained and all parameters, whole, in any storage format."""
     trained = everything = 0
-    # Weights in 4 bits are several in a number, and padded.
+    # Weights in 4 bits share numbers, and are padded.
     states = {
         id(m.weight): m.quant_state
         for m in model.modules()

@@ -69,7 +69,7 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
 
     names = options.target_modules
     if checkpointing:
-        # Nothing before the first adapter has a gradient: recomputing would cut the graph there.
+        # No part before the first adapter has a gradient: recomputing would cut the graph there.
         model.enable_input_require_grads()
     config = LoraConfig(
         r=options.r,

@@ -106,8 +106,8 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
     for parameter in model.parameters():
         parameter.data = parameter.data.to(device=device, dtype=dtype)
-    # Buffers are never rounded unless DeepSpeed's layers compute with them: the frequencies of rotary positions, which
-    # no file holds, would turn into others.
+    # Never round buffers unless DeepSpeed's layers compute with them. The frequencies of rotary
+    # positions are in no file, and would change.
     from_files = model.state_dict().keys() if technique.half_weights else ()
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and (dtype == torch.float32 or name in from_files):

@@ -47,7 +47,8 @@ def placement(
     layers = sorted(model._no_split_modules or ())
 
     def filled(most: float) -> dict[str, Any]:
-        # The first device of all would keep room for a layer that comes back from the host, of which there are none.
+        # accelerate would reserve room on the first device for a layer that returns from the host.
+        # No layer is on the host.
         sizes = {_NO_DEVICE: 0, **{gpu: min(size, int(most)) for gpu, size in limits.items()}}
         return dict(
             infer_auto_device_map(

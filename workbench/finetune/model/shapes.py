@@ -44,17 +44,17 @@ def _llama(
 
 
 KNOWN: Mapping[str, Mapping[str, object]] = {
-    # https://arxiv.org/abs/1910.10683, section 3.7, and the config.json of each.
+    # https://arxiv.org/abs/1910.10683, section 3.7, and the config.json of every model.
     "t5-small": _t5(512, 2048, 8, 6),
     "t5-base": _t5(768, 3072, 12, 12),
     "t5-large": _t5(1024, 4096, 16, 24),
     "t5-3b": _t5(1024, 16384, 32, 24, head=128),
-    # https://arxiv.org/abs/2302.13971, table 2; Llama 2 reads twice as far.
+    # https://arxiv.org/abs/2302.13971, table 2; Llama 2 has twice the context.
     "llama-2-7b": _llama(4096, 11008, 32, 32),
     "llama-2-13b": _llama(5120, 13824, 40, 40),
     # https://arxiv.org/abs/2307.09288, table 1
     "llama-2-70b": _llama(8192, 28672, 64, 80, kv_heads=8),
-    # The built-in ones, with as many words as their tokenizers learn from the bundled questions.
+    # Built-in models, with the vocabulary that their tokenizers learn from the bundled questions.
     TINY_T5: {
         **_t5(128, 256, 8, 2, head=16),
         "vocab_size": 4096,

@@ -29,9 +29,9 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
         return tiny_t5(model_config(name), tokens=len(tokenizer), seed=seed)
     torch.manual_seed(seed)
     shape = {**model_config(name), "vocab_size": -(-len(tokenizer) // 8) * 8}
-    # The range is about one over the root of the hidden size; Llama's own 0.02 is that for some
-    # thousands. With 0.02, 150 steps of 12 rows that ask which aggregate and column a question
-    # wants left a loss of 2.9 (rate 5e-3), with 0.08 a loss of 2.3 (rate 4e-3).
+    # The range is about 1 / sqrt(hidden size); Llama's own 0.02 fits sizes of some thousands. In
+    # 150 steps of 12 rows that ask for a question's aggregate and column, 0.02 reached a loss of
+    # 2.9 (rate 5e-3), and 0.08 a loss of 2.3 (rate 4e-3).
     own = {"initializer_range": 0.08, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     return LlamaForCausalLM(AutoConfig.for_model(**shape, **own))
 

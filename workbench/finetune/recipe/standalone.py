@@ -38,11 +38,11 @@ from transformers import (
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler, eval_batches, pad
 from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
-# Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
-# that starts from random weights are all sign and no size.
+# Share of the steps in which the learning rate rises to its peak. Without it AdamW's first updates
+# of a model with random weights have a sign, but no meaningful size.
 _WARMUP = 0.1
 
-# transformers 5.2x calls it by another name, and warns of the old one.
+# transformers 5.2x has a new name for this option, and warns of the old name.
 _RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
 _CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
 
@@ -67,7 +67,7 @@ _SAME = (
     "train_sampling_strategy",
 )
 
-# The Trainer's names of the update rules.
+# Names of the update rules in the Trainer.
 _OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
     "adamw-8bit": "adamw_bnb_8bit",
     "paged-adamw": "paged_adamw_32bit",
@@ -82,7 +82,8 @@ def token_loss(
 
     T5's own loss ignores the number of tokens in other micro-batches.
     """
-    # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them.
+    # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over
+    # ranks.
     logits = outputs["logits"].float()
     flat = logits.flatten(0, 1), labels.flatten()
     total = torch.nn.functional.cross_entropy(*flat, reduction="sum", label_smoothing=smoothing)
@@ -91,7 +92,7 @@ def token_loss(
 
 def use_no_cache(model: Any) -> None:
     """Disable the cache of every part of a model. The Trainer disables only the outermost cache."""
-    # T5's decoder has a configuration of its own.
+    # T5's decoder has its own configuration.
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             part.config.use_cache = False
@@ -247,7 +248,7 @@ def training_options(
         **{name: job[name] for name in _SAME if name in job},
         "num_train_epochs": job["epochs"],
         "max_steps": job["max_steps"] or -1,
-        # The Trainer takes a number below 1 for a share of the steps.
+        # The Trainer interprets a number below 1 as a share of the steps.
         "warmup_steps": next(
             n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None
         ),
@@ -384,7 +385,8 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
     if not with_deepspeed:
         PartialState(cpu=True, backend="gloo", timeout=limit)
         return
-    # DeepSpeed would compile an op for a minute, whose shared memory has one name for all runs of a machine.
+    # DeepSpeed would compile an op for a minute, and the name of the op's shared memory is the same
+    # for all runs of a machine.
     # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
     comm = import_module("deepspeed.comm.torch")  # as an attribute it is torch itself
     vars(comm)["build_shm_op"] = lambda: None  # gloo does its work

@@ -140,7 +140,7 @@ class FSDP(Plain):
         del config
         options = Options.from_dict(job.fsdp)
         half = job.number_format in (Precision.BF16, Precision.FP16)
-        # Gradients are sent in the format of the arithmetic, unless they are summed in FP32.
+        # Gradients are sent in the format of the arithmetic, unless summed in FP32.
         reduce_bytes = 2 if half and not options.reduce_in_fp32 else 4
         if job.communication:
             reduce_bytes = 4 if job.communication == Communication.FP32 else 2
@@ -174,7 +174,7 @@ class FSDP(Plain):
         weights = weights_of(setting, trace)
         if setting.packed:  # each rank packs the whole model here, and then cuts it up
             return Memory(parameters=weights + scales_of(setting, trace))
-        # A layer is turned into its format at a time.
+        # Layers are converted one after another.
         group = max(trace.largest_layer.all, trace.rest.all)
         share = turned_of(setting, trace) / trace.parameters
         on_gpu = setting.gpu and not setting.offload

@@ -24,7 +24,8 @@ class ApartPoints(TechniquePoints):
         self._options = Options.from_dict(job.local_sgd)
 
     def wrap(self, prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
-        # accelerate prepares a model for evaluation as it does for training, but without DDP around it.
+        # accelerate prepares a model for evaluation in the same way as for training, but without
+        # DDP.
         return super().wrap(prepare, model, **{"evaluation_mode": True, **options})
 
     def common_weights(self) -> AbstractContextManager[None]:
@@ -33,7 +34,8 @@ class ApartPoints(TechniquePoints):
     def first_callbacks(self, trainer: Any) -> Sequence[Any]:
         from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 
-        # The weights are on the trainer's device by now. The averages are taken before anything looks at a step.
+        # The weights are already on the trainer's device. The averages come before other callbacks
+        # of a step.
         self.averaging = ParameterAveraging(trainer.model, self._options)
         return (self.averaging,)
 
@@ -81,7 +83,7 @@ class LocalSGD(Plain):
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         del config
-        # The weights of the last synchronisation, and a momentum, both in FP32; weights are sent in it too.
+        # The last synchronised weights and a momentum, both in FP32. Weights are also sent in FP32.
         outer = 8.0 if Options.from_dict(job.local_sgd).outer_momentum else 4.0
         return replace(plain, outer_bytes=outer, reduce_bytes=4, sync_steps=self.sync_steps(job))
 

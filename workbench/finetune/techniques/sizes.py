@@ -20,8 +20,8 @@ FP32 = 4
 CONTEXT_BYTES = 1.0 * 2**30
 FOUR_BITS = 0.5
 """Bytes of a weight in 4 bits, without its scales."""
-# Bytes of a weight in NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for
-# 256 of those (https://arxiv.org/abs/2305.14314, section 3).
+# Bytes of a weight in NF4 with double quantisation: half a byte, a byte for each block of 64 and an
+# FP32 number for 256 blocks (https://arxiv.org/abs/2305.14314, section 3).
 _PACKED = FOUR_BITS + 1 / 64 + 4 / (64 * 256)
 
 

@@ -219,7 +219,7 @@ class Technique(ABC):
     def runs(self, trainer: Any) -> bool:
         """Return whether the technique's engine runs the trainer's model, by its objects."""
 
-    # Checkpoints: what a rank must keep to continue training as if it had not stopped.
+    # Checkpoints: state of a rank for an exact continuation of training.
 
     @abstractmethod
     def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:

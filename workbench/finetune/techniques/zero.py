@@ -50,14 +50,14 @@ class ZeroPoints(TechniquePoints):
         return None
 
     def norm(self, trainer: Any, _norm: Callable[[], Any]) -> Any:
-        # The library and accelerate would wait for the norm that the engine has left on its device.
+        # The library and accelerate would wait for the norm on the engine's device.
         return trainer.deepspeed.get_global_grad_norm()
 
 
 class Zero(Technique, shared=True):
     """Stages 1 and 2: weights are whole, the update is spread over the ranks."""
 
-    # DeepSpeed averages the gradients of stage 1, too, down to a rank's own part for its optimizer.
+    # Under stage 1, too, DeepSpeed reduces the averaged gradients to the rank's own part.
     spreads: ClassVar[tuple[str, ...]] = UPDATE
     autocasts: ClassVar[bool] = False
     half_weights: ClassVar[bool] = True
@@ -122,15 +122,18 @@ class Zero(Technique, shared=True):
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         zero = config.get("zero_optimization", {})
         half = job.number_format in (Precision.BF16, Precision.FP16)
-        # Gradients are sent in the format of the arithmetic, unless the job or its JSON asks for another.
+        # Gradients are sent in the format of the arithmetic, unless the job or its JSON sets
+        # another.
         asked = config.get("communication_data_type") or job.communication
         reduce_bytes = 2 if half else 4
         if asked:
             reduce_bytes = 4 if asked == Communication.FP32 else 2
-        # On CPUs DeepSpeed's own AdamW, which is not fused, updates what its JSON names or offloads.
+        # On CPUs DeepSpeed's own AdamW, not fused, updates if the JSON has an optimizer or an
+        # offload.
         own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
         offload = [part(zero, key).get("device", "none") != "none" for key in _OFFLOADS]
-        # As the configuration is filled in: reading the same weights from a disk twice fails.
+        # The same default as in the filled configuration: reading the same weights from a disk
+        # twice fails.
         ahead = 0 if part(zero, "offload_param").get("device") == "nvme" else PREFETCH
         return replace(
             plain,
@@ -144,8 +147,8 @@ class Zero(Technique, shared=True):
             if zero
             else plain.prefetch,
             persist=_number(zero, "stage3_param_persistence_threshold", plain.persist),
-            # DeepSpeed 0.19.8 keeps no parameters after an evaluation, also not after the first
-            # evaluation.
+            # DeepSpeed 0.19.8 keeps no parameters after an evaluation, including the evaluation
+            # before the first step.
             reuse=0 if evaluates(job) else _number(zero, "stage3_max_reuse_distance", plain.reuse),
             sub_group=_number(zero, "sub_group_size", plain.sub_group),
             offload=tuple(name for name, so in zip(_ON_HOST, offload, strict=True) if so),
@@ -162,8 +165,9 @@ class Zero(Technique, shared=True):
         states = setting.state_bytes * trace.trained / setting.shards
         device = Memory(parameters=scales_of(setting, trace) + weights_of(setting, trace))
         if "optimizer" in setting.offload:
-            # Gradients are kept there in FP32. `param_buffer_of_bit16_for_cpu_offload_groups`,
-            # `temp_grad_buffer_for_cpu_` and `_gpu_` are the rest.
+            # Gradients are kept there in FP32. The rest:
+            # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_` and
+            # `_gpu_`.
             host = Memory(optimizer=master + states, gradients=FP32 * shard)
             largest = Memory(communication=float(setting.weight_bytes * trace.largest))
             updated = Memory(optimizer=setting.weight_bytes * shard)

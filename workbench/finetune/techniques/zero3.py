@@ -93,7 +93,7 @@ class Zero3(Zero):
             through = setting.swap_buffers * FP32 * min(shard, setting.sub_group)
             return device, host.plus(Memory(optimizer=through, gradients=gradients))
         if "optimizer" in setting.offload:
-            # Gradients are kept there in FP32, beside those of the weights' own format.
+            # Gradients are kept there in FP32, beside gradients in the weights' own format.
             both = gradients + FP32 * trace.trained / setting.shards
             return device, host.plus(Memory(optimizer=master + states, gradients=both))
         mine, theirs = states_kept(
@@ -103,7 +103,7 @@ class Zero3(Zero):
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         arrived, bucket = min(moment.gradients, trace.trained), min(setting.bucket, trace.trained)
-        # A full bucket is copied, cut and reduced into parts.
+        # A full bucket is copied, split and reduced to parts.
         reduced = bucket if arrived >= bucket else 0
         return 0.0, setting.weight_bytes * (_gathered(setting, trace, moment) + 3 * reduced)
 
@@ -130,7 +130,7 @@ class Zero3(Zero):
         return gathered_to_save(setting, trace)
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        # Small parameters are gathered once a step, each; gradients are scattered by buckets.
+        # Small parameters are gathered separately, once a step; gradients are scattered by buckets.
         setting, trace = exchanges.setting, exchanges.trace
         scatters = -(-trace.trained // setting.bucket)
         return exchanges.by_layers_s(accumulation, persist=setting.persist, scatters=scatters)

@@ -194,7 +194,8 @@ class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
 
 def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
-    # Padding makes a share slightly larger than 1/N, but never half of the rest.
+    # Padding makes a share slightly larger than 1/N. The limit is halfway between 1/N and the
+    # whole.
     most = share.whole * (1 + 1 / shards) / 2
     if shards > 1 and share.local > most:
         yield f"{name} was to be spread over {shards} ranks, but {share.local} of {share.whole} elements are here"

@@ -46,7 +46,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self._good: deque[int] = deque()
         self._told = False
         self._trainer: Any = None
-        # Until the first step of a run that continues.
+        # True until the first step of a resumed run.
         self._begins = self._begins_amid = False
 
     def follow(self, trainer: Any) -> None:

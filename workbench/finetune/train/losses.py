@@ -86,7 +86,7 @@ class StepSums:
     def __init__(self) -> None:
         self._steps = 0
         self._loss = 0.0
-        # The load-balancing loss times the tokens, and these tokens.
+        # Load-balancing loss times tokens, and tokens.
         self._balance = self._balanced = 0.0
 
     def add(self, read: ReadStep) -> None:
@@ -118,7 +118,7 @@ class StepLosses:
         """Whether a rank was asked to stop. All ranks know after the same step."""
         self._device, self._apart, self._asked_to_stop = device, apart, asked_to_stop
         self._ended: EndedStep | None = None
-        # Sent to the other ranks, or copied to the host where ranks train apart.
+        # Sent to the other ranks, or copied to the host if ranks train apart.
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
         # Read on this rank, while ranks train apart.
         self._own: list[ReadStep] = []
@@ -147,7 +147,7 @@ class StepLosses:
         The last step is not included.
         """
         if self._apart:
-            # The copy of the last step is left alone: it would make the host wait for that step.
+            # Do not read the copy of the last step: the host would wait for that step.
             self._read_own(but=1)
             return []
         return self._read_sums()

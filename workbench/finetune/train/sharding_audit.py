@@ -65,8 +65,8 @@ def gradients_of(trainer: Any) -> Share:
     engine = getattr(trainer, "deepspeed", None)
     if engine is None:
         return _share([p.grad for p in trained if p.grad is not None], whole=_whole(trained))
-    # At the update DeepSpeed 0.19.8 has freed the gradients of the parameters themselves, under stage 1 too, and keeps
-    # a rank's own part of the averages; with offload it lies beside the master copy.
+    # At the update DeepSpeed 0.19.8 has already freed the parameters' own gradients, also under
+    # stage 1. It keeps the rank's part of the averages, with offload beside the master copy.
     held = [p.grad for p in _masters(engine.optimizer) if p.grad is not None]
     for group in getattr(engine.optimizer, "averaged_gradients", {}).values():
         held += [group] if isinstance(group, torch.Tensor) else list(group or ())

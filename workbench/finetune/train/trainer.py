@@ -71,7 +71,7 @@ _SAID_EVERY_S = 1.0
 _NO_FIGURES = ("runtime", "samples_per_second", "steps_per_second", "epoch")
 """Entries of the library's evaluations other than figures of the model."""
 
-# Some trainer of a library comes after the mixin among the bases.
+# A trainer class of a library follows the mixin in the list of bases.
 _Trainer: Any = Trainer if TYPE_CHECKING else object
 
 
@@ -248,12 +248,12 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     ) -> None:
         """Log the steps whose losses have arrived. Ranks synchronise only when necessary."""
         control, averaging = self.control, self.averaging
-        # The loss of this step stays on the device; earlier ones have come meanwhile.
+        # The loss of this step stays on the device; earlier losses have arrived meanwhile.
         self._keep(tr_loss, grad_norm, due=control.should_log)
         read = self._losses.read()
-        # All ranks have read the same wish to stop, so all stop after this step.
+        # All ranks have read the same stop request, so all stop after this step.
         stops = self._losses.stop and not control.should_training_stop
-        # An evaluation, a checkpoint and the end need all losses, and so does a synchronisation.
+        # An evaluation, a checkpoint, the end and a synchronisation need all losses.
         apart = averaging is not None and averaging.apart
         synchronised = averaging is not None and not apart
         ends = control.should_training_stop or control.should_evaluate or control.should_save
@@ -366,7 +366,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             return {}
         self.eval_losses[step], self.figures[step] = figures[LOSS], figures
         emit_evaluation(step, figures)
-        # A TRL trainer has logged its figures already.
+        # A TRL trainer has already logged its figures.
         if self.args.report_to and self.evaluator is not None:
             self._log_evaluation(
                 {name if name == LOSS else f"eval_{name}": value for name, value in figures.items()}

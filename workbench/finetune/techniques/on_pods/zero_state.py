@@ -58,7 +58,8 @@ class ZeroState:
         first = states[0]
         kept = [state["optimizer"]["state"] for state in states]
         shape, like = first["weights"][0].shape, kept[0].get(0, {})
-        # States of the shape of the weights are cut as these are; all others are the same on every rank.
+        # States with the shape of the weights are cut in the same way. Others are equal on all
+        # ranks.
         flat = {
             key for key, value in like.items() if torch.is_tensor(value) and value.shape == shape
         }
@@ -90,7 +91,7 @@ class ZeroState:
                 "state": of_buffer,
                 "param_groups": [{**group, "params": own} for group, own in groups],
             },
-            # The global batch stays, but not the micro-batches that it is made of.
+            # The global batch stays the same, but not its number of micro-batches.
             "counters": {**counters, "micro_steps": micro_steps},
         }
 
@@ -193,7 +194,7 @@ class Stage3State(ZeroState):
         return [each.clone() for each in own]
 
     def numbered(self) -> list[list[int]]:
-        # Several buffers where a group is a large one.
+        # A large group has several buffers.
         groups: list[list[int]] = [[] for _ in self.zero.optimizer.param_groups]
         for number in range(len(self.zero.fp16_groups)):
             groups[self.zero.sub_group_to_group_id[number]].append(number)

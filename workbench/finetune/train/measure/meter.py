@@ -95,11 +95,11 @@ class StepMeter:
         self._causal, self._period = causal, period
         self._since: float | None = None
         self._steps = 0
-        # Of the step in progress.
+        # Measurements of the step in progress.
         self._useful: Any = 0
         self._tokens: list[int] = []
         self._computing: list[SupportsFloat] = []
-        # Of all steps but profiled ones.
+        # Sums over all steps except profiled ones.
         self._fair_s = self._fair_samples = 0.0
         self._fair_useful: Any = 0
         self._fair_padded = 0

@@ -110,7 +110,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         if self._profiler is None:
             return
-        # Its tables go to sys.stdout, which it points at the file meanwhile.
+        # The profiler prints tables to sys.stdout, and redirects sys.stdout to the file meanwhile.
         self._profiler.print_model_profile(
             profile_step=self.step, output_file=str(self.report), **self.options
         )
@@ -210,8 +210,8 @@ def _own_us(row: Any) -> float:
 
 @contextmanager
 def _linear_counted_once() -> Iterator[None]:
-    # ZeRO-3 puts a `linear` of its own in the place of torch's. It is made of `matmul`, which the profiler counts too:
-    # a model under ZeRO-3 would seem to do twice the work of the same model without it.
+    # ZeRO-3 replaces torch's `linear` with its own, made of `matmul`. The profiler counts both: a
+    # model would seem to do twice as much work under ZeRO-3.
     # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/zero/linear.py
     from deepspeed.profiling.flops_profiler import profiler
     from torch.nn import functional
@@ -237,7 +237,7 @@ def _linear_counted_once() -> Iterator[None]:
 
 
 def _count_whole_parameters(module: Any) -> None:
-    # ZeRO-3 leaves an empty tensor in place of each parameter, and the profiler would count 0.
+    # ZeRO-3 leaves an empty tensor in place of each parameter, so the profiler would count 0.
     module.__params__ = sum(int(getattr(p, "ds_numel", p.numel())) for p in module.parameters())
 
 

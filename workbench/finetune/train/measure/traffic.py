@@ -11,8 +11,9 @@ from pathlib import Path
 
 from workbench.rundir.events import emit
 
-# struct tcp_info, https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/tcp.h#L229: offsets in bytes.
-# tcpi_bytes_sent and tcpi_bytes_retrans stand side by side (since 4.19); tcpi_bytes_acked is what arrived (since 4.1).
+# struct tcp_info, https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/tcp.h#L229:
+# offsets in bytes. tcpi_bytes_sent and tcpi_bytes_retrans are adjacent (since 4.19);
+# tcpi_bytes_acked counts received bytes (since 4.1).
 _BYTES_SENT = 200
 _BYTES_ACKED = 120
 _ESTABLISHED = 1
