@@ -37,7 +37,8 @@ def write_tree(folder: Path, tree: object) -> None:
         with full_disk_named(folder, needed, where=pod):
             save_file(packer.tensors, folder / TENSORS)
             (folder / TREE).write_bytes(text)
-    except SafetensorError as error:  # so it says that a write failed
+    # safetensors reports a failed write with this error.
+    except SafetensorError as error:
         if "No space left" in str(error):
             raise disk_full(folder, needed, free_bytes(folder), where=pod) from error
         raise OSError(errno.EIO, str(error)) from error

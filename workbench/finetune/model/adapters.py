@@ -154,7 +154,8 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     shown = copy(config)
     shown.base_model_name_or_path, shown.inference_mode = base, True
     if base in (TINY_T5, TINY_LLAMA):
-        shown.revision = f"seed-{seed}"  # of the weights that they belong to
+        # Revision of the base model's weights.
+        shown.revision = f"seed-{seed}"
     shown.save_pretrained(str(folder))
 
 

@@ -21,7 +21,8 @@ from workbench.finetune.options.prompts import wording
 from workbench.finetune.recipe.order import IGNORED
 from workbench.jobs.registry import job_from_dict
 
-_UNCUT = 1 << 20  # tokens: more than any row has
+# Tokens; more than any row has.
+_UNCUT = 1 << 20
 
 
 def look(request: Mapping[str, Any]) -> dict[str, object]:
@@ -46,7 +47,8 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
 def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
     """Return the number of source and of target tokens, and a mark for a cut of either."""
     sizes = _sizes(whole, example)
-    if not example.asks:  # plain text is learned in pieces: nothing of it is lost
+    # Plain text is learned in pieces, without loss.
+    if not example.asks:
         return [*sizes, False, False]
     return [
         *sizes,

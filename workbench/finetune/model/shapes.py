@@ -59,7 +59,8 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
         **_t5(128, 256, 8, 2, head=16),
         "vocab_size": 4096,
         "feed_forward_proj": "gated-gelu",
-        "dropout_rate": 0.0,  # runs with other numbers of ranks follow the same curve only without dropout
+        # Without dropout, runs with other numbers of ranks follow the same curve.
+        "dropout_rate": 0.0,
     },
     # The inner size is 8/3 of the hidden size, rounded up to a multiple of 32, as Llama's are.
     TINY_LLAMA: {

@@ -205,7 +205,8 @@ def _file(model: str, name: str) -> Path | None:
         place = cached_file(
             model, name, local_files_only=True, _raise_exceptions_for_missing_entries=False
         )
-    except (OSError, ValueError):  # the name of no model, or of one that is not here
+    # The name belongs to no model, or the model is not on this machine.
+    except (OSError, ValueError):
         return None
     return Path(place) if place else None
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 import torch
 from torch.utils.data import Sampler
 
-IGNORED = -100  # torch's cross entropy leaves labels of this value out
+# torch's cross entropy ignores labels of this value.
+IGNORED = -100
 
 _STEPS = 8
 """Number of global batches that are distributed together."""

@@ -177,7 +177,8 @@ def evaluation_sums(
 
 def send_in_bf16(model: Any) -> Any:
     """Round the gradients of DDP's messages to bf16."""
-    if hasattr(model, "register_comm_hook"):  # not where there is one rank
+    # A single rank has no hook.
+    if hasattr(model, "register_comm_hook"):
         model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
     return model
 
@@ -262,7 +263,8 @@ def training_options(
             if job["gradient_checkpointing"] and not job.get("checkpoint_layers")
             else {}
         ),
-        "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
+        # The filter would replace a NaN by the last average.
+        "logging_nan_inf_filter": False,
         "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
         "eval_steps": job["eval_steps"],
         "save_strategy": "no",
@@ -271,7 +273,8 @@ def training_options(
         "remove_unused_columns": False,
         "deepspeed": dict(deepspeed) if deepspeed is not None else None,
         "accelerator_config": {"use_configured_state": not gpus and job["technique"] != "single"},
-        "ddp_find_unused_parameters": False,  # T5 and Llama have none, and DDP would look for them in every step
+        # T5 and Llama have no unused parameters, and DDP would search for them in every step.
+        "ddp_find_unused_parameters": False,
         **job.get("training", {}),
     }
 

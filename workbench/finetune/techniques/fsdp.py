@@ -172,7 +172,8 @@ class FSDP(Plain):
     def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
         del gpu_bytes
         weights = weights_of(setting, trace)
-        if setting.packed:  # each rank packs the whole model here, and then cuts it up
+        # Each rank packs the whole model on the host, and then shards it.
+        if setting.packed:
             return Memory(parameters=weights + scales_of(setting, trace))
         # Layers are converted one after another.
         group = max(trace.largest_layer.all, trace.rest.all)
@@ -186,7 +187,8 @@ class FSDP(Plain):
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
         setting, trace = exchanges.setting, exchanges.trace
-        if setting.shards < setting.ranks:  # within a pod, and a replica on each
+        # Shards are within a pod, with a replica on every pod.
+        if setting.shards < setting.ranks:
             size = setting.reduce_bytes * trace.trained
             return accumulation * exchanges.network.all_reduce_s(size, exchanges.pods)
         layers = [layer for layer in trace.layers if layer.largest > 0]

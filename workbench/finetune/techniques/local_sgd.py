@@ -48,7 +48,8 @@ class LocalSGD(Plain):
     words = "local SGD"
     options = "local_sgd"
     apart = True
-    preference = 80  # it sends least, and its losses are not those of the others
+    # Local SGD sends least, but its losses differ from the other techniques' losses.
+    preference = 80
     timed_as = "single"
     same_losses = False
     recipe = False

@@ -35,7 +35,8 @@ class Single(Plain):
 
     def runs(self, trainer: Any) -> bool:
         del trainer
-        return False  # nothing to see: the audit names an unwrapped model `none`
+        # No object reveals this technique: the audit names an unwrapped model `none`.
+        return False
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
         del exchanges, accumulation

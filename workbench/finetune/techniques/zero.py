@@ -196,7 +196,8 @@ class Zero(Technique, shared=True):
         device, host = self.kept(setting, trace)
         shard = trace.trained / setting.shards
         work = Memory(gradients=FP32 * shard, optimizer=setting.update_bytes * shard)
-        if "optimizer" in setting.offload:  # the gradients lie there in FP32 already
+        # The gradients are already in FP32 on the host.
+        if "optimizer" in setting.offload:
             return device, host.plus(replace(work, gradients=0.0))
         gradients = (FP32 + setting.weight_bytes) * shard
         return device.plus(replace(work, gradients=gradients)), host
@@ -237,7 +238,8 @@ def _on_disk(zero: Mapping[str, Any], key: str, name: str, default: int) -> int:
 def _number(zero: Mapping[str, Any], key: str, default: int) -> int:
     value = zero.get(key, default)
     if value == "auto":
-        return 1_000_000  # the Trainer puts a small number there
+        # The Trainer sets a small number.
+        return 1_000_000
     if isinstance(value, str):
         return default
     if isinstance(value, int | float):

@@ -18,7 +18,8 @@ class Zero1(Zero):
     leaner = "shards the optimizer's state over the ranks"
 
     def gradients_kept(self, setting: Setting, trace: Trace, arrived: float) -> float:
-        if setting.accumulates:  # over micro-batches they stay whole
+        # Gradients stay whole over micro-batches.
+        if setting.accumulates:
             return float(setting.weight_bytes * trace.trained)
         return super().gradients_kept(setting, trace, arrived)
 

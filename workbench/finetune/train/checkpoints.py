@@ -102,7 +102,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         A full disk is reported once and does not stop training.
         """
         began, step, best = time.monotonic(), trainer.state.global_step, trainer.best
-        if step in self._good:  # it was due, and turns out to be the best
+        # The checkpoint was due, and its step is now the best.
+        if step in self._good:
             best.kept = step if best.step == step else best.kept
             return
         final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
@@ -135,7 +136,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             and trainer.best.wanted
         ):
             self._keep_sent(trainer)
-        self.tree["engine"] = None  # its tensors would stay in memory for the whole run
+        # The tensors would stay in memory for the whole run.
+        self.tree["engine"] = None
         ranks.barrier()  # ranks of one pod read the same parts
         for part in self.sent:
             shutil.rmtree(part, ignore_errors=True)

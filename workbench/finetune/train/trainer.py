@@ -118,8 +118,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         """Save the current model; every rank calls the function."""
         self._sums = StepSums()
         self._kept_step = 0  # the last step whose loss was kept
-        self._told_s = time.monotonic()  # when this rank last told how far it is
-        self._counts = False  # whether it has done so between two synchronisations
+        # Time of this rank's last progress report.
+        self._told_s = time.monotonic()
+        # Whether progress was reported since the last synchronisation.
+        self._counts = False
         self._written: int | None = None  # the step whose model is saved
         self._unmeasured: int | None = None  # the step whose evaluation failed
         super().__init__(args=args, **options)
@@ -275,7 +277,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
         """Store loss and norm of a finished step, without reading from the device."""
         step = self.state.global_step
-        if step == self._kept_step:  # the Trainer asks once more after each epoch
+        # The Trainer calls once more after each epoch.
+        if step == self._kept_step:
             return
         norm = HostCopy(torch.as_tensor(grad_norm)) if grad_norm is not None else None
         balance = self.balance.take() if self.balance is not None else None
@@ -290,7 +293,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             )
         )
         self._kept_step = step
-        loss.zero_()  # the Trainer adds the next step's to it
+        # The Trainer adds the loss of the next step.
+        loss.zero_()
 
     def _log_step(self, read: ReadStep) -> None:
         """Log an earlier step, with the state at its end."""
@@ -392,7 +396,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def _log_evaluation(self, figures: dict[str, float]) -> None:
         try:
             self.log(figures)
-        except Exception as error:  # a tracker's code, on rank 0 alone
+        # A tracker's code failed, on rank 0 alone.
+        except Exception as error:
             if not self.control.should_training_stop:
                 raise
             note(f"the tracker did not take the last evaluation: {type(error).__name__}: {error}")

@@ -61,7 +61,8 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
     }
     keep = options.shard == Shard.GRADS
     formats = torch.float32, _HALF.get(job.frozen_format, torch.float32)
-    for layer in reversed(layers):  # a layer within a layer comes first
+    # Shard inner layers before their outer layers.
+    for layer in reversed(layers):
         _to_format(layer, *formats)
         fully_shard(layer, reshard_after_forward=not keep, **how)
     # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass, so the
@@ -69,7 +70,8 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
     _to_format(model, *formats)
     fully_shard(model, reshard_after_forward=False, **how)
     for state in (getattr(module, "quant_state", None) for module in model.modules() if gpus):
-        if state is not None:  # the scales of weights in 4 bits, which are no parameters
+        # The scales of weights in 4 bits are no parameters.
+        if state is not None:
             state.to(torch.device("cuda", torch.cuda.current_device()))
     register_fsdp_forward_method(model, "generate")
     _prefetch(layers, options.prefetch)
@@ -131,7 +133,8 @@ class ShardScaler(torch.amp.GradScaler):
             if p.grad is not None
         ]
         shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-        overflow = found_inf.to(shards[0].device)  # the host, where the shards are kept there
+        # With an offload the shards are on the host.
+        overflow = found_inf.to(shards[0].device)
         torch._amp_foreach_non_finite_check_and_unscale_(
             shards, overflow, inv_scale.to(overflow.device)
         )
