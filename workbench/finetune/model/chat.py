@@ -82,10 +82,8 @@ class Chat:
         Assistant turns with their ends are marked, except turns of weight 0.
 
         One row has all turns, unless the template changes an answer when other turns follow, as
-        Qwen3's does
-        with thoughts. Then every answer has a row of its own, with the text that the model would
-        read when
-        asked.
+        Qwen3's does with thoughts. Then every answer has a row of its own, with the text that the
+        model would read when asked.
         """
         learned = [is_learned(turn) for turn in turns]
         turns = self._template.written(turns, tools)

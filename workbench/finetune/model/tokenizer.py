@@ -17,9 +17,8 @@ def train_tokenizer(
     """Learn a byte-level BPE tokenizer from texts.
 
     Every text is decoded exactly as it was encoded: bytes have no unknown token, and no text is
-    normalised.
-    Digits are separate tokens, so unseen numbers are spelled, and can be copied, digit by
-    digit.
+    normalised. Digits are separate tokens, so unseen numbers are spelled, and can be copied, digit
+    by digit.
 
     Args:
         texts: Texts to learn from.

@@ -113,8 +113,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Distribute the target lengths of a block evenly over its steps.
 
         The block's rows have similar source lengths, and are sorted by target length. Steps with
-        rows of
-        only one target length would teach less about all other lengths.
+        rows of only one target length would teach less about all other lengths.
         """
         steps = len(block) // self.global_batch
         bounds = [self.global_batch * part // _PARTS for part in range(_PARTS + 1)]

@@ -3,12 +3,10 @@
 Run cards include this script.
 
 The script's folder has `order.py`, `tiny_t5.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`,
-and
-for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the script once per rank.
-Rows,
-their order, batches, initial weights, loss, optimizer and schedule are the same as in the run,
-because the project's own trainer calls the functions of this file. The trained model is written to
-`model/`.
+and for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the script once per rank.
+Rows, their order, batches, initial weights, loss, optimizer and schedule are the same as in the
+run. The reason: the project's own trainer calls the functions of this file. The trained model is
+written to `model/`.
 """
 
 from __future__ import annotations

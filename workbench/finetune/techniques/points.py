@@ -1,8 +1,7 @@
 """Hooks of a technique in a training step. The trainer calls a method for every decision.
 
 `TechniquePoints` is for techniques that leave everything to the library; other techniques override
-it.
-Functions on pods import torch locally.
+it. Functions on pods import torch locally.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers for the memory and the traffic of a technique. Pure functions and records.
 
-The planner makes `Setting` from a job and `Trace` from the job's model. A technique turns both
-into `Memory` and seconds.
+The planner makes `Setting` from a job and `Trace` from the job's model. A technique turns both into
+`Memory` and seconds.
 """
 
 from __future__ import annotations
@@ -284,8 +284,7 @@ class Exchanges:
         """Return the seconds of a step whose layers are gathered separately.
 
         A layer is gathered before its forward pass and again before its backward pass, unless the
-        layer
-        was kept. The layer's gradients are then scattered. gloo scatters by an all-reduce.
+        layer was kept. The layer's gradients are then scattered. gloo scatters by an all-reduce.
 
         Args:
             accumulation: Micro-batches of the step.

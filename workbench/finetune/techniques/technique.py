@@ -26,8 +26,8 @@ UPDATE = ("gradients", "updated", "states")
 class Technique(ABC):
     """How a training state is spread over the ranks.
 
-    A subclass without a required member fails when the class is created.
-    A shared base class, not a technique itself, passes `shared=True`.
+    A subclass without a required member fails when the class is created. A shared base class, not a
+    technique itself, passes `shared=True`.
     """
 
     # Identity.

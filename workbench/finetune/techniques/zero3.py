@@ -140,8 +140,7 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     """Return the number of whole elements at a moment of a step.
 
     A layer is kept if its next use is within `reuse` elements. Forward and backward pass share that
-    distance.
-    The backward pass frees each layer, and gathers only later layers ahead.
+    distance. The backward pass frees layers, and gathers only remaining layers ahead.
     """
     whole = trace.parameters
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))

@@ -1,10 +1,9 @@
 """Load-balancing loss of a mixture of experts.
 
 Without the loss some experts receive ever more tokens, and others none. transformers adds the loss
-if
-a model receives labels. Here the Trainer removes the labels from the batch, so this module adds the
-loss. Every micro-batch counts in proportion to its learned tokens, for any number of ranks and any
-accumulation.
+if a model receives labels. Here the Trainer removes the labels from the batch, so this module adds
+the loss. Every micro-batch counts in proportion to its learned tokens, for any number of ranks and
+any accumulation.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         """Set up the callback.
 
         `samples` is the number of rows of a step (of packed rows: the mean number of texts).
-        `profiled` has
-        the steps under a profiler.
+        `profiled` has the steps under a profiler.
         """
         self.profiled = profiled
         self.scales_loss = scales_loss

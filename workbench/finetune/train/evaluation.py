@@ -218,8 +218,7 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     """Return the mean ROUGE-1, ROUGE-2 and ROUGE-L over all pairs; an empty mapping without pairs.
 
     Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Counts equal those of
-    `rouge_score`
-    without its stemmer, except that letters of every script are letters.
+    `rouge_score` without its stemmer, except that letters of every script are letters.
     """
     scores = [rouge_of(*pair) for pair in zip(predictions, references, strict=True)]
     return (

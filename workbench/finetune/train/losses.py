@@ -1,11 +1,9 @@
 """Read the loss of a step in the next step, so no rank waits for its device or other ranks.
 
 A loss stays on the device when its step ends. The next step begins with one sum over the ranks, of
-the
-tokens of the step. The same tensor carries the loss of the previous step and the wish to stop. The
-host reads the tensor after the next step has been launched. Ranks that train apart also read their
-own losses
-late, and add up losses only when all ranks synchronise.
+the tokens of the step. The same tensor carries the loss of the previous step and the wish to stop.
+The host reads the tensor after the next step has been launched. Ranks that train apart also read
+their own losses late, and add up losses only when all ranks synchronise.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An optimizer step calls the methods in their order here; "One optimizer step" in
 names the other functions of a step. `points.TechniquePoints` has the hooks of the technique.
 
 Private hooks of transformers. Public hooks are preferred: a private hook stays only if no public
-hook does the same, and tests/finetune/train/test_trainer_hooks.py fails when the library renames or no
+hook does the same. tests/finetune/train/test_trainer_hooks.py fails when the library renames or no
 longer calls a hook:
 
 | method | reason |
@@ -18,8 +18,8 @@ longer calls a hook:
 | `_save_checkpoint` | the library's checkpoints differ by technique, and are pickled |
 
 The mixin also sets attributes of a library: the public `accelerator.prepare_model` and
-`accelerator.scaler`, and `_total_loss_scalar`, from which transformers computes the
-mean loss of the run.
+`accelerator.scaler`, and `_total_loss_scalar`, from which transformers computes the mean loss of
+the run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Local SGD: ranks train apart, and every few steps their weights are averaged.
 
 The outer step is DiLoCo's (https://arxiv.org/abs/2311.08105, algorithm 1): SGD with Nesterov
-momentum.
-Its gradient is the difference between the weights of the last synchronisation and the mean of the
-ranks' weights.
-Every rank keeps its own optimizer states. Only pods import this module, because the module loads
-torch.
+momentum. Its gradient is the difference between the weights of the last synchronisation and the
+mean of the ranks' weights. Every rank keeps its own optimizer states. Only pods import this module,
+because the module loads torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rows of a tensor whose parts are on several ranks, for a checkpoint of another number of ranks.
 
 DeepSpeed's universal checkpoint and torch's DCP need their own file formats first. Here saved
-shards
-are read directly.
+shards are read directly.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class StepMeter:
         self.profiled_tokens: int | None = None
         """Tokens, padding included, of the micro-batch under the FLOPS profiler.
 
-        None without profile.
+        None without a profile.
         """
         self._causal, self._period = causal, period
         self._since: float | None = None
