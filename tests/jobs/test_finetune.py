@@ -244,7 +244,8 @@ def test_every_option_that_a_hint_names_exists() -> None:
 
 def test_a_script_needs_its_path_and_a_list_of_strings() -> None:
     with pytest.raises(
-        ConfigError, match="job of kind 'script' needs the option 'path': Path of the script, a Python file"
+        ConfigError,
+        match="job of kind 'script' needs the option 'path': Path of the script, a Python file",
     ):
         job_from_dict({"kind": "script"})
     with pytest.raises(
