@@ -1,1 +1,1 @@
-"""For the eye: records in, HTML or text or widgets out; no logic."""
+"""Draw records as HTML, text or widgets."""

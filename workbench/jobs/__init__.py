@@ -1,1 +1,1 @@
-"""Describe jobs, techniques, datasets and DeepSpeed configurations; start nothing."""
+"""Any kind of job: the protocol, the registry of kinds, scripts and functions. Nothing is started."""

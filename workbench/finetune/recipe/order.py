@@ -110,11 +110,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
             yield self._dealt(_sorted(order[n : n + size], lengths[:, 1]))
 
     def _dealt(self, block: torch.Tensor) -> torch.Tensor:
-        """Distribute the target lengths of a block evenly over its steps.
-
-        The block's rows have similar source lengths, and are sorted by target length. Steps with
-        rows of only one target length would teach less about all other lengths.
-        """
+        """Distribute the target lengths of a block evenly over its steps."""
+        # The block's rows have similar source lengths, and are sorted by target length. Steps with
+        # rows of only one target length would teach less about all other lengths.
         steps = len(block) // self.global_batch
         bounds = [self.global_batch * part // _PARTS for part in range(_PARTS + 1)]
         parts = [block[steps * a : steps * b].view(steps, b - a) for a, b in pairwise(bounds)]

@@ -137,11 +137,9 @@ class Zero3(Zero):
 
 
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
-    """Return the number of whole elements at a moment of a step.
-
-    A layer is kept if its next use is within `reuse` elements. Forward and backward pass share that
-    distance. The backward pass frees layers, and gathers only remaining layers ahead.
-    """
+    """Return the number of whole elements at a moment of a step."""
+    # A layer is kept if its next use is within `reuse` elements. Forward and backward pass share
+    # that distance. The backward pass frees layers, and gathers only remaining layers ahead.
     whole = trace.parameters
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))
     kept = min(whole, setting.reuse / 2, ahead_of)
