@@ -105,7 +105,8 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
 
 def _array(value: Any) -> Any:
     """Return a tensor or array as a numpy array on the CPU, or None for any other value."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if value.is_floating_point() and value.dtype not in (

@@ -103,7 +103,8 @@ def _fork(
     sys.stderr.flush()
     if os.fork():
         return
-    forked, code = os.getpid(), 0
+    forked = os.getpid()
+    code = 0
     try:
         listener.close()
         _serve_agent(line, born, package)
@@ -154,7 +155,8 @@ def _check_agent(request: Mapping[str, Any], born: Mapping[str, str], package: s
 def _check_same_world(agent: int, python: str) -> None:
     if python != sys.executable:
         raise _Refused(f"this is {sys.executable}, the agent's Python is {python}")
-    ours, theirs = world(), world(agent)
+    ours = world()
+    theirs = world(agent)
     if different := [name for name in ours if ours[name] != theirs.get(name)]:
         raise _Refused(f"the agent has another {', '.join(different)}")
 

@@ -30,7 +30,8 @@ def files_left(
 
         with zipfile.ZipFile(archive) as packed:
             sent = {member.filename: (member.file_size, member.CRC) for member in packed.infolist()}
-    put, wrote = _Listing(below, {}, frozenset()), _Listing(below, sent, _CACHES)
+    put = _Listing(below, {}, frozenset())
+    wrote = _Listing(below, sent, _CACHES)
     put.read(out)
     wrote.read(script)
     return {
@@ -62,7 +63,9 @@ class _Listing:
         self.files: list[Entry] = []
         self.links: list[str] = []
         self.unread: list[str] = []
-        self._below, self._sent, self._caches = below, sent, caches
+        self._below = below
+        self._sent = sent
+        self._caches = caches
 
     def read(self, folder: Path) -> None:
         for place, folders, names in os.walk(folder):

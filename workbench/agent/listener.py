@@ -46,7 +46,8 @@ class _ClientConnection:
 
 class Server:
     def __init__(self, agent: Agent, listener: socket.socket) -> None:
-        self.agent, self.listener = agent, listener
+        self.agent = agent
+        self.listener = listener
         self.connections: list[_ClientConnection] = []
         listener.setblocking(False)
 

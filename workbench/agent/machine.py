@@ -109,7 +109,8 @@ class OomWatch:
     def may_follow(self) -> bool:
         """Whether a kill may still be counted: a group has been as full as its limit allows."""
         for group in self._before:
-            limit, highest = _limit_bytes(group), _first_number(group, _HIGHEST)
+            limit = _limit_bytes(group)
+            highest = _first_number(group, _HIGHEST)
             if limit is not None and highest is not None and highest >= _FULL * limit:
                 return True
         return False
@@ -187,7 +188,8 @@ class GpuWatch:
                 self._found = self._look()
             except (OSError, AttributeError, RuntimeError) as error:
                 _log.info("no GPUs to watch: %s", error)
-                self._given_up, self._found = True, []
+                self._given_up = True
+                self._found = []
         return self._found
 
     def _look(self) -> list[dict[str, float]]:
@@ -201,7 +203,9 @@ class GpuWatch:
 
     @staticmethod
     def _one(library: ctypes.CDLL, index: int) -> dict[str, float]:
-        device, busy, memory = ctypes.c_void_p(), _Utilization(), _Memory()
+        device = ctypes.c_void_p()
+        busy = _Utilization()
+        memory = _Memory()
         _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
         _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
         # A slice of a GPU (MIG) reports its memory but no utilization.
@@ -257,13 +261,15 @@ def _resolve(address: str) -> _Address:
 
 
 def _by_route(ip: _Address) -> str:
-    best, name = -1, ""
+    best = -1
+    name = ""
     for line in Path("/proc/net/route").read_text().splitlines()[1:]:
         fields = line.split()
         # Little-endian hexadecimal, as the kernel prints a network-order word.
         target, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
         if int(ip) & mask == target and mask > best:
-            best, name = mask, fields[0]
+            best = mask
+            name = fields[0]
     return name
 
 

@@ -47,7 +47,8 @@ def _missing(requirements: Sequence[str], env: Mapping[str, str], report: Path) 
     # With --target alone pip would download all dependencies again, torch too.
     _pip(["--dry-run", "--report", str(report), *requirements], env)
     for item in json.loads(report.read_text(encoding="utf-8"))["install"]:
-        name, version = item["metadata"]["name"], item["metadata"]["version"]
+        name = item["metadata"]["name"]
+        version = item["metadata"]["version"]
         if (own := _own_version(name)) is not None:
             raise PackageError(
                 f"{', '.join(requirements)} wants {name} {version}, and the pod has {own} of its own, which stays: ask "

@@ -56,7 +56,8 @@ class Agent:
     def __init__(self, root: Path, lease_s: float) -> None:
         self.root = root
         self.launcher = RankLauncher(root)
-        self.warm, self.helpers = self.launcher.warm, self.launcher.helpers
+        self.warm = self.launcher.warm
+        self.helpers = self.launcher.helpers
         self._tasks = Tasks()
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
@@ -182,11 +183,9 @@ class Agent:
         return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
 
     def _left(self, message: Message) -> Later:
-        folder, archive, below = (
-            self._folder(message),
-            Path(str(message.get("archive"))),
-            whole_in(message, "below"),
-        )
+        folder = self._folder(message)
+        archive = Path(str(message.get("archive")))
+        below = whole_in(message, "below")
         return self._begin("files_left", folder / "out", folder / "script", archive, below)
 
     def _begin(self, name: str, *args: object) -> Later:
@@ -218,9 +217,11 @@ class Agent:
     def _rejoin(self, message: Message) -> Reply:
         """Return the phases of another keeper's run, for an ended agent from the run's folder."""
         request = _request_of(message)
-        run, left = self._runs.get(request.run), False
+        run = self._runs.get(request.run)
+        left = False
         if run is None and (self.root / "runs" / request.run).is_dir():
-            run, left = PodRun(request, self.root, left=True), True
+            run = PodRun(request, self.root, left=True)
+            left = True
             self._runs[request.run] = run
         return {"phases": [rank.phase for rank in run.ranks.values()] if run else [], "left": left}
 
@@ -259,7 +260,8 @@ class Agent:
 
     def _poll(self, message: Message) -> Reply:
         run = self._run(message)
-        offsets, cap = object_in(message, "offsets"), whole_in(message, "max_bytes", _POLL_BYTES)
+        offsets = object_in(message, "offsets")
+        cap = whole_in(message, "max_bytes", _POLL_BYTES)
         table = {} if run.settled else self._processes(fresh=run.hurried)
         answer = run.poll(table, offsets, min(cap, _POLL_BYTES_MAX))
         return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": now_s()}
@@ -273,12 +275,14 @@ class Agent:
 
     def _stacks(self, message: Message) -> Reply | Later:
         run = self._run(message)
-        sizes, due = run.ask_stacks(), time.monotonic() + _STACKS_S
+        sizes = run.ask_stacks()
+        due = time.monotonic() + _STACKS_S
         before: dict[str, str] = {}
 
         def ready() -> Reply | None:
             nonlocal before
-            texts, last = run.stacks(sizes), before
+            texts = run.stacks(sizes)
+            last = before
             before = texts
             whole = texts == last and all(texts[str(number)] for number in sizes)
             return {"stacks": texts} if whole or not sizes or time.monotonic() >= due else None

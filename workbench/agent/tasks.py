@@ -29,7 +29,8 @@ class Tasks:
 
     def begin(self, work: Callable[[], Answer]) -> int:
         """Start work in a fork and return the pid, the argument of `take`."""
-        agent, (read, write) = os.getpid(), os.pipe()
+        agent = os.getpid()
+        (read, write) = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:

@@ -131,7 +131,8 @@ def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
         failed = os.waitpid(middle, 0)[1] != 0
         error = "the second fork failed"
     except OSError as refusal:
-        failed, error = True, str(refusal)
+        failed = True
+        error = str(refusal)
     if failed:
         link.send(json.dumps({"token": request["token"], "error": error}).encode())
     return False

@@ -76,15 +76,15 @@ class WarmLink:
 
     def start(self, root: Path, fork_server: str = "") -> None:
         """Start the server, by the fork server if possible. The log is this process's output."""
-        self._start, self._was_ready = (root, fork_server), False
-        self._why, self._ending, self.forked, self.process = (
-            "it ended by itself",
-            False,
-            False,
-            None,
-        )
+        self._start = (root, fork_server)
+        self._was_ready = False
+        self._why = "it ended by itself"
+        self._ending = False
+        self.forked = False
+        self.process = None
         self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
-        self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
+        self.state = "starting"
+        self._deadline = time.monotonic() + _IMPORT_S
         if not fork_server or not self._ask_fork_server(fork_server):
             self._execute()
 
@@ -109,7 +109,8 @@ class WarmLink:
             line.close()
             return False
         line.setblocking(False)
-        self.socket, self.forked = line, True
+        self.socket = line
+        self.forked = True
         return True
 
     def _execute(self) -> None:
@@ -129,7 +130,9 @@ class WarmLink:
             finally:
                 os._exit(127)
         theirs.close()
-        self.socket, self.pid, self.forked = ours, pid, False
+        self.socket = ours
+        self.pid = pid
+        self.forked = False
 
     def serves(self, env: Mapping[str, str]) -> bool:
         """Whether a rank with these job variables can be forked, now or after the imports."""
@@ -202,14 +205,16 @@ class WarmLink:
                     message["took_s"],
                 )
                 self._was_ready = True
-                self.state, self.pid = "ready", message["pid"] if self.forked else self.pid
+                self.state = "ready"
+                self.pid = message["pid"] if self.forked else self.pid
                 self.process = look_up(self.pid) if self.pid is not None else None
         self._flush()
         return forked, refused
 
     def take_ended(self) -> list[tuple[int, int]]:
         """Return and clear the ended children of a forked server. Call `reap` for all pids."""
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         return ended
 
     def reap(self, pid: int) -> None:
@@ -231,7 +236,8 @@ class WarmLink:
 
     def kill(self, why: str) -> None:
         """End the server, if any. Idempotent. Ranks continue unless the server is their parent."""
-        self._why, self._ending = why, True
+        self._why = why
+        self._ending = True
         if self.forked and self.pid is None and self.socket is not None:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)  # the server sees the end once it runs

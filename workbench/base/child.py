@@ -84,7 +84,8 @@ def replies(
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
         given.write(json.dumps(request).encode())
         given.seek(0)
-        env, pipe = child_environment(**HELPER), subprocess.PIPE
+        env = child_environment(**HELPER)
+        pipe = subprocess.PIPE
         child = start(
             "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
         )
@@ -93,7 +94,8 @@ def replies(
             # Not RLIMIT_AS: a GPU driver reserves far more address space than it uses.
             with contextlib.suppress(OSError, ValueError):
                 resource.prlimit(child.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-        end, began = threading.Timer(limit_s or 0.0, child.kill), time.monotonic()
+        end = threading.Timer(limit_s or 0.0, child.kill)
+        began = time.monotonic()
         end.daemon = True
         try:
             if limit_s is not None:

@@ -56,7 +56,9 @@ class Pipes:
     """Two descriptors of the caller: a child's pipes, or a socket twice."""
 
     def __init__(self, read: int, write: int, *, write_s: float | None = None) -> None:
-        self._read, self._write, self._write_s = read, write, write_s
+        self._read = read
+        self._write = write
+        self._write_s = write_s
         os.set_blocking(read, False)
         os.set_blocking(write, False)
 
@@ -65,7 +67,8 @@ class Pipes:
         return os.read(self._read, _READ_BYTES)
 
     def write(self, data: bytes) -> None:
-        rest, end_s = memoryview(data), deadline(self._write_s)
+        rest = memoryview(data)
+        end_s = deadline(self._write_s)
         while rest:
             _await(self._write, select.POLLOUT, remaining(end_s))
             rest = rest[os.write(self._write, rest[:_READ_BYTES]) :]
@@ -75,7 +78,9 @@ class Lines:
     """Bytes as they arrive, cut into lines of bounded length."""
 
     def __init__(self, limit: int = LARGEST) -> None:
-        self._limit, self._rest, self._searched = limit, bytearray(), 0
+        self._limit = limit
+        self._rest = bytearray()
+        self._searched = 0
 
     @property
     def is_cut(self) -> bool:

@@ -21,7 +21,8 @@ _SECRET_NAME = re.compile(
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
 _LEAST = 4  # characters of a value whose name says that it is a secret
 _LEAST_UNNAMED = 8
-_DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[A-Za-z]")
+_DIGIT = re.compile(r"\d")
+_LETTER = re.compile(r"[A-Za-z]")
 _STAR = re.compile(r"\*")
 # Characters of a line that are masked at once, with an overlap: a secret up to the overlap's length
 # is whole in one of two pieces.

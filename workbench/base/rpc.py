@@ -33,7 +33,8 @@ class Call:
     """A client's sent request, with its answer and pieces once received."""
 
     def __init__(self, number: int, op: object) -> None:
-        self.number, self.op = number, op
+        self.number = number
+        self.op = op
         self.pieces: deque[Any] = deque()
         self.answer: dict[str, Any] | None = None
 
@@ -42,10 +43,13 @@ class Client:
     """Send requests over a stream from any number of threads. A waiting thread reads for all."""
 
     def __init__(self, stream: Stream, *, largest_answer: int = LARGEST) -> None:
-        self._stream, self._lines = stream, Lines(largest_answer)
-        self._writing, self._changed = threading.Lock(), threading.Condition()
+        self._stream = stream
+        self._lines = Lines(largest_answer)
+        self._writing = threading.Lock()
+        self._changed = threading.Condition()
         self._calls: dict[int, Call] = {}
-        self._last, self._reading = 0, False
+        self._last = 0
+        self._reading = False
         self.lost = ""  # why no message can be sent or read any more
 
     def call(
@@ -148,7 +152,8 @@ class Request:
     """A request as the server received it. `answer` or `refuse` ends the request, now or later."""
 
     def __init__(self, fields: Mapping[str, Any], write: Callable[[bytes], object]) -> None:
-        self.fields, self._write = fields, write
+        self.fields = fields
+        self._write = write
 
     def answer(self, fields: Mapping[str, object]) -> None:
         self._say({"ok": True, **fields})
@@ -168,7 +173,8 @@ class Requests:
     """Requests in the bytes of a peer. A line without a valid request is refused at once."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
-        self.received, self._write = Lines(), write
+        self.received = Lines()
+        self._write = write
         self.is_broken = False  # a line was too long: no later request can be found
 
     def take(self) -> Request | None:
@@ -185,7 +191,8 @@ class Requests:
 
 def incoming(stream: Stream, timeout_s: float | None = None) -> Iterator[Request]:
     """Yield the requests of a peer until it ends. TimeoutError: none came in `timeout_s`."""
-    requests, end_s = Requests(stream.write), lines.deadline(timeout_s)
+    requests = Requests(stream.write)
+    end_s = lines.deadline(timeout_s)
     while not requests.is_broken:
         request = requests.take()
         if request is not None:

@@ -114,7 +114,8 @@ class _Drawings:
 
 def draw_with(load: Callable[[], object]) -> None:
     """Set the function that fills the views at the first drawing. It may raise ImportError."""
-    _Drawings.load, _Drawings.loaded = load, None
+    _Drawings.load = load
+    _Drawings.loaded = None
 
 
 def load_views() -> bool:

@@ -101,7 +101,8 @@ class Benchmark(Shown):
         self.name = name
         self.result: BenchmarkResult | None = None
         """Rows after the last `run`, also after an interrupt; None before."""
-        self._gpu_memory_gib, self._price = gpu_memory_gib, price_per_pod_hour
+        self._gpu_memory_gib = gpu_memory_gib
+        self._price = price_per_pod_hour
         if price_per_pod_hour is not None and not price_per_pod_hour >= 0:
             raise ConfigError(
                 f"price_per_pod_hour is {price_per_pod_hour!r}; it must be a number, 0 or more, or None"
@@ -131,7 +132,8 @@ class Benchmark(Shown):
     def __add__(self, other: Benchmark) -> Benchmark:
         """Append the rows of another benchmark; folder, price and name stay."""
         both = copy.copy(self)
-        both.grid, both.result = self.grid + other.grid, None
+        both.grid = self.grid + other.grid
+        both.result = None
         return both
 
     def forecast(self, cluster: Cluster | None = None) -> BenchmarkForecast:
@@ -199,7 +201,8 @@ class Benchmark(Shown):
                 "holds the rows so far."
             ) from None
         finally:
-            price, rows = self._price, schedule.rows
+            price = self._price
+            rows = schedule.rows
             if price is not None:
                 rows = tuple(
                     replace(row, cost=row.pod_hours and row.pod_hours * price) for row in rows

@@ -196,7 +196,9 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
     row, base = summary.row, _baseline(summary.row, among)
     if base is None:
         return summary
-    one, figures, baseline = base.row, dict[str, float](), ""
+    one = base.row
+    figures = dict[str, float]()
+    baseline = ""
     if row.samples_per_s and one.samples_per_s and row.slots and one.slots:
         speed_up = row.samples_per_s / one.samples_per_s
         figures = {"speed_up": speed_up, "efficiency": speed_up / (row.slots / one.slots)}
@@ -207,7 +209,8 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
             pace = Pace.of(
                 step_s=one.step_s, micro_batch_s=one.micro_batch_s or one.step_s, **counts
             )
-            rows, accumulation = row.per_device_batch or 1, row.accumulation or 1
+            rows = row.per_device_batch or 1
+            accumulation = row.accumulation or 1
             step_s = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards).step_s(
                 pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s
             )

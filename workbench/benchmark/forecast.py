@@ -117,10 +117,8 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     same = [r.duration_s for r in done if r.key == row.key and r.duration_s is not None]
     if same:
         return TimeForecast(seconds=statistics.median(same), basis="measured before")
-    steps, rows = (
-        whole(part(row.spec, "job").get("max_steps")),
-        (row.per_device_batch or 0) * (row.accumulation or 0),
-    )
+    steps = whole(part(row.spec, "job").get("max_steps"))
+    rows = (row.per_device_batch or 0) * (row.accumulation or 0)
     alike = [step for r in done if _shape(r) == _shape(row) and (step := _Step.of(r)) is not None]
     if not alike or not steps or not rows:
         return TimeForecast()
@@ -164,6 +162,7 @@ class _Step:
 def _shape(row: BenchmarkRow) -> tuple[object, ...]:
     """Return the facts that rows with equal times share."""
     cluster = part(row.spec, "cluster")
-    backend, pod = part(cluster, "backend"), part(cluster, "pods")
+    backend = part(cluster, "backend")
+    pod = part(cluster, "pods")
     where = (backend.get("kind"), pod.get("cpus"), pod.get("gpus"))
     return row.model, row.technique, row.precision, row.launcher, row.sequence, row.dataset, *where

@@ -46,7 +46,8 @@ _OUTCOMES = {
 
 def row_of(run_dir: Path) -> BenchmarkRow:
     paths = RunPaths(run_dir)
-    spec, info = read_json(paths.spec), read_json(paths.info)
+    spec = read_json(paths.spec)
+    info = read_json(paths.info)
     facts = read_json(paths.result) or _facts_so_far(paths, spec)
     try:
         result = RunResult.at(run_dir, {**facts, "state": state_of(paths)})
@@ -141,7 +142,8 @@ def _absolute(value: object) -> object:
 
 
 def _pods_and_ranks(spec: Json) -> tuple[int, int]:
-    job, cluster = part(spec, "job"), part(spec, "cluster")
+    job = part(spec, "job")
+    cluster = part(spec, "cluster")
     if runs_alone(job.get("technique")):
         return 1, 1
     pods = whole(spec.get("pods")) or whole(cluster.get("count")) or 1
@@ -173,7 +175,8 @@ def _spec_columns(spec: Json) -> dict[str, object]:
 
 
 def _sequence(job: Json) -> str:
-    source, target = whole(job.get("max_source_length")), whole(job.get("max_target_length"))
+    source = whole(job.get("max_source_length"))
+    target = whole(job.get("max_target_length"))
     if source is None or target is None:
         return ""
     words = f"source {source}, target {target}, padded to the longest"
@@ -182,7 +185,8 @@ def _sequence(job: Json) -> str:
         if job.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH
         else ""
     )
-    prompt, loss_on = text(job.get("prompt")), text(job.get("loss_on"))
+    prompt = text(job.get("prompt"))
+    loss_on = text(job.get("loss_on"))
     words += f", prompt {prompt}" if prompt not in ("", "plain") else ""
     return words + (f", loss on {loss_on}" if loss_on not in ("", LossOn.ANSWER) else "")
 
@@ -202,7 +206,8 @@ def _result_columns(result: RunResult) -> dict[str, object]:
         "precision": result.precision,
     }
     kind = result.memory_kind if result.peak_memory_gib else ""
-    peak, host = _highest(result.peak_memory_gib), _highest(result.host_memory_gib)
+    peak = _highest(result.peak_memory_gib)
+    host = _highest(result.host_memory_gib)
     pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
     derived = result.derived
     return {

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 logger = logging.getLogger(__name__)
-HTML_NAME, MD_NAME = "report.html", "report.md"
+HTML_NAME = "report.html"
+MD_NAME = "report.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +140,9 @@ class Report:
         problems: Iterable[str] = (),
         with_cards: bool = True,
     ):
-        self.title, self.rows, self.groups = title, tuple(rows), groups(rows)
+        self.title = title
+        self.rows = tuple(rows)
+        self.groups = groups(rows)
         self.losses: dict[Path, Sequence[LossPoint]] = {}
         """By run directory the training losses, as they were logged."""
         self.cards: dict[Path, Card] = {}
@@ -162,7 +165,8 @@ class Report:
             return
         try:
             view = RunView(path)
-            curve, began_s = view.curves["loss"], view.began_s or 0.0
+            curve = view.curves["loss"]
+            began_s = view.began_s or 0.0
             points = zip(*curve.thinned(len(curve)), strict=True)
             self.losses[path] = [
                 LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points
@@ -196,7 +200,8 @@ def write_report(
     except OSError as error:
         raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
     report = Report(rows, title=title, problems=problems)
-    html, md = target / HTML_NAME, target / MD_NAME
+    html = target / HTML_NAME
+    md = target / MD_NAME
     replace_text(html, as_page(report))
     replace_text(md, as_markdown(report))
     return html, md

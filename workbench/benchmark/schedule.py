@@ -48,8 +48,11 @@ class _Item:
 
 class _Live:
     def __init__(self, item: _Item, run: Run, *, was_left: bool = False):
-        self.item, self.run, self.was_left = item, run, was_left
-        self.progress, self._due = run.progress, 0.0
+        self.item = item
+        self.run = run
+        self.was_left = was_left
+        self.progress = run.progress
+        self._due = 0.0
         item.row = replace(item.row, outcome=Outcome.RUNNING, name=run.id, path=run.path, reason="")
 
     def goes_on(self) -> bool:
@@ -73,9 +76,11 @@ class Schedule:
         gpu_memory_gib: float | None = None,
         force: bool = False,
     ):
-        self._cluster, self._folder = cluster, folder
+        self._cluster = cluster
+        self._folder = folder
         self._exchange: Exchange | None = None
-        finished, code = FinishedRows(folder), code_of()
+        finished = FinishedRows(folder)
+        code = code_of()
         versions = dict(cluster.pods[0].versions) if cluster.pods else {}
         self._items: list[_Item] = []
         for planned in rows:
@@ -153,7 +158,8 @@ class Schedule:
         if self._exchange is None and alone:
             self._exchange = self._cluster.doctor().exchange
         spec = self._cluster.spec
-        job, gpus = spec.chosen(planned.job), spec.pods.gpus
+        job = spec.chosen(planned.job)
+        gpus = spec.pods.gpus
         forecast = scaling(job, pods=planned.pods, gpus=gpus, exchange=self._exchange)
         return asdict(forecast) if forecast else {}
 

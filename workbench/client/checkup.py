@@ -27,7 +27,8 @@ def diagnose(
     """Examine every pod, and measure the network unless a run would disturb the measurement."""
     spec = cluster.pods
     standing = ask(paths.socket, {"op": "status"})
-    package, running = str(standing["package"]), standing["running"]
+    package = str(standing["package"])
+    running = standing["running"]
     if not package:
         raise RunError(
             f"the cluster is {standing['phase']}; its pods can be examined once they are ready"

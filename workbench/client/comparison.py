@@ -88,7 +88,8 @@ class RunComparison(ShownLive):
     @property
     def notes(self) -> tuple[str, ...]:
         """Differences that make the runs hard to compare, in a sentence per difference."""
-        views, records = [run.view for run in self.runs], [run.record for run in self.runs]
+        views = [run.view for run in self.runs]
+        records = [run.record for run in self.runs]
         checks = {
             "They did not learn and were not judged on the same rows": [
                 text(read_json(view.paths.origin).get("data")) for view in views

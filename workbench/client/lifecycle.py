@@ -164,7 +164,8 @@ def await_ready(
 ) -> None:
     """Wait until the pods are ready; on an error or interrupt, until the keeper has ended."""
     limit_s = spec.start_timeout_s + 30
-    deadline, message = time.monotonic() + limit_s, ""
+    deadline = time.monotonic() + limit_s
+    message = ""
     try:
         while (status := cluster_status(paths.root)).phase in (
             "starting",
@@ -173,7 +174,8 @@ def await_ready(
             draw()
             # The keeper applies the time limit itself, and waits longer while images are pulled.
             if status.message != message:
-                deadline, message = time.monotonic() + limit_s, status.message
+                deadline = time.monotonic() + limit_s
+                message = status.message
             if keeper.poll() is not None and cluster_status(paths.root).phase == "starting":
                 raise PodError(f"the keeper ended with {keeper.returncode}; see {paths.keeper_log}")
             if time.monotonic() > deadline:
@@ -220,7 +222,9 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
         paths.socket.unlink(missing_ok=True)
         remove_left(spec.backend, paths.root)
         return
-    deadline, asked, message = 0.0, False, ""
+    deadline = 0.0
+    asked = False
+    message = ""
     while keeper.alive:
         asked = asked or _ask_to_close(paths)
         looked = cluster_status(paths.root)
@@ -230,7 +234,8 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
         now = keeper.message
         # The keeper may be copying a checkpoint back, and reports the progress.
         if now != message or not deadline:
-            message, deadline = now, time.monotonic() + _CLOSE_S
+            message = now
+            deadline = time.monotonic() + _CLOSE_S
         if time.monotonic() > deadline:
             raise PodError(
                 f"the keeper (pid {keeper.pid}) does not end: {message}; see {paths.keeper_log}"

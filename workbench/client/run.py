@@ -259,7 +259,9 @@ class Run(ShownLive):
             Detached: An interrupt came (the notebook's stop button); the run continues.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        successors, asked_s, warned = _SUCCESSORS, time.monotonic(), False
+        successors = _SUCCESSORS
+        asked_s = time.monotonic()
+        warned = False
         lost_s: float | None = None  # start of the time that the run is lost
         try:
             with follow(self if progress else None) as draw:
@@ -270,7 +272,8 @@ class Run(ShownLive):
                         if state.is_terminal:
                             break
                     elif successors and reattach(self.paths):
-                        successors, lost_s = successors - 1, None
+                        successors = successors - 1
+                        lost_s = None
                     else:
                         lost_s = time.monotonic() if lost_s is None else lost_s
                         if time.monotonic() - lost_s >= _LOST_S:

@@ -131,7 +131,8 @@ class Submission:
             "cluster": str(self.path),
             "submitted_s": time.time(),
         }
-        job, paths = prepared.spec.job, prepared.paths
+        job = prepared.spec.job
+        paths = prepared.paths
         run_class = class_for(paths.root, "run_class", Run)
         try:
             write_json(paths.info, info)
@@ -139,7 +140,8 @@ class Submission:
             shutil.rmtree(paths.root, ignore_errors=True)  # no room even for the error of the run
             raise
         pods = prepared.spec.pods or self.spec.count
-        gpus, memory_gib = self.spec.pods.gpus, self.spec.pod_memory_gib(pods)
+        gpus = self.spec.pods.gpus
+        memory_gib = self.spec.pod_memory_gib(pods)
         run_class.before_submit(job, paths, pods=pods, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:

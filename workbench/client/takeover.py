@@ -141,7 +141,8 @@ def checkpoint_on_pods(
 
     See `held_checkpoint`.
     """
-    home, ended = cluster_of(run), result_file(run).exists()
+    home = cluster_of(run)
+    ended = result_file(run).exists()
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
         deadline = time.monotonic() + stored_spec(home).start_timeout_s
         while cluster_status(home).phase == "starting" and time.monotonic() < deadline:

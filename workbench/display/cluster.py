@@ -214,7 +214,8 @@ class ClusterPanel(Watched):
 @contextmanager
 def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
     """Draw the pods during a long start; in a terminal, the reason for waiting. A line remains."""
-    begun, drawn_at = time.monotonic(), float("-inf")
+    begun = time.monotonic()
+    drawn_at = float("-inf")
     screen = Screen()
 
     def draw() -> None:

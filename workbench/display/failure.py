@@ -30,7 +30,9 @@ from workbench.rundir.spec import RunSpec
 
 _SHOWN_LINES = 30
 _FOLDED_LINES = 12
-_RED, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[1m", "\x1b[0m"
+_RED = "\x1b[31;1m"
+_BOLD = "\x1b[1m"
+_PLAIN = "\x1b[0m"
 _NOT_THEIRS = ("IPython", "ipykernel", "workbench")
 _UNKNOWN = re.compile(r"'(\w{1,80})'( is not known.{0,200}? Allowed: )(\w+(?:, \w+){12,})")
 _NEAREST = 6
@@ -146,7 +148,9 @@ def _words(error: WorkbenchError) -> str:
 
 def _with_nearest(match: re.Match[str]) -> str:
     """Name the nearest of many allowed names alone."""
-    got, words, names = match[1], match[2], match[3].split(", ")
+    got = match[1]
+    words = match[2]
+    names = match[3].split(", ")
     nearest = difflib.get_close_matches(got, names, _NEAREST, cutoff=0)
     return f"'{got}'{words}{', '.join(nearest)} and {len(names) - len(nearest)} more"
 
@@ -154,10 +158,8 @@ def _with_nearest(match: re.Match[str]) -> str:
 def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
     """Return the user's own lines of the traceback, the cell's first, with their code."""
     for frame, number in traceback.walk_tb(error.__traceback__):
-        file, package = (
-            frame.f_code.co_filename,
-            str(frame.f_globals.get("__name__", "")).partition(".")[0],
-        )
+        file = frame.f_code.co_filename
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in _NOT_THEIRS and not file.startswith((*_LIBRARIES, "<frozen")):
             summary = traceback.FrameSummary(file, number, frame.f_code.co_name)
             yield f"{_cell(file) or file}, line {number}:", summary.line or ""

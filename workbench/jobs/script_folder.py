@@ -93,7 +93,8 @@ Lines of the ignore file come later and can include files again (`!runs/`, `!.en
 """
 _LARGEST = 200 << 20  # bytes of a script's folder; more is data, or the wrong folder
 _NAMED = 5
-_IGNORED, _LINK = "it is left out", "it leads to something that does not travel"
+_IGNORED = "it is left out"
+_LINK = "it leads to something that does not travel"
 _SECRET = GitIgnoreSpec.from_lines(SECRETS)
 _DEFAULT = GitIgnoreSpec.from_lines(DEFAULTS)
 
@@ -244,7 +245,8 @@ def _ignored(rules: _Rules, path: Path, is_folder: bool) -> bool:
 
 
 def _script_walk(folder: Path) -> Iterator[tuple[str, str]]:
-    rules, inside = _rules(folder), folder.resolve()
+    rules = _rules(folder)
+    inside = folder.resolve()
     for name, stays in _walk(folder, rules, nested=True):
         real = (folder / name).resolve()
         if not stays and (folder / name).is_symlink():

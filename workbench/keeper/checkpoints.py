@@ -323,7 +323,8 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
 def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
     link.get(str(source / NAME), target / NAME)
     files = read_manifest(target).get("files", {})
-    needed, free = sum(entry["bytes"] for entry in files.values()), free_bytes(target)
+    needed = sum(entry["bytes"] for entry in files.values())
+    free = free_bytes(target)
     if free < needed + _SPARED:
         full = disk_full(target.parent.parent.parent, needed, free, kept=_SPARED)
         return f"{full}; run.fetch() brings it while the cluster is there"

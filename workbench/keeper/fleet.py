@@ -44,12 +44,15 @@ class Fleet:
         """Pods that are already running, while the launch waits for others."""
         self.owned = False
         """Whether pods exist or are starting that this keeper must take down."""
-        self.paths, self.spec = paths, spec
-        self._report, self._changed = report, changed
+        self.paths = paths
+        self.spec = spec
+        self._report = report
+        self._changed = changed
         self._backend: Place = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
-        self._looking, self._restoring = threading.Lock(), threading.Lock()
+        self._looking = threading.Lock()
+        self._restoring = threading.Lock()
         self._replacing = False
         self._given_up = False
 
@@ -125,7 +128,8 @@ class Fleet:
             _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
             return self.pods
         finally:
-            self._replacing, self.arrived = False, ()
+            self._replacing = False
+            self.arrived = ()
 
     def _renew(self, link: AgentLink, pod: Pod) -> str:
         self.identity.pin(self.pods)
@@ -139,7 +143,8 @@ class Fleet:
         return ""
 
     def _see(self, pods: Sequence[Pod]) -> None:
-        seen, gone = {pod.name: pod for pod in pods}, "it is not there any more"
+        seen = {pod.name: pod for pod in pods}
+        gone = "it is not there any more"
         self.pods = [
             seen.get(pod.name, replace(pod, phase=Phase.FAILED, message=gone)) for pod in self.pods
         ]

@@ -78,7 +78,8 @@ class Keeper:
         # Masks the secrets of the cluster and its jobs in everything written to disk.
         self._redact = redact
         redact.learn(spec.pods.env)
-        self._phase, self._message = "starting", "starting pods"
+        self._phase = "starting"
+        self._message = "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
         self._runners: dict[str, Runner] = {}
@@ -343,7 +344,8 @@ class Keeper:
     def _runner_for(self, request: Submit) -> Runner:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
-        job, run = job_from_dict(request.job), QueuedRun(id=request.run, path=request.path)
+        job = job_from_dict(request.job)
+        run = QueuedRun(id=request.run, path=request.path)
         links = self._fleet.take(wanted_pods(job, request.pods, self._spec.count))
         check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
         return Runner(run_context(self._fleet, links, run, job, self._redact))
@@ -353,7 +355,8 @@ class Keeper:
             self._say(self._phase, line)
 
     def _say(self, phase: str, message: str) -> None:
-        self._phase, self._message = phase, message
+        self._phase = phase
+        self._message = message
         logger.info("%s: %s", phase, message)
         self._write_state()
 

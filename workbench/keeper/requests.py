@@ -96,7 +96,9 @@ class RequestServer:
     """
 
     def __init__(self, path: Path, do: _Do, redact: Redactor):
-        self._path, self._do, self._redact = path, do, redact
+        self._path = path
+        self._do = do
+        self._redact = redact
         self._server: socket.socket | None = None
         self._spare: int | None = None
         self._warned_s = float("-inf")
@@ -116,7 +118,8 @@ class RequestServer:
         self._path.unlink(missing_ok=True)
 
     def _drop(self) -> None:
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None:
             with suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)  # Wakes the accepting thread.
@@ -124,7 +127,8 @@ class RequestServer:
 
     def _open(self) -> None:
         server = listen(self._path)
-        self._server, self._unanswered = server, 0
+        self._server = server
+        self._unanswered = 0
         try:
             threading.Thread(
                 target=self._accept, args=(server,), name="requests", daemon=True

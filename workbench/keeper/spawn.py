@@ -35,7 +35,8 @@ STAY = b"stay\n"
 """Line on the keeper's standard input that confirms its start. Follows the spec."""
 TAKEN = 75
 """Exit code of a keeper that found another keeper."""
-_LOCK_S, _LOCK_LOOK_S = 0.5, 0.02
+_LOCK_S = 0.5
+_LOCK_LOOK_S = 0.02
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 

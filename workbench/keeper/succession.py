@@ -110,7 +110,8 @@ def _fail_left(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, o
 
 def _left_runner(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:
     asked = RunSpec.load(RunPaths(run.path).spec)
-    job, unstartable = asked.job, _missing_variables(fleet.paths, fleet.spec)
+    job = asked.job
+    unstartable = _missing_variables(fleet.paths, fleet.spec)
     try:
         job = resolved(job)
     except ConfigError as error:  # Running ranks already have their variables.

@@ -56,7 +56,9 @@ class Turns:
     def __init__(self, fleet: Fleet, idle: IdleTime, closing: threading.Event):
         self.lock = threading.Condition()
         """Lock for changes of the waiting and running runs, and for closing the cluster."""
-        self._fleet, self._idle, self._closing = fleet, idle, closing
+        self._fleet = fleet
+        self._idle = idle
+        self._closing = closing
         self._waiting: deque[Runner] = deque()
         self._running: list[Runner] = []
 
@@ -100,7 +102,8 @@ class Turns:
     def _begin_next(self) -> bool:
         if not self._waiting:
             return False
-        runner, busy = self._waiting[0], self.busy
+        runner = self._waiting[0]
+        busy = self.busy
         # A taken-over run can continue only on its own pods, as its ranks may be there.
         if runner.context.left:
             if any(link in busy for link in runner.context.links):

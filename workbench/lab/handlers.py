@@ -92,10 +92,8 @@ class RunsHandler(_Handler):
     @web.authenticated
     async def get(self) -> None:
         """List the content of `folder`, with its newest `limit` runs."""
-        folder, limit = (
-            self.get_query_argument("folder", ""),
-            self.get_query_argument("limit", "50"),
-        )
+        folder = self.get_query_argument("folder", "")
+        limit = self.get_query_argument("limit", "50")
         most = min(int(limit), _MOST) if limit.isdecimal() else 50
         await self.answer(_READER, lambda listing: listing.look(folder, most))
 
@@ -160,7 +158,8 @@ class ModelHandler(_Handler):
     @web.authenticated
     async def get(self) -> None:
         """Send the model of the run at `of`, a path below the server's root."""
-        place, loop = self.get_query_argument("of"), asyncio.get_running_loop()
+        place = self.get_query_argument("of")
+        loop = asyncio.get_running_loop()
         try:
             pieces = await loop.run_in_executor(_ACTOR, _listing(self.root).model, place)
         except (WorkbenchError, OSError) as error:

@@ -59,7 +59,9 @@ class Listing:
         """List the folder's content with its newest `limit` runs, and the time of the search."""
         began = time.thread_time()
         is_alive = cache(is_keeper_alive)  # clusters have many runs
-        runs, clusters, cut = [], [], False
+        runs = []
+        clusters = []
+        cut = False
 
         def goes_on() -> bool:
             nonlocal cut
@@ -160,7 +162,8 @@ class Listing:
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
     def _run(self, paths: RunPaths, is_alive: Callable[[Path], bool]) -> Row:
-        stamp, (seen, row) = stamp_of(paths), self._ended.get(paths.root, ("", {}))
+        stamp = stamp_of(paths)
+        (seen, row) = self._ended.get(paths.root, ("", {}))
         if not row or seen != stamp:
             record = record_of(paths, is_alive)
             row = self._row(record)

@@ -272,7 +272,8 @@ def event_of(raw: object) -> Event | None:
     """Read the JSON form of an event. Return None if `raw` is not an event."""
     match raw:
         case {"time_s": time, "kind": str() as kind, "rank": rank, **data}:
-            time_s, its_rank = number(time), whole(rank)
+            time_s = number(time)
+            its_rank = whole(rank)
             if time_s is not None and its_rank == rank:
                 return Event(
                     time_s=time_s,

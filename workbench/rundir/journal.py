@@ -57,7 +57,8 @@ class Journal:
         self.result: Mapping[str, object] = {}
         """Result of the run, after `finish`."""
         self._spare = spare
-        self._paths, self._redact = paths, redact or Redactor()
+        self._paths = paths
+        self._redact = redact or Redactor()
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
         self._now = asdict(StateRecord())
@@ -190,7 +191,8 @@ class Journal:
         """
         self._write_late()
         self._close_scalars()
-        started_s, ended_s = float(str(facts.get("started_s", now_s()))), now_s()
+        started_s = float(str(facts.get("started_s", now_s())))
+        ended_s = now_s()
         figures, left_out = self._figures(started_s)
         message += left_out
         raw = {

@@ -79,7 +79,8 @@ def rank_statuses(
 
 def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankStatus:
     status = RankStatus.read({**raw, "pod": pod})
-    ended_s, error = status.ended_s, status.error
+    ended_s = status.ended_s
+    error = status.error
     if error is not None and error.time_s is not None:
         error = replace(error, time_s=error.time_s - clock_offset_s)
     return replace(

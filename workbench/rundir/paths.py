@@ -239,7 +239,8 @@ FLIGHT = "flight.json"
 The data are from torch's flight recorder, written at a stall.
 """
 _LONGEST_NAME = 240  # bytes of a path's part; a file in transfer has a longer name
-TRACE, TRACE_OPERATORS = "trace.json.gz", "trace-operators.json"
+TRACE = "trace.json.gz"
+TRACE_OPERATORS = "trace-operators.json"
 _LEFT = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
 
 

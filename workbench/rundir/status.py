@@ -49,7 +49,8 @@ UNKNOWN = "unknown"
 """Phase of a cluster that cannot be read at the moment. A later read may succeed."""
 _POD = TypeAdapter(Pod)
 _SILENCE_S = 20.0
-_SETTLE_S, _LOOK_S = 10.0, 0.05
+_SETTLE_S = 10.0
+_LOOK_S = 0.05
 
 
 def _read_pods(raw: object) -> list[Pod]:
@@ -406,7 +407,8 @@ def is_listed(paths: RunPaths, cluster: Path) -> bool:
 
 
 def _is_in(runs: Sequence[QueuedRun], paths: RunPaths) -> bool:
-    run_id, root = read_json(paths.info).get("id"), os.path.realpath(paths.root)
+    run_id = read_json(paths.info).get("id")
+    root = os.path.realpath(paths.root)
     try:
         return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
     except ValueError:  # a path that holds a NUL

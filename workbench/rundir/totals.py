@@ -152,7 +152,8 @@ class RunTotals:
                 self.last_step = _with_figures(event, self.last_step)
                 self._first_step = self._first_step or event
             case EventKind.EVAL:
-                self.eval_loss, self._eval_step = event.number("eval_loss"), event.whole("step")
+                self.eval_loss = event.number("eval_loss")
+                self._eval_step = event.whole("step")
                 self.metrics = numbers_of(event.data.get("metrics"))
                 self._first_eval_loss = (
                     self.eval_loss if self._eval_step == 0 else self._first_eval_loss
@@ -163,7 +164,8 @@ class RunTotals:
                     self.doing = _doing(event)
                     return RunState.RUNNING if self.training else RunState.STARTING, self.doing
             case EventKind.FIRST_STEP:
-                first, self.training = not self.training, True
+                first = not self.training
+                self.training = True
                 if (
                     self.restarts
                     and self._first_step is None
@@ -205,9 +207,13 @@ class RunTotals:
             {**event.data, "took_s": max(0.0, event.time_s - (event.number("lost_s") or 0.0))}
         )
         self.restarts.append(restart)
-        self.training, self.phases, self.doing, self.saved_step = False, {}, "", restart.step or 0
+        self.training = False
+        self.phases = {}
+        self.doing = ""
+        self.saved_step = restart.step or 0
         self._first_step = self._resumed_step = None
-        self._devices, self._traffic = {}, {}
+        self._devices = {}
+        self._traffic = {}
 
     @property
     def reached_step(self) -> int | None:
@@ -224,7 +230,8 @@ class RunTotals:
 
         The mean over all steps so far, or a script's own last rate.
         """
-        ended, step = number(self._end.get("train_samples_per_s")), self.last_step
+        ended = number(self._end.get("train_samples_per_s"))
+        step = self.last_step
         if ended is not None or step is None:
             return ended
         so_far = step.number("train_samples_per_s")
@@ -290,7 +297,8 @@ class RunTotals:
         return {name: value for name, value in facts.items() if value is not None}
 
     def _eta_s(self) -> float | None:
-        first, last = self._first_step, self.last_step
+        first = self._first_step
+        last = self.last_step
         if first is None or last is None:
             return None
         begun, step, steps = first.whole("step"), last.whole("step"), last.whole("max_steps")
@@ -299,16 +307,16 @@ class RunTotals:
         return (last.time_s - first.time_s) / (step - begun) * (steps - step)
 
     def _sent_bytes_per_step(self) -> float | None:
-        sent, pods = 0.0, 0.0
+        sent = 0.0
+        pods = 0.0
         for event in self._traffic.values():
-            size, steps, ranks = (
-                event.whole("sent_bytes"),
-                event.whole("steps"),
-                event.whole("ranks_on_pod"),
-            )
+            size = event.whole("sent_bytes")
+            steps = event.whole("steps")
+            ranks = event.whole("ranks_on_pod")
             if size is None or not steps or not ranks or steps < 1 or ranks < 1:
                 return None
-            sent, pods = sent + size / steps, pods + 1 / ranks
+            sent = sent + size / steps
+            pods = pods + 1 / ranks
         return sent / pods if pods and len(self._traffic) == len(self._devices) else None
 
 
@@ -318,7 +326,8 @@ class TotalsTail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()
-        self._file, self._size = (0, 0), 0
+        self._file = (0, 0)
+        self._size = 0
         self._begin()
 
     def read(self) -> RunTotals:
@@ -329,13 +338,15 @@ class TotalsTail:
             # A replaced or truncated file lacks the earlier events, so begin again.
             if (found.st_dev, found.st_ino) != self._file or found.st_size < self._size:
                 self._begin()
-            self._file, self._size = (found.st_dev, found.st_ino), found.st_size
+            self._file = (found.st_dev, found.st_ino)
+            self._size = found.st_size
             for event in self._tail.read():
                 self._totals.take(event)
         return self._totals
 
     def _begin(self) -> None:
-        self._tail, self._totals = EventTail(self._path), RunTotals()
+        self._tail = EventTail(self._path)
+        self._totals = RunTotals()
 
     def __reduce__(self) -> tuple[type[TotalsTail], tuple[Path]]:
         """Make a copy in another process read the file itself."""
@@ -357,5 +368,6 @@ def _with_figures(event: Event, last: Event | None) -> Event:
 
 
 def _doing(event: Event) -> str:
-    done, total = event.whole("done"), event.whole("total")
+    done = event.whole("done")
+    total = event.whole("total")
     return event.text("name") + (f" {done} of {total}" if done is not None and total else "")

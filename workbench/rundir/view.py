@@ -88,7 +88,8 @@ class RunView:
         self._read_state(state, problem)
         changed = self._look_at_cluster()
         seen = (self.state, self.message, self.hint, self.unpredicted)
-        changed, self._seen = bool(events) or seen != self._seen or changed, seen
+        changed = bool(events) or seen != self._seen or changed
+        self._seen = seen
         return changed
 
     @property
@@ -179,16 +180,21 @@ class RunView:
         prediction = read_json(self.paths.prediction)
         self.unpredicted = text(prediction.get("why"))
         if problem:
-            self.state, self.message, self.hint = state, problem, ""
+            self.state = state
+            self.message = problem
+            self.hint = ""
             return
         if state.is_terminal and result_file(self.paths).exists():
             self.result = ResultRecord.load(self.paths.root)
-            self.state, self.message, self.hint = state, self.result.message, ""
+            self.state = state
+            self.message = self.result.message
+            self.hint = ""
             self.hosts = self.result.hosts or self.hosts
             return
         raw = read_json(self.paths.state)
         warning = "" if state.is_terminal else text(prediction.get("warning"))
-        self.state, self.hint = state, self._silence(state) or text(raw.get("hint")) or warning
+        self.state = state
+        self.hint = self._silence(state) or text(raw.get("hint")) or warning
         self.message = (
             message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
         )
@@ -198,7 +204,8 @@ class RunView:
         return "" if state.is_terminal else silence_of(cluster, cluster_status(cluster))
 
     def _look_at_cluster(self) -> bool:
-        before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))
+        before = self.cluster_phase
+        cluster = cluster_status(cluster_of(self.paths))
         self.cluster_phase = cluster.phase if cluster.alive else "closed"
         if not any(host.pod for host in self.hosts):
             self.hosts = hosts_in(self.paths.hostfile, cluster.pods) or self.hosts

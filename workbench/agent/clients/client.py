@@ -133,7 +133,8 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
 
 
 def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
-    folder, sizes = Path(started["folder"]), started["sizes"]
+    folder = Path(started["folder"])
+    sizes = started["sizes"]
     return [
         _Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd)
         for fd, name in ((1, "stdout"), (2, "stderr"))
@@ -164,7 +165,9 @@ class _Echo:
     """A growing file, copied to a descriptor."""
 
     def __init__(self, path: Path, offset: int, fd: int) -> None:
-        self.path, self.offset, self.fd = path, offset, fd
+        self.path = path
+        self.offset = offset
+        self.fd = fd
 
     def copy(self) -> None:
         try:

@@ -116,7 +116,8 @@ def _computed_and_waited_s(
     import torch
     import torch.distributed as dist
 
-    one, took_s = torch.zeros(1, device=device), torch.zeros(2, device=device)
+    one = torch.zeros(1, device=device)
+    took_s = torch.zeros(2, device=device)
     dist.all_reduce(one)
     if dist.get_rank() < among:
         for _ in range(rounds):
@@ -156,7 +157,8 @@ def _wait_for_gpu() -> None:
 def _store(request: Mapping[str, object]) -> Store:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    address, world = str(request["address"]), int(str(request["world_size"]))
+    address = str(request["address"])
+    world = int(str(request["world_size"]))
     if request["rank"] == 0:
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.bind((address, 0))

@@ -38,7 +38,8 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 
 def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
     """Return the most GPU and host memory that a job can have here, regardless of current use."""
-    limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
+    limit = memory_limit_bytes(os.getpid())
+    whole = _memory_gib("MemTotal")
     sizes = [
         size for size in (whole, limit / _GIB if limit is not None else None) if size is not None
     ]

@@ -36,7 +36,8 @@ def when_imported(name: str, change: Callable[[Any], None]) -> None:
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, changes: str, change: Callable[[Any], None]) -> None:
-        self.changes, self._change = changes, change
+        self.changes = changes
+        self._change = change
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -65,7 +66,8 @@ def _change(module: Any) -> None:
 def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make, updated=())
     def store(*args: Any, **options: Any) -> Any:
-        host, port = options.get("host_name"), options.get("port")
+        host = options.get("host_name")
+        port = options.get("port")
         # Other arguments than torch 2.10 to 2.13 pass: leave the store as torch makes it.
         if args or not host or not port or "master_listen_fd" in options:
             return make(*args, **options)

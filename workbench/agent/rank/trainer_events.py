@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 # Files in the rank's folder: the rank writes the first for the agent, the agent the second.
-_LISTENS, _ASKED = ("trainer-listens", "trainer-asked")
+_LISTENS = "trainer-listens"
+_ASKED = "trainer-asked"
 _KEY = "workbench/stop-after"
 _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
@@ -138,7 +139,8 @@ def _add(module: Any) -> None:  # noqa: C901
         def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             _trainers.append(self)
             self._since = (state.global_step, time.monotonic())
-            self._reported_at, self._reported_step = 0.0, -1
+            self._reported_at = 0.0
+            self._reported_step = -1
 
         @_quiet
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -157,7 +159,8 @@ def _add(module: Any) -> None:  # noqa: C901
 
         def _report(self, args: Any, state: Any) -> None:
             """Report a step without logged figures, and the mean rate of all steps so far."""
-            self._reported_at, self._reported_step = time.monotonic(), state.global_step
+            self._reported_at = time.monotonic()
+            self._reported_step = state.global_step
             steps = self._trained[0] + state.global_step - self._since[0]
             seconds = self._trained[1] + time.monotonic() - self._since[1]
             rate = {"train_samples_per_s": self._rate(args, steps, seconds)} if steps else {}
@@ -189,10 +192,12 @@ def _add(module: Any) -> None:  # noqa: C901
                     **mean,
                 )
             elif "loss" in logs:
-                self._reported_at, self._reported_step = time.monotonic(), state.global_step
+                self._reported_at = time.monotonic()
+                self._reported_step = state.global_step
                 before, at = self._since
                 self._since = (state.global_step, time.monotonic())
-                steps, seconds = state.global_step - before, self._since[1] - at
+                steps = state.global_step - before
+                seconds = self._since[1] - at
                 self._trained = (self._trained[0] + steps, self._trained[1] + seconds)
                 rates = {
                     "samples_per_s": self._rate(args, steps, seconds),
@@ -231,7 +236,8 @@ def _before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
 def _follow(module: Any) -> None:
     from workbench.rundir.events import log
 
-    writer, figures = module.SummaryWriter, _Figures(log)
+    writer = module.SummaryWriter
+    figures = _Figures(log)
     take = _quiet(figures.take)
 
     def tell(writer: Any, tag: Any, value: Any, step: Any) -> None:
@@ -275,7 +281,8 @@ class _Figures:
 
     def report(self, at_end: bool) -> None:
         """Report the finished step: evaluations and the last always, others every 0.25 s."""
-        figures, self._figures = self._figures, {}
+        figures = self._figures
+        self._figures = {}
         evaluated = any(name.startswith("eval_") for name in figures)
         if figures and (at_end or evaluated or time.monotonic() - self._reported_at >= _EVERY_S):
             self._reported_at = time.monotonic()

@@ -120,7 +120,8 @@ class PodRun:
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         if self.stopping and (ask or not self._asked):
             return
-        self.stopping, self._asked = True, ask
+        self.stopping = True
+        self._asked = ask
         table = process_table()
         for rank in self.ranks.values():
             if rank.phase == "waiting":
@@ -145,7 +146,8 @@ class PodRun:
             if rank.sweep_at is None:
                 continue
             if not (left := rank.members(table)):
-                rank.sweep_at, rank.swept = None, True
+                rank.sweep_at = None
+                rank.swept = True
             elif now >= rank.sweep_at:
                 self._kill(table, left)
         ended = not self.live and not any(rank.sweep_at for rank in self.ranks.values())

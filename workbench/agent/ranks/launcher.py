@@ -111,7 +111,8 @@ class RankLauncher:
         if not request.entry or not self.warm.serves({**request.env, **overrides}):
             self._launch_cold(launch)
             return
-        rank.phase, cwd = "forking", request.cwd or str(run.folder)
+        rank.phase = "forking"
+        cwd = request.cwd or str(run.folder)
         token = self.warm.fork(
             env=launch.env,
             cwd=cwd,
@@ -148,7 +149,8 @@ class RankLauncher:
                 self._launch_cold(launch)
 
     def _launch_cold(self, launch: _Launch) -> None:
-        run, rank = launch.run, launch.rank
+        run = launch.run
+        rank = launch.rank
         try:
             # A rank that the warm server could have started gets the same allocator when cold.
             env = {**preloaded(), **launch.env} if run.request.entry else launch.env

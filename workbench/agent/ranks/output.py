@@ -47,7 +47,8 @@ class OutputOrder:
     def note(self, stream: str, end: int) -> None:
         """Record the end offset of a stream's output. Only a change of streams writes a line."""
         with self._lock:
-            (before, at), self._last = self._last, (stream, end)
+            (before, at) = self._last
+            self._last = (stream, end)
             if before in ("", stream):
                 return
             try:
@@ -91,7 +92,8 @@ class OutputStream:
 
     def __init__(self, folder: Path, name: str, order: OutputOrder | None = None) -> None:
         self.log = folder / f"{name}.log"
-        self._name, self._order = name, order
+        self._name = name
+        self._order = order
         self.dropped = 0
         """Number of bytes that fitted neither on the disk nor in memory."""
         self.pipe = -1
@@ -115,7 +117,8 @@ class OutputStream:
         self.close()
         with contextlib.suppress(OSError):
             self.log.touch(0o600)
-        self._written, self.dropped = size_of(self.log), 0
+        self._written = size_of(self.log)
+        self.dropped = 0
         try:
             self._path.unlink(missing_ok=True)
             os.mkfifo(self._path, 0o600)

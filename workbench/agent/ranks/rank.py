@@ -73,12 +73,16 @@ class Rank:
 
     def begin(self, pid: int, how: str) -> None:
         self.process = look_up(pid) or Process(pid, 0, os.getpid(), pid, True)
-        self.phase, self.how, self.started_s = "running", how, now_s()
+        self.phase = "running"
+        self.how = how
+        self.started_s = now_s()
         self._known.add(self.process)
 
     def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
         """Record the end of the rank. Write an error record if the rank failed without one."""
-        self.phase, self.exit_code, self.ended_s = "exited", exit_code, now_s()
+        self.phase = "exited"
+        self.exit_code = exit_code
+        self.ended_s = now_s()
         self.rss_bytes = 0
         for stream in self.streams.values():
             stream.drain()
@@ -109,11 +113,10 @@ class Rank:
     def recover(self) -> None:
         """Set the state of an ended agent's rank from its folder, if the rank was ever started."""
         if (self.folder / "stdout.log").exists():
-            self.phase, self.swept = "exited", True
-            self.error, self.done = (
-                read_record(self.folder / "error.json"),
-                (self.folder / "done.json").exists(),
-            )
+            self.phase = "exited"
+            self.swept = True
+            self.error = read_record(self.folder / "error.json")
+            self.done = (self.folder / "done.json").exists()
             self.stopped = not self.done and self.error is None
 
     def _fail(self, failure: Failure) -> None:

@@ -15,7 +15,8 @@ from workbench.base.errors import DiskFull
 from workbench.base.files import write_bytes, write_json
 from workbench.base.lines import from_line
 
-_RESERVE, _RESERVE_BYTES = ".reserve", 16 << 10
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 16 << 10
 _RECORD_BYTES = 64 * 1024
 _MESSAGE_CHARS = 4000
 _TAIL_LINES = 20

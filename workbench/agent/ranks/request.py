@@ -78,7 +78,8 @@ class RunRequest:
     def from_dict(cls, raw: Message) -> RunRequest:
         """Read the JSON form. Unknown keys of a newer keeper are ignored."""
         ranks = tuple(_place(object_in({"ranks": item}, "ranks")) for item in _list(raw, "ranks"))
-        cwd, entry = raw.get("cwd"), raw.get("entry")
+        cwd = raw.get("cwd")
+        entry = raw.get("entry")
         return cls(
             run=check_run_id(raw.get("run")),
             success=str(raw.get("success", "exit code")),

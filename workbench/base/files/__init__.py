@@ -233,7 +233,8 @@ class KeptFile:
     def write(self, data: Mapping[str, object]) -> None:
         """Replace the file. Raises OSError; `mend` tries again."""
         with self._lock:
-            self._data, self._stamp = data, None
+            self._data = data
+            self._stamp = None
             self._write(data)
 
     def mend(self, *, beat: bool = False) -> None:

@@ -54,11 +54,14 @@ def _weakness_of(part: Path) -> str:
         return f"is owned by {_name(at.st_uid)}, {harm}; {other}"
     if stat.S_ISLNK(at.st_mode) or at.st_mode & stat.S_ISVTX:
         return ""
-    writers, change = "", ""
+    writers = ""
+    change = ""
     if at.st_mode & stat.S_IWOTH:
-        writers, change = "everybody", "o-w"
+        writers = "everybody"
+        change = "o-w"
     elif at.st_mode & stat.S_IWGRP and (others := _others_in(at.st_gid)):
-        writers, change = f"{', '.join(others[:3])} of its group", "g-w"
+        writers = f"{', '.join(others[:3])} of its group"
+        change = "g-w"
     if not writers or _is_empty_dir(part):
         return ""
     # Only the owner can change the mode: others get no advice that they cannot follow.

@@ -290,7 +290,8 @@ def _parts(annotation: object, metadata: Iterable[Any]) -> Iterator[Any]:
 
 
 def _allowed(annotation: object, metadata: Iterable[Any]) -> str:
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         return _allowed(args[0], [*args[1:], *metadata])
     own = list(_parts(None, metadata))

@@ -230,7 +230,8 @@ def _main() -> None:
     }
     options["path_prefix"] = f"/{token}"
     board.configure(argv=["tensorboard", *(f"--{name}={value}" for name, value in options.items())])
-    port, me = urlsplit(board.launch()).port or 0, os.getpid()
+    port = urlsplit(board.launch()).port or 0
+    me = os.getpid()
     record = {"folder": args.folder, "port": port, "pid": me, "start_time": process_start_time(me)}
     write_json(args.record, {**record, "owner": args.owner, "token": token, "nonce": nonce})
     # Children of a dead parent get another parent. A signal at the parent's death would be bound to

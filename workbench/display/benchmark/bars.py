@@ -76,7 +76,8 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
 
     def draw(axes: Any) -> None:
         for place, line in enumerate(rows):
-            measured, predicted = line.row.peak_memory_gib, line.row.predicted_memory_gib
+            measured = line.row.peak_memory_gib
+            predicted = line.row.predicted_memory_gib
             ended = " ▲ out of memory" if line.row.outcome is Outcome.OUT_OF_MEMORY else ""
             skipped = ", never started" if line.row.outcome is Outcome.SKIPPED else ""
             if measured is not None:

@@ -60,7 +60,8 @@ _BYTES = Kind(scales=(("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf)
 _GIB = Kind(scales=(("MiB", 1 / 1024, 0.1), ("GiB", 1.0, math.inf)))
 _FLOPS = Kind(scales=(("GFLOPS", 1e-3, 0.1), ("TFLOPS", 1.0, math.inf)))
 _SHARE = Kind(scales=(("%", 0.01, math.inf),), decimals=1)
-_MOST, _LEAST = 1, -1
+_MOST = 1
+_LEAST = -1
 
 
 @dataclass(frozen=True, slots=True)

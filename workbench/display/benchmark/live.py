@@ -101,7 +101,8 @@ def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
 
 
 def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
-    places, labels = len(str(len(lines))), max((len(line.label) for line in lines), default=0)
+    places = len(str(len(lines)))
+    labels = max((len(line.label) for line in lines), default=0)
     outcomes = max((len(line.outcome_text) for line in lines), default=0)
     drawn = [
         f"{x.number:>{places}}  {x.label:<{labels}}  {x.outcome_text:<{outcomes}}  {x}"
@@ -160,7 +161,8 @@ class BenchmarkLive:
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._screen, self._image = Screen(stream), Screen(stream)
+        self._screen = Screen(stream)
+        self._image = Screen(stream)
         self._clock = clock
         self._speeds: dict[float, float] = {}
         self._drawn_speeds: object = None
@@ -175,7 +177,8 @@ class BenchmarkLive:
         self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None
     ) -> None:
         """Draw the state of all rows at most four times a second, and an end at once."""
-        before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
+        before = [line.outcome for line in self._lines]
+        self._lines = lines_of(rows, progress)
         self._speeds = {
             n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None
         }
@@ -192,7 +195,8 @@ class BenchmarkLive:
     def _draw(self) -> None:
         if self._lines == self._drawn:
             return
-        self._drawn, self._drawn_at = self._lines, self._clock()
+        self._drawn = self._lines
+        self._drawn_at = self._clock()
         if self._screen.is_notebook:
             left_s = self._left_s()
             page = (
@@ -207,7 +211,8 @@ class BenchmarkLive:
 
     def _still(self) -> bytes:
         """Draw the speed of every finished row."""
-        x, ys = {COUNTS[2]: [*self._speeds]}, [*self._speeds.values()]
+        x = {COUNTS[2]: [*self._speeds]}
+        ys = [*self._speeds.values()]
         series = Series(name="samples/s", xs=x, ys=ys, look=look(0), joined=False)
         return plot_png(
             Plot(label="speed", y="samples/s", axes=(*x,), series=[series], from_zero=True)
@@ -236,7 +241,8 @@ class BenchmarkLive:
                 self._written.add(line.number)
                 text = f"{line.number}/{total}  {line.label}  {line.outcome_text}  {line}"
                 self._screen.write(f"{clear}{text.rstrip()}\n")
-                clear, self._passing = "", False
+                clear = ""
+                self._passing = False
         running = next((line for line in self._lines if line.outcome is Outcome.RUNNING), None)
         if self._screen.is_live and running is not None:
             columns = shutil.get_terminal_size().columns - 1
@@ -285,7 +291,8 @@ def _before_start(row: ForecastRow) -> str:
 
 
 def _notes(forecast: BenchmarkForecast) -> list[str]:
-    with_time, without = forecast.to_go - forecast.without_time, forecast.without_time
+    with_time = forecast.to_go - forecast.without_time
+    without = forecast.without_time
     parts = (
         [f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go"]
         if with_time

@@ -290,7 +290,8 @@ def loss_table(sheet: Sheet, report: Report) -> list[Block]:
 
 def _spark(points: Sequence[LossPoint]) -> str:
     picked = [points[n * (len(points) - 1) // (_SPARK - 1)].loss for n in range(_SPARK)]
-    low, high = min(picked), max(picked)
+    low = min(picked)
+    high = max(picked)
     return "".join(
         _SPARKS[round((loss - low) / ((high - low) or 1) * (len(_SPARKS) - 1))] for loss in picked
     )

@@ -164,7 +164,8 @@ def _against(
     best: Line, among: Sequence[Line], field: str, write: Callable[[float | None], str]
 ) -> str:
     others = [line for line in among if line is not best]
-    text, spread = write(getattr(best.row, field)), best.summary.spreads.get(field)
+    text = write(getattr(best.row, field))
+    spread = best.summary.spreads.get(field)
     same = [line for line in others if write(getattr(line.row, field)) == text]
     alike = [
         x.number

@@ -86,7 +86,8 @@ def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
     ]
     if not answered:
         return []
-    shares, beside = _shares(answered), _beside(answered)
+    shares = _shares(answered)
+    beside = _beside(answered)
     if beside is None:
         return [Table(shares)]
     grid = answers_grids(beside, _ANSWERS)[-1]

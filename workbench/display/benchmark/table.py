@@ -27,10 +27,8 @@ _CELL_PX = 1190  # width of a notebook's cell in a window of 1400 px
 
 def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
     """Draw a benchmark as HTML, with links to its files."""
-    table, downloads = (
-        Raw(html=sheet_html(sheet_of(groups))),
-        Raw(html=macro("run.html", "downloads")(links)),
-    )
+    table = Raw(html=sheet_html(sheet_of(groups)))
+    downloads = Raw(html=macro("run.html", "downloads")(links))
     return to_html(Doc(blocks=[table, downloads, *published_blocks()], full=True))
 
 
@@ -46,7 +44,8 @@ def sheet_html(sheet: Sheet) -> str:
     """Draw the table itself, for a page that has the style sheet."""
     who = _who_titles(sheet)
     classes = [f"wb-stay wb-at{place}{_CLASSES[title]}" for place, title in enumerate(who[:-1])]
-    places, shown = _places(sheet, who), range(len(sheet.figures))
+    places = _places(sheet, who)
+    shown = range(len(sheet.figures))
     first = [n for n in shown if _reach_px(sheet, places, n) < _CELL_PX]
     return str(
         render(

@@ -287,11 +287,13 @@ def _field(
     record: type[Record], option: Option, prefix: str, section: str, **more: Any
 ) -> FormField:
     name = f"{prefix}.{option.name}" if prefix else option.name
-    choices, kind = list(option.choices), "text"
+    choices = list(option.choices)
+    kind = "text"
     if option.allowed == "true or false or None":
         choices = ["true", "false"]
     if choices:
-        kind, choices = "choice", [*([""] if option.default is None else []), *choices]
+        kind = "choice"
+        choices = [*([""] if option.default is None else []), *choices]
     elif option.allowed == "true or false":
         kind = "switch"
     elif option.allowed.startswith(("a number", "a whole number", "a port", "1 or more")):

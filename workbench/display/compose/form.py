@@ -85,7 +85,8 @@ class Form:
         self._view: _FormView | None = None
 
     def choose(self, composition: Composition) -> Preview:
-        self.composition, self.preview = composition, preview_of(composition)
+        self.composition = composition
+        self.preview = preview_of(composition)
         return self.preview
 
     def look_at_data(self) -> RowPreview:
@@ -136,7 +137,8 @@ class Form:
 
     def doc(self, *, folded: bool = False) -> Doc:
         """State the choices and their result, folded while a run is shown."""
-        preview, blocks = self.preview, list[Block]()
+        preview = self.preview
+        blocks = list[Block]()
         for why in dict.fromkeys(preview.problems.values()):
             at = [
                 FIELDS[name].label

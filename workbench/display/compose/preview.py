@@ -94,10 +94,8 @@ def _batch_text(composition: Composition) -> str:
     job = composition.make_job()
     rows = job.global_batch(composition.ranks)
     ranks = f"{count(composition.ranks)} rank{'s' if composition.ranks != 1 else ''}"
-    micro, accumulated = (
-        count(job.per_device_train_batch_size),
-        count(job.gradient_accumulation_steps),
-    )
+    micro = count(job.per_device_train_batch_size)
+    accumulated = count(job.gradient_accumulation_steps)
     text = f"Global batch size: {micro} per device × {accumulated} accumulated × {ranks} = {count(rows)} rows"
     dataset = dataset_from(job.dataset)
     train_rows = dataset.train_rows if isinstance(dataset, Mini) else None
@@ -113,7 +111,8 @@ def _batch_text(composition: Composition) -> str:
 
 
 def _memory_text(composition: Composition) -> tuple[str, bool]:
-    count, pods = composition.value("count"), composition.pods
+    count = composition.value("count")
+    pods = composition.pods
     try:
         row = predict(composition.make_job(), pods=count, gpus=pods.gpus, trace=False)
     except WorkbenchError as error:

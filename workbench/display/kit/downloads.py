@@ -27,7 +27,8 @@ def run_links(paths: RunPaths) -> list[Link]:
     files = [path for path in paths.model.rglob("*") if path.is_file()]
     if not files:
         return links
-    name, where = "model.zip", f"{base}workbench/api/model?{urlencode({'of': below})}"
+    name = "model.zip"
+    where = f"{base}workbench/api/model?{urlencode({'of': below})}"
     if len(files) == 1:
         name = files[0].name
         where = f"{base}files/{quote(f'{below}/{files[0].relative_to(paths.root)}')}"

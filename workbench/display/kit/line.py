@@ -124,7 +124,8 @@ class ProgressLine:
 
     def _draw(self) -> None:
         assert self._pending is not None
-        self._drawn, self._drawn_at = self._pending, self._clock()
+        self._drawn = self._pending
+        self._drawn_at = self._clock()
         if self._screen.is_notebook:
             self._screen.show({"text/plain": progress_text(self._pending)})
         elif not self._screen.is_live:

@@ -107,12 +107,14 @@ class _Output:
         if what == self.sent and (not keep or what == self.kept):
             return False
         put(bundle(), self.name)
-        self.sent, self.kept = what, what if keep else self.kept
+        self.sent = what
+        self.kept = what if keep else self.kept
         return True
 
     def begin(self, what: object, bundle: Mapping[str, object], *, reserved: bool) -> None:
         put(bundle, self.name, update=reserved)
-        self.sent, self.kept = what, None if reserved else what
+        self.sent = what
+        self.kept = None if reserved else what
 
 
 class Picture:
@@ -138,11 +140,13 @@ class Picture:
         """Display the picture in the cell or at a `reserved` place, with buttons if `clicks`."""
         with self._lock:
             if clicks and (keep_bar or self.watched.clickable):
-                self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
+                self._has_bar = True
+                self._keeps_bar = self._keeps_bar or keep_bar
                 self._buttons.begin(
                     "bar", self.watched.bar().bundle(self.id, self.answer), reserved=reserved
                 )
-            doc, image = self.watched.look(at_once=True), self._draw_still()
+            doc = self.watched.look(at_once=True)
+            image = self._draw_still()
             self._main.begin((doc, self.watched.over), self._bundle(doc), reserved=reserved)
             if image is not None:
                 self._image.begin(image, image_bundle(image, self.watched.name), reserved=reserved)

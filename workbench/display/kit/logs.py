@@ -72,7 +72,8 @@ def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
                 following[key], following[before] = following[before], key
             ranks[key].append(rank)
             before = key
-    merged, key_ = [], following[None]
+    merged = []
+    key_ = following[None]
     while key_ is not None:
         merged.append(FoldedLine(texts[key_], tuple(ranks[key_])))
         key_ = following[key_]

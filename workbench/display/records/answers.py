@@ -26,7 +26,8 @@ _ROWS = 50
 _EMPTY = "(nothing)"
 _ALIKE = 1 / 3  # least share of equal words for marking words
 _REFRESH_S = 0.25
-_INVITES, _WAITS = "Write, and press Enter", "Wait for the answer"
+_INVITES = "Write, and press Enter"
+_WAITS = "Wait for the answer"
 
 
 def answers_doc(answers: Answers) -> Doc:
@@ -64,7 +65,8 @@ def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
         >>> marked_words("SELECT a FROM table", "SELECT b FROM table")[1].parts
         (('SELECT', False), ('b', True), ('FROM table', False))
     """
-    left, right = expected.split(), answered.split()
+    left = expected.split()
+    right = answered.split()
     one: list[tuple[str, bool]] = []
     other: list[tuple[str, bool]] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(
@@ -194,7 +196,9 @@ def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) 
     def entered(change: Mapping[str, str]) -> None:
         asked = change["new"].strip()
         if asked and not field.disabled:
-            field.disabled, field.value, field.placeholder = True, "", _WAITS
+            field.disabled = True
+            field.value = ""
+            field.placeholder = _WAITS
             act_in_thread(lambda: say(asked), fail, "chat")
 
     def say(asked: str) -> None:
@@ -206,7 +210,8 @@ def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) 
         ready()
 
     def ready() -> None:
-        field.disabled, field.placeholder = False, _INVITES
+        field.disabled = False
+        field.placeholder = _INVITES
         field.focus()
 
     field.observe(entered, names="value")

@@ -33,7 +33,8 @@ def show_board(board: Board) -> None:
 def frame_widget(board: Board) -> Any:
     import ipywidgets as w
 
-    button, frame = w.ToggleButton(description="Show it here", icon="line-chart"), w.HTML()
+    button = w.ToggleButton(description="Show it here", icon="line-chart")
+    frame = w.HTML()
 
     def toggle(_: object) -> None:
         if not button.value:

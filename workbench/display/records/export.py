@@ -34,7 +34,8 @@ def pushed_doc(pushed: Pushed) -> Doc:
 
 def model_card_doc(card: ModelCard) -> Doc:
     """State of a run what concerns others: neither hosts nor folders."""
-    result, job = card.result, card.job
+    result = card.result
+    job = card.job
     learned = [
         ("base model", card.base),
         ("dataset", card.dataset),

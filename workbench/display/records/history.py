@@ -34,7 +34,8 @@ from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
 _CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without the tick boxes
-_LETTER_PX, _BETWEEN_PX = 7.6, 16.0
+_LETTER_PX = 7.6
+_BETWEEN_PX = 16.0
 _ORDER = (
     "#",
     "run",
@@ -86,7 +87,8 @@ def history_doc(history: History) -> Doc:
 
 def show_history(history: History) -> None:
     """Display the newest runs; with buttons, ticked rows are compared below the table."""
-    bundle, name = to_bundle(history_doc(history)), uuid.uuid4().hex
+    bundle = to_bundle(history_doc(history))
+    name = uuid.uuid4().hex
     if len(history) < 2 or not has_widgets():
         show_bundle(bundle)
         return

@@ -27,7 +27,8 @@ _ACROSS = 120  # letters of all hosts' findings if few
 
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
     """State the hosts, the remedies, and the speed of the exchange between pods."""
-    todos, exchange = _todo(diagnosis), diagnosis.exchange
+    todos = _todo(diagnosis)
+    exchange = diagnosis.exchange
     html = render(
         "doctor.html",
         diagnosis=diagnosis,

@@ -49,7 +49,8 @@ def facts_of_result(result: RunResult) -> Table:
 
 
 def _pairs(result: RunResult) -> list[tuple[str, str]]:
-    label, predicted = read_label(RunPaths(result.path)), result.predicted_memory_gib
+    label = read_label(RunPaths(result.path))
+    predicted = result.predicted_memory_gib
     return [
         ("name", label.name),
         ("note", label.note),
@@ -132,7 +133,8 @@ def _tokens(result: RunResult) -> str:
 
 def _arithmetic(result: RunResult) -> str:
     figures = result.derived
-    rate, mfu = figures.get("tflops_per_device"), figures.get("mfu")
+    rate = figures.get("tflops_per_device")
+    mfu = figures.get("mfu")
     if rate is None:
         return ""
     share = "" if mfu is None else f", {percent(mfu)} of its peak (MFU)"

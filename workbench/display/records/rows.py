@@ -71,7 +71,8 @@ def _bars(rows: Sequence[int]) -> list[tuple[str, str]]:
 
 
 def _notes(preview: RowPreview) -> list[str]:
-    job, rows = preview.job, max(1, len(preview.lengths))
+    job = preview.job
+    rows = max(1, len(preview.lengths))
     cut = {
         f"max_source_length={job.max_source_length}": sum(
             length.read_is_cut for length in preview.lengths

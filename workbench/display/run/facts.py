@@ -54,9 +54,11 @@ class RunFacts:
         """Compute the current facts of a run. `alone`: for a page without notebook or cluster."""
         job = view.spec.job if view.spec else None
         fault = view.result.error if view.result else None
-        label, ended = read_label(view.paths), view.state.is_terminal
+        label = read_label(view.paths)
+        ended = view.state.is_terminal
         self.run_id = plain(view.id)
-        self.name, self.note = plain(label.name), plain(label.note)
+        self.name = plain(label.name)
+        self.note = plain(label.note)
         self.state = view.state
         self.message = plain(view.message)
         self.hint = plain(view.hint)
@@ -145,10 +147,8 @@ def _of_rows(view: RunView) -> tuple[list[str], int]:
 
 def _chosen(view: RunView) -> str:
     """Return the options that the user left open, with the chosen values."""
-    rate, precision = (
-        json_values.number(view.start.get("learning_rate")),
-        text(view.start.get("precision")),
-    )
+    rate = json_values.number(view.start.get("learning_rate"))
+    precision = text(view.start.get("precision"))
     chosen = view.start.get("chosen")
     communication = text(view.start.get("communication"))
     pairs = (

@@ -85,7 +85,8 @@ class RunPage:
     ):
         """Compute the facts. `folds`: open folds by title. `alone`: without notebook or cluster."""
         self.facts = RunFacts(view, alone=alone)
-        self._view, self._plot = view, plot
+        self._view = view
+        self._plot = plot
         self._grids = worker_grids(view.totals.book)
         self._folds = {} if folds is None else folds
         self._is_whole = folds is None or view.state.is_terminal
@@ -117,7 +118,8 @@ class RunPage:
         return "\n".join(parts)
 
     def _html(self) -> Markup:
-        view, facts = self._view, self.facts
+        view = self._view
+        facts = self.facts
         has_loss = len(view.curves["loss"]) or len(view.curves["eval_loss"])
         return macro("run.html", "page")(
             facts,

@@ -148,7 +148,8 @@ class Drawings:
         kept = self._plots.setdefault(name, _KeptPlot())
         if state != kept.state and (at_once or not kept.drawn or kept.allows()):
             began = time.thread_time()
-            kept.state, kept.drawn = state, draw()
+            kept.drawn = draw()
+            kept.state = state
             kept.spend(time.thread_time() - began)
         return kept.drawn
 
@@ -190,7 +191,8 @@ class RunButtons(ButtonBar):
             },
         )
         self._run = run
-        self._ended, self._asked = False, ""
+        self._ended = False
+        self._asked = ""
 
     def update(self, facts: RunFacts) -> None:
         """Enable what makes sense now; offer the stacks where no step came for a while."""
@@ -227,18 +229,14 @@ class RunButtons(ButtonBar):
 
 def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
     """Return the buttons' texts for a trainer, or for a script with its grace period."""
-    asked, text, sure = (
-        "asked to stop after a checkpoint",
-        "Stop after a checkpoint",
-        "Nothing is saved",
-    )
+    asked = "asked to stop after a checkpoint"
+    text = "Stop after a checkpoint"
+    sure = "Nothing is saved"
     tip = "Ends training within two steps; checkpoint and model are saved, and a later run can continue from there"
     if stop_grace_s is not None:
-        asked, text, sure = (
-            "asked every rank to stop",
-            "Ask to stop",
-            "Only what it wrote by now comes back",
-        )
+        asked = "asked every rank to stop"
+        text = "Ask to stop"
+        sure = "Only what it wrote by now comes back"
         tip = (
             "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
             f"ended {stop_grace_s:g} s later; what they wrote comes back"

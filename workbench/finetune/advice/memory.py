@@ -60,7 +60,8 @@ def fit_host(job: FineTune | None, prediction: Mapping[str, object]) -> list[str
     if job is None:
         return [MORE_MEMORY, *OF_SCRIPTS]
     fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
-    largest, needed = _largest(prediction).get(job.technique), number(prediction.get("host_gib"))
+    largest = _largest(prediction).get(job.technique)
+    needed = number(prediction.get("host_gib"))
     if largest is None or largest >= job.per_device_train_batch_size:
         return [MORE_MEMORY, *fixes, *_shorter(job)]
     if needed is not None:
@@ -77,7 +78,8 @@ def _largest(prediction: Mapping[str, object]) -> dict[str, int]:
 
 def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
     """Suggest the first technique with enough room according to the planner, if any is known."""
-    largest, micro = _largest(prediction), job.per_device_train_batch_size
+    largest = _largest(prediction)
+    micro = job.per_device_train_batch_size
     # The job fits by the planner, so the planner erred: ignore its other numbers.
     if largest.get(job.technique, micro) >= micro:
         return []

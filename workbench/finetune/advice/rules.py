@@ -59,7 +59,8 @@ def advise(
     """
     tuned = job if isinstance(job, FineTune) else None
     # Every rule searches the whole text. Longer texts do not help to find the cause.
-    message, traceback = fault.message[:_LONGEST], fault.traceback[-_LONGEST:]
+    message = fault.message[:_LONGEST]
+    traceback = fault.traceback[-_LONGEST:]
     words = f"{fault.kind}: {message}\n{traceback}"
     # A traceback quotes source lines that only mention a cause, so use the traceback only for
     # faults with little else.

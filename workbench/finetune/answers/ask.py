@@ -119,7 +119,8 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
             numbers = order[len(texts) : len(texts) + at_once]
             reply = server_of(run.paths).answer([questions[n] for n in numbers], before=before)
             texts.update(zip(numbers, reply.texts, strict=True))
-            load_s, answer_s = load_s + reply.load_s, answer_s + reply.answer_s
+            load_s = load_s + reply.load_s
+            answer_s = answer_s + reply.answer_s
             at_once = max(
                 _AT_ONCE, min(_MOST, int(len(numbers) * _REQUEST_S / max(reply.answer_s, 1e-3)))
             )

@@ -125,7 +125,8 @@ class ModelServer:
             raise RunError(why) from refusal
 
     def close(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None

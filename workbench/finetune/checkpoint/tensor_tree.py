@@ -20,7 +20,8 @@ from workbench.base.errors import RunError
 from workbench.base.files.disk import check_room, disk_full, free_bytes, full_disk_named
 from workbench.base.process import pod_name
 
-TENSORS, TREE = "state.safetensors", "state.json"
+TENSORS = "state.safetensors"
+TREE = "state.json"
 # Upper bound in bytes of the tensors' names and shapes, beside their content.
 _HEADERS = 1 << 20
 

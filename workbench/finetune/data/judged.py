@@ -69,7 +69,8 @@ def judge(
     """
     exact = logical = result = None
     if expected is not None:
-        wanted, answered = parse(expected), parse(predicted)
+        wanted = parse(expected)
+        answered = parse(predicted)
         exact = expected.split() == predicted.split()
         if wanted is not None:
             logical = answered is not None and wanted.logical_form() == answered.logical_form()

@@ -47,7 +47,8 @@ class Fields:
     """JSON object with its place, so that errors can name the file, line and field."""
 
     def __init__(self, data: object, where: str, path: str = ""):
-        self.where, self.path = where, path
+        self.where = where
+        self.path = path
         if not isinstance(data, Mapping):
             raise ConfigError(
                 f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object"

@@ -93,10 +93,12 @@ def completed_turns(row: Fields) -> tuple[Message, ...]:
 
     The completion is learned. Assistant turns of the prompt get weight 0. Other rows have no turns.
     """
-    asked, answer = row.data.get("prompt"), row.data.get("completion")
+    asked = row.data.get("prompt")
+    answer = row.data.get("completion")
     if not (isinstance(asked, list | tuple) and isinstance(answer, list | tuple)):
         return ()
-    prompt, completion = _listed(row, "prompt"), _listed(row, "completion")
+    prompt = _listed(row, "prompt")
+    completion = _listed(row, "completion")
     for _, turn in prompt:
         if turn["role"] == "assistant":
             turn["weight"] = 0
@@ -197,9 +199,11 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if named not in roles:
         raise one_of(f"{row.where}: {place}.{key}", named, list(roles))
     role = roles[named]
-    calls, content = list(_calls(turn)), _content(turn, value)
+    calls = list(_calls(turn))
+    content = _content(turn, value)
     if named == _CALL:
-        calls, content = _written_calls(turn, value, content), ""
+        calls = _written_calls(turn, value, content)
+        content = ""
     if calls and role != "assistant":
         turn.fail("tool_calls", f"stands in a turn of {role!r}; only the assistant calls functions")
     if not content and not calls and role in ("user", "assistant"):

@@ -24,7 +24,8 @@ PACKED = tuple(_OPENERS)
 """Suffixes of compressed files, decompressed while reading."""
 _BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
 # Real rows compress 3 to 30 times. Content that expands far more would only fill the disk.
-_FREE_BYTES, _MOST_TIMES = 256 << 20, 300
+_FREE_BYTES = 256 << 20
+_MOST_TIMES = 300
 _CHUNK = 1 << 18
 # UTF-32 first: its four bytes begin with UTF-16's mark.
 _MARKS = (
@@ -108,7 +109,8 @@ class _Recoded(io.RawIOBase):
     """Text of another encoding, converted to UTF-8."""
 
     def __init__(self, file: IO[bytes], encoding: str) -> None:
-        self._file, self._encoding = file, encoding
+        self._file = file
+        self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._ready = b""
         self._taken = 0
@@ -129,7 +131,9 @@ class _Recoded(io.RawIOBase):
             raise io.UnsupportedOperation("only the beginning can be gone back to")
         self._file.seek(0)
         self._decoder.reset()
-        self._ready, self._taken, self._given = b"", 0, 0
+        self._ready = b""
+        self._taken = 0
+        self._given = 0
         return 0
 
     def readinto(self, buffer: Any) -> int:
@@ -145,7 +149,8 @@ class _Recoded(io.RawIOBase):
                     "encoding, as in encoding='cp1252', or save it as UTF-8"
                 ) from error
             self._taken += len(data)
-        taken, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        taken = self._ready[: len(buffer)]
+        self._ready = self._ready[len(buffer) :]
         buffer[: len(taken)] = taken
         self._given += len(taken)
         return len(taken)

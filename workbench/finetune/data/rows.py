@@ -125,7 +125,8 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
         return _chat(row, turns)
     if "sql" not in row.data:
         return _written(row)
-    question, sql = row.text("question"), row.child("sql")
+    question = row.text("question")
+    sql = row.child("sql")
     if "table" in row.data:
         table = table_from(row.data["table"], f"{where}: table", named_types=False)
         query = _indexed(sql, table, _hub_conditions(sql))
@@ -234,7 +235,8 @@ def _chat(row: Fields, turns: Sequence[Message]) -> Example:
     if not learned:
         row.fail(chat_key(row) or "completion", "has no turn of the assistant to learn from")
     table_id = row.text("table_id") if row.data.get("table_id") is not None else None
-    source, target = last_of(learned, "user"), last_of(learned, "assistant")
+    source = last_of(learned, "user")
+    target = last_of(learned, "assistant")
     return Example(
         source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row)
     )
@@ -351,7 +353,8 @@ def _hub_conditions(sql: Fields) -> Sequence[object]:
     if not isinstance(raw, Mapping):
         return sql.items("conds")
     conds = sql.child("conds")
-    columns, operators = conds.items("column_index"), conds.items("operator_index")
+    columns = conds.items("column_index")
+    operators = conds.items("operator_index")
     values = conds.items("condition")
     if not len(columns) == len(operators) == len(values):
         conds.fail(

@@ -97,7 +97,8 @@ def _statement(query: Query, table: SqlTable) -> tuple[str, list[Value]]:
         if query.aggregate
         else f"SELECT {selected} FROM t"
     )
-    clauses, parameters = [], []
+    clauses = []
+    parameters = []
     for condition in query.conditions:
         position = _position(condition.column, table)
         clauses.append(f"c{position} {condition.operator} ?")
@@ -135,7 +136,8 @@ def _fill(connection: sqlite3.Connection, table: SqlTable) -> None:
 
 
 def _compare(a: str, b: str) -> int:
-    left, right = fold(a), fold(b)
+    left = fold(a)
+    right = fold(b)
     return (left > right) - (left < right)
 
 

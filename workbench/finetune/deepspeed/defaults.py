@@ -89,7 +89,8 @@ def on_base(job: _Options) -> _Options:
     match made.get("target_modules"):
         case [*names]:
             made["target_modules"] = sorted(map(str, names))
-    now, then = Lora.from_dict(job.lora).to_dict(), Lora.from_dict(made).to_dict()
+    now = Lora.from_dict(job.lora).to_dict()
+    then = Lora.from_dict(made).to_dict()
     for name in job.lora:
         if name != "resume_from" and now[name] != then[name]:
             raise ConfigError(
@@ -167,7 +168,8 @@ def _values(
     if value_at(config, "flops_profiler.enabled") is False:
         values["profile_step"] = 0
     yield from ((name, value) for name, value in values.items() if value not in (None, "auto"))
-    whole, rows = config.get("train_batch_size"), values["per_device_train_batch_size"]
+    whole = config.get("train_batch_size")
+    rows = values["per_device_train_batch_size"]
     steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)
     if world_size and rows is None and isinstance(whole, int) and isinstance(steps, int):
         micro, left = divmod(whole, steps * world_size)

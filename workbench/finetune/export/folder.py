@@ -60,7 +60,8 @@ def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]
         'vllm serve me/model'
     """
     auto = _AUTO[family]
-    at, base_at = shlex.quote(model), shlex.quote(base)
+    at = shlex.quote(model)
+    base_at = shlex.quote(base)
     lines = {
         "transformers": f"{auto}.from_pretrained({model!r}), AutoTokenizer.from_pretrained({model!r})"
     }

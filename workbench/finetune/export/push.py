@@ -138,7 +138,8 @@ def _files(folder: Path) -> dict[str, int]:
     """Return the bytes per file to upload. Raise RunError for an unexpected file name."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
-        name, facts = path.relative_to(folder).as_posix(), path.lstat()
+        name = path.relative_to(folder).as_posix()
+        facts = path.lstat()
         if stat.S_ISDIR(facts.st_mode):
             continue
         if not stat.S_ISREG(facts.st_mode) or not _SAVED.fullmatch(name):
@@ -212,7 +213,8 @@ def _write_card(result: ResultRecord, repo_id: str, export: Export) -> Path:
     from huggingface_hub import ModelCardData
 
     job = job_of(RunPaths(result.path))
-    base, dataset = _hub_id(job.model), _hub_dataset(job)
+    base = _hub_id(job.model)
+    dataset = _hub_dataset(job)
     adapters = [] if job.peft == Peft.NONE else [job.peft]
     metadata = ModelCardData(
         base_model=base or None,

@@ -199,9 +199,11 @@ def _with_workbench(
 
 
 def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
-    name, given = text(job.get("path")).rpartition("/")[2], job.get("args")
+    name = text(job.get("path")).rpartition("/")[2]
+    given = job.get("args")
     args = [str(arg) for arg in given] if isinstance(given, list) else []
-    files, differs = {**_script_files(paths, name), **_common(result, paths)}, []
+    files = {**_script_files(paths, name), **_common(result, paths)}
+    differs = []
     if name not in files:
         differs.append(
             f"{name} is not in the run directory: put it, with its folder, beside the other files"
@@ -370,7 +372,8 @@ def _environment(paths: RunPaths) -> Sequence[str]:
 def _start(
     result: ResultRecord, program: Sequence[str], options: Mapping[str, object]
 ) -> Sequence[str]:
-    quoted, ranks = shlex.join(program), max(1, result.world_size)
+    quoted = shlex.join(program)
+    ranks = max(1, result.world_size)
     if runs_alone(options.get("technique")) or ranks == 1:
         return ["# the one rank", f".venv/bin/python {quoted}"]
     return [

@@ -30,8 +30,11 @@ def checked_rows(job: FineTuneOptions) -> Iterator[Refusal]:
     The chat template renders about the first thousand rows, then rows at random with falling
     probability. The first row of a new shape is always rendered, up to `_SHAPES` shapes.
     """
-    by_form, child = row_refusal(job), _Child(job)
-    chance, shapes, count = Random(job.seed), set[Shape](), 0
+    by_form = row_refusal(job)
+    child = _Child(job)
+    chance = Random(job.seed)
+    shapes = set[Shape]()
+    count = 0
 
     def refusal(row: Example) -> str:
         nonlocal count
@@ -41,7 +44,8 @@ def checked_rows(job: FineTuneOptions) -> Iterator[Refusal]:
             *asked(row.messages, source_text(row.source, row.input), job.system),
             answer_of(row.messages, row.target),
         ]
-        count, shape = count + 1, shape_of(turns, row.tools)
+        count = count + 1
+        shape = shape_of(turns, row.tools)
         is_new = shape not in shapes and len(shapes) < _SHAPES
         if not is_new and chance.random() >= _ROWS / count:
             return ""
@@ -89,8 +93,10 @@ class _Child:
             return ""
 
     def _started(self) -> rpc.Client:
-        pipe, none = subprocess.PIPE, subprocess.DEVNULL
-        words, env = main_of(entries.TEMPLATE), child_environment(**HELPER, HF_HUB_OFFLINE="1")
+        pipe = subprocess.PIPE
+        none = subprocess.DEVNULL
+        words = main_of(entries.TEMPLATE)
+        env = child_environment(**HELPER, HF_HUB_OFFLINE="1")
         self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
         assert self._process.stdin is not None and self._process.stdout is not None
         streams = self._process.stdout.fileno(), self._process.stdin.fileno()

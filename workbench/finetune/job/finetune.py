@@ -213,7 +213,8 @@ class FineTune(FineTuneOptions, Job):
 
         Micro-batches become no larger.
         """
-        rows, most = self.global_batch(before), self.per_device_train_batch_size
+        rows = self.global_batch(before)
+        most = self.per_device_train_batch_size
         counts = [
             (max(1, rows // (micro * ranks) + more), micro)
             for micro in range(1, most + 1)

@@ -114,10 +114,8 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
 
     An empty reason means that the model can learn from the row.
     """
-    family, has_template = (
-        model_family(job.model),
-        bool(job.chat_template) or has_chat_template(job.model),
-    )
+    family = model_family(job.model)
+    has_template = bool(job.chat_template) or has_chat_template(job.model)
 
     def refusal(row: Example) -> str:
         if family is Family.ENCODER_DECODER and (row.messages or not row.asks):

@@ -26,7 +26,8 @@ from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
 
-WEIGHTS, _NAME = "adapter_model.safetensors", "default"
+WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"
 
 
 def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping[str, Any]:
@@ -152,7 +153,8 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     )
     config = model.peft_config[_NAME]
     shown = copy(config)
-    shown.base_model_name_or_path, shown.inference_mode = base, True
+    shown.base_model_name_or_path = base
+    shown.inference_mode = True
     if base in (TINY_T5, TINY_LLAMA):
         # Revision of the base model's weights.
         shown.revision = f"seed-{seed}"

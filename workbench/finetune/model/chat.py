@@ -97,7 +97,8 @@ class Chat:
             before, marks = rows.pop() if rows else ([], [])
             if begin < len(before) or ids[: len(before)] != before:
                 rows.append((before, marks))
-                before, marks = [], []
+                before = []
+                marks = []
             marks = [
                 *marks,
                 *[False] * (begin - len(before)),
@@ -109,7 +110,8 @@ class Chat:
     def _answered(self, turns: Sequence[Message], tools: Tools) -> tuple[list[int], int]:
         """Return the tokens up to the end of the last turn, and the index where the turn begins."""
         asked, whole = self._template.exchange(turns, tools)
-        prompt, ids = self._ids(asked), self._ids(whole)
+        prompt = self._ids(asked)
+        ids = self._ids(whole)
         # A token across the boundary belongs to the answer.
         begin = next(
             (n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt)
@@ -143,7 +145,8 @@ class Chat:
         made = Template.refusing(
             turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options)
         )
-        ids, marks = list(made["input_ids"]), [bool(mark) for mark in made["assistant_masks"]]
+        ids = list(made["input_ids"])
+        marks = [bool(mark) for mark in made["assistant_masks"]]
         if not any(marks):
             raise ConfigError(
                 "the chat template marks no token of an answer between its generation tags; mend it"
@@ -159,7 +162,8 @@ class Chat:
         # Some templates (TRL's) also mark the text after the end of a turn.
         run = next((n for n in range(last, 0, -1) if not marks[n]), 0)
         last = max((n for n in range(run, last + 1) if ids[n] in self._ends), default=last)
-        ids, marks = ids[: last + 1], marks[: last + 1]
+        ids = ids[: last + 1]
+        marks = marks[: last + 1]
         return (ids, marks) if ids[-1] in self.stops else ([*ids, self._eos], [*marks, True])
 
     def _ids(self, text: str) -> list[int]:
@@ -181,7 +185,8 @@ def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
             f"the chat template marks {len(starts)} answers between its generation tags, and the row has "
             f"{len(answers)}, of which some have the weight 0; give a template without these tags as chat_template="
         )
-    made, answer = list(marks), -1
+    made = list(marks)
+    answer = -1
     for n, mark in enumerate(marks):
         if n in starts:
             answer += 1

@@ -60,7 +60,8 @@ class Encoder:
                 for n, e in enumerate(examples, first)
                 for row in self._numbered(n, self._learned, e)
             ]
-        prompts, answers = self._prompts(examples, first), self._ids([e.target for e in examples])
+        prompts = self._prompts(examples, first)
+        answers = self._ids([e.target for e in examples])
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
             ended = [*answer, self.tokenizer.eos_token_id]
@@ -143,9 +144,11 @@ class Encoder:
     def _within(self, example: Example) -> list[Message]:
         """Remove the first exchanges of too long turns, then the end of the last question."""
         assert self._chat is not None
-        prompt, turns = partial(self._chat.prompt, tools=example.tools), self._turns(example)
+        prompt = partial(self._chat.prompt, tools=example.tools)
+        turns = self._turns(example)
         first = int(turns[0]["role"] == "system")
-        system, rest = list(turns[:first]), list(turns[first:])
+        system = list(turns[:first])
+        rest = list(turns[first:])
         while len(prompt([*system, *rest])) > self.job.max_source_length:
             later = next((n for n, turn in enumerate(rest[1:], 1) if turn["role"] == "user"), None)
             if later is None:
@@ -225,10 +228,8 @@ class Encoder:
         """Return the longest beginning of a text with a prompt within the limit."""
         while (over := len(prompt(text)) - self.job.max_source_length) > 0:
             if not text:
-                form, most = (
-                    f"the prompt form {self.job.prompt or 'plain'!r} takes alone",
-                    self.job.max_source_length,
-                )
+                form = f"the prompt form {self.job.prompt or 'plain'!r} takes alone"
+                most = self.job.max_source_length
                 if self._chat is not None:
                     form = "the chat template takes alone (with the tools of a row that has some)"
                 raise ConfigError(

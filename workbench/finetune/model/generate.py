@@ -111,7 +111,8 @@ class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes n
     """
 
     def __init__(self, begin: int, has_ended: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._begin, self._has_ended = begin, has_ended
+        self._begin = begin
+        self._has_ended = has_ended
 
     def __call__(self, tokens: torch.Tensor, _scores: object, **_: object) -> torch.Tensor:
         times, rest = divmod(tokens.shape[1] - self._begin, _LOOK)
@@ -134,10 +135,8 @@ def _written(
     said = torch.tensor([tokens for _, tokens in rows], dtype=torch.long, device=device)
     batch = encoder.asking([row for row, _ in rows])
     given = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
-    begin, most = (
-        given["input_ids"].shape[1] if encoder.causal else 1,
-        encoder.job.max_target_length,
-    )
+    begin = given["input_ids"].shape[1] if encoder.causal else 1
+    most = encoder.job.max_target_length
     if encoder.causal:
         mask = torch.cat([given["attention_mask"], torch.ones_like(said)], 1)
         given = {"input_ids": torch.cat([given["input_ids"], said], 1), "attention_mask": mask}

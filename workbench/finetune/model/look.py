@@ -31,7 +31,8 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     assert isinstance(job, FineTune)
     examples = load_rows(request["train"], None, None).train
     chosen = [examples[number] for number in request["numbers"]]
-    words, template = wording(job.prompt, system=job.system), job.chat_template
+    words = wording(job.prompt, system=job.system)
+    template = job.chat_template
     loaded = load(
         job.model, examples, seed=job.seed, wording=words, chat_template=template, weights=False
     )

@@ -67,7 +67,8 @@ def placement(
             f"device_map has no room for {first}: weights may take {sizes} GiB of the GPUs; give more "
             "in max_memory or more GPUs to a pod, or use technique 'fsdp' on several pods"
         )
-    low, high = whole / len(limits), float(whole)
+    low = whole / len(limits)
+    high = float(whole)
     # accelerate's own shares leave the last GPU with much less than the others.
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -85,7 +86,8 @@ def placed_options(
     rest = {name: value for name, value in options.items() if name != LIMITS}
     if not options.get(LIMITS):
         return rest, {}
-    packed, dtype = "quantization_config" in rest, rest.get("dtype", torch.float32)
+    packed = "quantization_config" in rest
+    dtype = rest.get("dtype", torch.float32)
     placed = placement(outline(), options[LIMITS], packed=packed, dtype=dtype)
     return {**rest, "device_map": placed if torch.cuda.is_available() else {"": "cpu"}}, placed
 

@@ -76,7 +76,8 @@ def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     # A tied weight has one name.
     left_out = {*(every - once), *(model._keys_to_ignore_on_save or ())}
     part: dict[str, torch.Tensor] = {}
-    size, layer = 0, ""
+    size = 0
+    layer = ""
     for name, held in model.state_dict(keep_vars=True).items():
         if name in left_out:
             continue

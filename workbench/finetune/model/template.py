@@ -52,7 +52,8 @@ class Template:
 
         The whole text begins with the first.
         """
-        asked, whole = self.text(turns[:-1], True, tools), self.text(turns, False, tools)
+        asked = self.text(turns[:-1], True, tools)
+        whole = self.text(turns, False, tools)
         if not whole.startswith(asked):
             header = self.text(turns[:-1], False, tools)
             raise ConfigError(

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PAD, END, START = "<pad>", "</s>", "<s>"
+PAD = "<pad>"
+END = "</s>"
+START = "<s>"
 VOCABULARY = 4096
 
 

@@ -71,11 +71,9 @@ def plan_for(
             raise RunError(
                 f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}"
             )
-        rows, step_s, micro_batch_s = (
-            job.per_device_train_batch_size,
-            result.step_s,
-            result.micro_batch_s,
-        )
+        rows = job.per_device_train_batch_size
+        step_s = result.step_s
+        micro_batch_s = result.micro_batch_s
         paces[technique] = Pace.of(
             rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION
         )

@@ -162,7 +162,8 @@ def _least(
     bounds: tuple[float | None, Sequence[str] | None],
 ) -> GpuRow | None:
     """Return the row with the first technique that fits on the GPUs and pods `at`, or None."""
-    (gpus, pods), (memory_gib, allowed) = at, bounds
+    (gpus, pods) = at
+    (memory_gib, allowed) = bounds
     able = [t for t in by_preference() if t.same_losses and (not t.alone or gpus * pods == 1)]
     able.sort(key=lambda technique: not technique.alone)
     for technique in (t.name for t in able if not allowed or t.name in allowed):

@@ -90,12 +90,14 @@ def plan(  # noqa: PLR0913
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
-    limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
+    limits = (gpu_memory_gib, memory_gib)
+    micro = job.per_device_train_batch_size
     rows = [
         refused.get(name) or _row(settings[name], trace, micro, limits)
         for name in techniques or _NAMES
     ]
-    accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
+    accumulation = job.gradient_accumulation_steps
+    speed_ups = dict[int, float]()
     if paces:
         speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
@@ -165,7 +167,8 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
     """Return the scaling of a job from one pod to several, or None if its trace is not cached."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
-    there, accumulation = cached_trace(request), job.gradient_accumulation_steps
+    there = cached_trace(request)
+    accumulation = job.gradient_accumulation_steps
     return (
         None
         if there is None
@@ -231,7 +234,8 @@ def row_of(
 
 def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     """Return the largest micro-batch that fits, tight or not. The need grows with the rows."""
-    low, high = 0, _MOST_ROWS
+    low = 0
+    high = _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
         if row_of(setting, trace, middle, limits, searches=False).fit is Fit.NOT:

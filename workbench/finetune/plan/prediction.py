@@ -79,7 +79,8 @@ def prediction_of(
     """Answer an inquiry with the pod's own `limits` and the `free_gib` on its disk."""
     setting = setting_from(inquiry["setting"])
     row = row_of(setting, trace, inquiry["rows"], (None, None))
-    gpu_gib, pod_gib = limits[0], inquiry["memory_gib"] or limits[1]
+    gpu_gib = limits[0]
+    pod_gib = inquiry["memory_gib"] or limits[1]
     fit, text = judge(row, (gpu_gib, pod_gib))
     disk_gib = _disk_gib(setting, trace, saves=inquiry["saves"])
     memory = row.gpu or row.host
@@ -103,7 +104,8 @@ def prediction_of(
 
 def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
     """Return the settings of other techniques with the same ranks and the same traced step."""
-    others, config = dict[str, Any](), model_config(job.model)
+    others = dict[str, Any]()
+    config = model_config(job.model)
     for technique in (each.name for each in TECHNIQUES):
         with contextlib.suppress(ConfigError):
             other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)

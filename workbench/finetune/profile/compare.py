@@ -48,7 +48,8 @@ class ProfileComparison(Shown):
 
     def summary(self) -> Grid:
         """Return the figures of both models and the ratio of the second to the first."""
-        one, other = self.one, self.other
+        one = self.one
+        other = self.other
         figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
             ("ranks", one.world_size, other.world_size, number),
             ("micro-batch, rows", one.micro_batch_size, other.micro_batch_size, number),
@@ -109,7 +110,8 @@ class ProfileComparison(Shown):
     @property
     def note(self) -> str:
         """Differences in step, ranks or rows, which spoil the comparison. Empty: none."""
-        one, other = self.one, self.other
+        one = self.one
+        other = self.other
         pairs = {
             "step": (one.step, other.step),
             "ranks": (one.world_size, other.world_size),

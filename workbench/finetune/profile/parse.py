@@ -94,7 +94,8 @@ class Profile(Shown):
     @property
     def note(self) -> str:
         """Warning about a step faster or slower than the run. Empty: about the same speed."""
-        one, all_ = self.samples_per_s, self.trainer_samples_per_s
+        one = self.samples_per_s
+        all_ = self.trainer_samples_per_s
         if not one or not all_ or abs(one / all_ - 1) <= _AGREES:
             return ""
         return (
@@ -304,7 +305,9 @@ class _Open:
     """A module whose end has not been read yet."""
 
     def __init__(self, indent: int, name: str, module: str) -> None:
-        self.indent, self.name, self.module = indent, name, module
+        self.indent = indent
+        self.name = name
+        self.module = module
         self.figures: re.Match[str] | None = None
         self.children: list[ModuleProfile] = []
 

@@ -52,18 +52,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
         1 treats small global batches like large ones.
         """
-        self.rows, self.micro_batch, self.rank, self.world_size, self.seed = (
-            rows,
-            micro_batch,
-            rank,
-            world_size,
-            seed,
-        )
-        self.epoch, self.lengths, self.global_batch = (
-            0,
-            lengths,
-            micro_batch * accumulation * world_size,
-        )
+        self.rows = rows
+        self.micro_batch = micro_batch
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.epoch = 0
+        self.lengths = lengths
+        self.global_batch = micro_batch * accumulation * world_size
         self.micro_batches = -(-rows // self.global_batch) * accumulation
         self.mixes = order > 1 and self.global_batch < _SMALL
 
@@ -99,13 +95,15 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """
         for n in range(0, len(order), _STEPS * self.global_batch):
             rows = _sorted(order[n : n + _STEPS * self.global_batch], lengths.sum(1))
-            rest, longest = rows[: -self.global_batch], rows[-self.global_batch :]
+            rest = rows[: -self.global_batch]
+            longest = rows[-self.global_batch :]
             rest = rest[torch.randperm(len(rest), generator=generator)]
             yield torch.cat([rest, longest]).view(-1, self.global_batch)
 
     def _alike(self, order: torch.Tensor, lengths: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the steps of every block of the epoch's rows, sorted by source length."""
-        order, size = _sorted(order, lengths[:, 0]), _STEPS * self.global_batch
+        order = _sorted(order, lengths[:, 0])
+        size = _STEPS * self.global_batch
         for n in range(0, len(order), size):
             yield self._dealt(_sorted(order[n : n + size], lengths[:, 1]))
 

@@ -121,7 +121,8 @@ def train_batches(
 
     The micro-batches of all ranks make up the global batches.
     """
-    args, rows = trainer.args, trainer.train_dataset
+    args = trainer.args
+    rows = trainer.train_dataset
     batches = GlobalBatchSampler(
         rows=len(rows),
         micro_batch=args.per_device_train_batch_size,
@@ -155,7 +156,9 @@ def evaluation_sums(
 
     `batches` come from `eval_batches`. `align` pairs logits with their labels.
     """
-    total, tokens, right = 0.0, 0, 0
+    total = 0.0
+    tokens = 0
+    right = 0
     with torch.no_grad():
         for rows, counts in batches:
             batch = send_to_device(trainer.data_collator(rows), trainer.args.device)
@@ -223,7 +226,8 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
         return {"eval_loss": self.eval_losses[step]} if self.eval_dataset else {}
 
     def _eval_loss(self) -> float:
-        model, args = self.model_wrapped, self.args
+        model = self.model_wrapped
+        args = self.args
         batches = eval_batches(
             self.eval_dataset,
             size=args.per_device_eval_batch_size,
@@ -299,7 +303,8 @@ def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
 def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
     """Load model and tokenizer; the seed determines the weights of the built-in `tiny-t5`."""
     job = recipe["job"]
-    name, attention = job["model"], job.get("attn_implementation")
+    name = job["model"]
+    attention = job.get("attn_implementation")
     if name != "tiny-t5":
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForSeq2SeqLM.from_pretrained(
@@ -316,7 +321,9 @@ def main() -> None:
     """Train as in `job.json`, and print the losses beside the run's losses."""
     folder = Path(__file__).resolve().parent
     recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
+    job = recipe["job"]
+    deepspeed = recipe["deepspeed"]
+    gpus = torch.cuda.is_available()
     alone = {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -326,7 +333,8 @@ def main() -> None:
     }
     # The single rank of a run has no launcher to set these variables.
     os.environ.update({**alone, **os.environ})
-    limit_s, single = job.get("ddp_timeout", 1800), job["technique"] == "single"
+    limit_s = job.get("ddp_timeout", 1800)
+    single = job["technique"] == "single"
     prepare(single=single, gpus=gpus, with_deepspeed=deepspeed is not None, limit_s=limit_s)
     # Make the options before the model: ZeRO-3 loads the model in parts.
     options = training_options(job, deepspeed, gpus=gpus)

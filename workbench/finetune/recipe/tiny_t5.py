@@ -27,7 +27,10 @@ def _head_start(model: Any) -> None:
     # most of a short run. With some heads that look at a neighbour from the start, 600 steps of 12
     # rows of wikisql-mini reached 69 % exact answers instead of 27 %. The rows are T5's buckets of
     # relative positions: the word itself, one and two before, one after.
-    itself, before, before_that, after = 0, 1, 2, 17
+    itself = 0
+    before = 1
+    before_that = 2
+    after = 17
     with torch.no_grad():
         for stack, heads in (
             (model.encoder, (before, after, itself, before_that)),

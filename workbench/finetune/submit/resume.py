@@ -139,7 +139,8 @@ def write_resumption(
     paths = RunPaths(root)
     made = read_json(paths.job)
     job = FineTune.from_dict(made["job"])
-    rows, config = job.global_batch(before), part(made, "deepspeed")
+    rows = job.global_batch(before)
+    config = part(made, "deepspeed")
     try:
         own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
     except ConfigError:
@@ -291,7 +292,8 @@ def _check_rows(
     hubs = [Hub.from_dict(hub) if hub else None for hub in (resolved["hub"], made.get("hub"))]
     same = hubs[0] == hubs[1] and bool(train) == bool(before)
     if same and train:
-        old, new = RunPaths(root).inputs / str(before), paths.inputs / str(train)
+        old = RunPaths(root).inputs / str(before)
+        new = paths.inputs / str(train)
         same = old.is_file() and file_digest(old) == file_digest(new)
     if not same:
         raise ConfigError(

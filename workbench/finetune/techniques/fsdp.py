@@ -186,7 +186,8 @@ class FSDP(Plain):
         return gathered_to_save(setting, trace)
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        setting, trace = exchanges.setting, exchanges.trace
+        setting = exchanges.setting
+        trace = exchanges.trace
         # Shards are within a pod, with a replica on every pod.
         if setting.shards < setting.ranks:
             size = setting.reduce_bytes * trace.trained
@@ -197,7 +198,8 @@ class FSDP(Plain):
 
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     """Return the bytes of whole layers at a moment of a step, and of temporary copies."""
-    layer, size = trace.largest_layer, setting.compute_bytes
+    layer = trace.largest_layer
+    size = setting.compute_bytes
     packed = FOUR_BITS if setting.packed else size
 
     def whole(group: Parameters) -> float:

@@ -292,12 +292,15 @@ class Exchanges:
                 gathered once a step.
             scatters: Messages that scatter the gradients of a micro-batch.
         """
-        setting, trace, network = self.setting, self.trace, self.network
+        setting = self.setting
+        trace = self.trace
+        network = self.network
         kept, small = trace.no_larger_than(persist)
         layers = [layer for layer in trace.layers if layer.largest > persist]
         twice = 0 if setting.gathers_all else sum(layer.all for layer in layers)
         gathered = max(0, trace.parameters - kept) + max(0, twice - kept)
-        whole_s, kept_s = self.gather_s(gathered), self.gather_s(kept)
+        whole_s = self.gather_s(gathered)
+        kept_s = self.gather_s(kept)
         reduced_s = self.reduced_s
         scattered_s = reduced_s if network.backend == "gloo" else reduced_s / 2
         gathers = (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist)

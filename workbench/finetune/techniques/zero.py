@@ -175,7 +175,8 @@ class Zero(Technique, shared=True):
         return states_kept(setting, device, master=master, states=states, gradients=0.0)
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
-        arrived, size = min(moment.gradients, trace.trained), setting.weight_bytes
+        arrived = min(moment.gradients, trace.trained)
+        size = setting.weight_bytes
         bucket = min(setting.bucket, trace.trained)
         # A GPU allocates its buckets whole; on a CPU only written pages count. Gradients to reduce
         # are copied together.

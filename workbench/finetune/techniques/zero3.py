@@ -102,7 +102,8 @@ class Zero3(Zero):
         return mine, host.plus(theirs)
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
-        arrived, bucket = min(moment.gradients, trace.trained), min(setting.bucket, trace.trained)
+        arrived = min(moment.gradients, trace.trained)
+        bucket = min(setting.bucket, trace.trained)
         # A full bucket is copied, split and reduced to parts.
         reduced = bucket if arrived >= bucket else 0
         return 0.0, setting.weight_bytes * (_gathered(setting, trace, moment) + 3 * reduced)
@@ -131,7 +132,8 @@ class Zero3(Zero):
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
         # Small parameters are gathered separately, once a step; gradients are scattered by buckets.
-        setting, trace = exchanges.setting, exchanges.trace
+        setting = exchanges.setting
+        trace = exchanges.trace
         scatters = -(-trace.trained // setting.bucket)
         return exchanges.by_layers_s(accumulation, persist=setting.persist, scatters=scatters)
 

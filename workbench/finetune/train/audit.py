@@ -68,12 +68,10 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
     def __init__(
         self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()
     ) -> None:
-        self.job, self.trainer, self.world_size, self.json_keys = (
-            job,
-            trainer,
-            world_size,
-            json_keys,
-        )
+        self.job = job
+        self.trainer = trainer
+        self.world_size = world_size
+        self.json_keys = json_keys
         self._seen: Counter[str] = Counter()
         self._hooks: list[Any] = []
         self._gradients = Share(local=0, whole=0)

@@ -46,5 +46,6 @@ class LoadBalance:
 
     def take(self) -> torch.Tensor | None:
         """Return the unweighted loss times tokens, and the tokens, since the last call."""
-        sums, self._sums = self._sums, None
+        sums = self._sums
+        self._sums = None
         return sums

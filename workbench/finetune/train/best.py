@@ -39,7 +39,8 @@ class BestModel:
         better = gain > 0 and math.isfinite(value)
         self._stale = 0 if better and gain > self._threshold else self._stale + 1
         if better:
-            self.step, self.value = step, value
+            self.step = step
+            self.value = value
         return better
 
     @property
@@ -64,12 +65,16 @@ class BestModel:
 
         Without a usable state the search for the best evaluation begins anew.
         """
-        step, value, stale = state.get("step"), state.get("value"), state.get("stale")
+        step = state.get("step")
+        value = state.get("value")
+        stale = state.get("stale")
         if (
             state.get("metric") != self.metric
             or not isinstance(step, int)
             or (self.wanted and step != at_step)
         ):
             return False
-        self.step, self.value, self._stale = step, float(str(value)), int(str(stale))
+        self.value = float(str(value))
+        self._stale = int(str(stale))
+        self.step = step
         return step == at_step

@@ -93,7 +93,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
 
         Trackers close when training ends.
         """
-        steps, total_s = state.global_step - self._epoch[0], self.clock.runtime_s
+        steps = state.global_step - self._epoch[0]
+        total_s = self.clock.runtime_s
         if steps:
             seconds = round(total_s - self._epoch[1], 3)
             emit(
@@ -154,7 +155,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
 
     def _rate_until(self, noted: _Noted) -> float:
         """Return the samples a second between the last logged step and the current step."""
-        seconds, samples = noted.runtime_s - self._logged[0], noted.samples - self._logged[1]
+        seconds = noted.runtime_s - self._logged[0]
+        samples = noted.samples - self._logged[1]
         self._logged = noted.runtime_s, noted.samples
         return samples / seconds if seconds > 0 else 0.0
 

@@ -67,7 +67,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.restore(self._trainer)
         steps_of_epoch = max(1, len(train_dataloader) // int(args.gradient_accumulation_steps))
         train_dataloader.batch_sampler.epoch = state.global_step // steps_of_epoch
-        self._begins, self._begins_amid = True, state.global_step % steps_of_epoch > 0
+        self._begins = True
+        self._begins_amid = state.global_step % steps_of_epoch > 0
         if ranks.rank() == 0:
             emit("resumed", step=state.global_step)
 
@@ -101,7 +102,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
 
         A full disk is reported once and does not stop training.
         """
-        began, step, best = time.monotonic(), trainer.state.global_step, trainer.best
+        began = time.monotonic()
+        step = trainer.state.global_step
+        best = trainer.best
         # The checkpoint was due, and its step is now the best.
         if step in self._good:
             best.kept = step if best.step == step else best.kept

@@ -81,7 +81,8 @@ class Evaluator:
         Rank 0 imports the user's functions now, before any training could be lost by a failure.
         """
         self.counts_right = "accuracy" in job.metrics
-        self._job, self._encoder = job, encoder
+        self._job = job
+        self._encoder = encoder
         self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
         self._tables: dict[str, SqlTable] = {}
         for number, raw in enumerate(parts(sent.get("tables")), 1):
@@ -103,7 +104,8 @@ class Evaluator:
     def _loss(self, trainer: Any) -> tuple[float, float]:
         """Return the mean loss of a token, and the share of correct tokens if counted."""
         # DDP's own forward pass would send the model's buffers to all ranks.
-        wrapped, rows = trainer.model_wrapped, trainer.eval_dataset
+        wrapped = trainer.model_wrapped
+        rows = trainer.eval_dataset
         model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
         size, world_size = trainer.args.per_device_eval_batch_size, ranks.world_size()
         batches = eval_batches(rows, size=size, rank=ranks.rank(), world_size=world_size)
@@ -135,7 +137,8 @@ class Evaluator:
         return {name: float(value) for name, value in json.loads(sent).items()}
 
     def _of_answers(self, answers: Sequence[Answer], step: int) -> dict[str, float]:
-        texts, expected = [a.predicted for a in answers], [a.expected or "" for a in answers]
+        texts = [a.predicted for a in answers]
+        expected = [a.expected or "" for a in answers]
         shares: dict[str, float | None] = {}
         if "exact_match" in self._job.metrics:
             shares["exact_match"] = share(answer.exact_match for answer in answers)
@@ -236,7 +239,8 @@ def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
         >>> {name: round(value, 3) for name, value in score.items()}
         {'rouge1': 0.667, 'rouge2': 0.2, 'rougeL': 0.667}
     """
-    one, other = _words(prediction), _words(reference)
+    one = _words(prediction)
+    other = _words(reference)
     pairs = [list(pairwise(words)) for words in (one, other)]
     return {
         "rouge1": _f1((Counter(one) & Counter(other)).total(), len(one), len(other)),

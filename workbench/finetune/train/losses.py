@@ -100,7 +100,8 @@ class StepSums:
             logs["aux_loss"] = self._balance / self._balanced
         if ended.grad_norm is not None:
             (logs["grad_norm"],) = ended.grad_norm.read()
-        self._steps, self._loss = 0, 0.0
+        self._steps = 0
+        self._loss = 0.0
         self._balance = self._balanced = 0.0
         return logs
 
@@ -114,7 +115,9 @@ class StepLosses:
         """Set up with the losses' device, whether ranks train apart, and the stop request."""
         self.stop = False
         """Whether a rank was asked to stop. All ranks know after the same step."""
-        self._device, self._apart, self._asked_to_stop = device, apart, asked_to_stop
+        self._device = device
+        self._apart = apart
+        self._asked_to_stop = asked_to_stop
         self._ended: EndedStep | None = None
         # Sent to the other ranks, or copied to the host if ranks train apart.
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
@@ -203,7 +206,8 @@ class StepLosses:
         figures = [figure for own in self._own for figure in (own.loss, own.balance, own.balanced)]
         stop, *sums = ranks.sums([float(self._asked_to_stop()), *figures])
         self.stop = self.stop or stop > 0
-        steps, self._own = [own.ended for own in self._own], []
+        steps = [own.ended for own in self._own]
+        self._own = []
         read = zip(steps, sums[::3], sums[1::3], sums[2::3], strict=True)
         return [
             ReadStep(ended, total / ranks.world_size(), *balance) for ended, total, *balance in read

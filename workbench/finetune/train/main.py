@@ -147,7 +147,8 @@ def _trainer(
     rows: Rows,
     stop: StopFile,
 ) -> FineTuner:
-    job, technique = work.job, work.technique
+    job = work.job
+    technique = work.technique
     technique.wrap(loaded.model, job, gpus=work.gpus, parts=parts_to_shard)
     clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
     # Rows as tokens. A packed row has several texts.
@@ -191,7 +192,8 @@ def _trainer(
 
 def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> None:
     """Add the callbacks of a trainer in calling order; a step has `samples` samples."""
-    job, last = work.job, _steps(work, len(trainer.train_dataset))
+    job = work.job
+    last = _steps(work, len(trainer.train_dataset))
     # The profiler counts calls of torch's functions, which compiled code does not make.
     asked = 0 if job.torch_compile else job.profile_step
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)

@@ -99,7 +99,8 @@ def _builds_told() -> Iterator[None]:
 def _check_reads(folder: Path) -> None:
     # DeepSpeed 0.19.8 reads each gradient without the page cache into a flat buffer, and ignores a
     # disk's error for an address that is not a multiple of 512. The update then uses old data.
-    path, memory = folder / f"try-{os.getpid()}", memoryview(mmap.mmap(-1, 2 * _PAGE))
+    path = folder / f"try-{os.getpid()}"
+    memory = memoryview(mmap.mmap(-1, 2 * _PAGE))
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
         try:

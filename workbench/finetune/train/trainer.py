@@ -102,14 +102,17 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     """Train, evaluate and profile under every technique, with any trainer of transformers."""
 
     def __init__(self, *, parts: TrainerParts, args: Any, **options: Any) -> None:
-        self.clock, self.stop, self.best = parts.clock, parts.stop, parts.best
-        self.checkpoints, self.evaluator, self.points = (
-            parts.checkpoints,
-            parts.evaluator,
-            parts.points,
-        )
-        self.causal, self.order, self.balance = parts.causal, parts.order, parts.balance
-        self.technique, self._sends_bf16 = parts.technique, parts.sends_bf16
+        self.clock = parts.clock
+        self.stop = parts.stop
+        self.best = parts.best
+        self.checkpoints = parts.checkpoints
+        self.evaluator = parts.evaluator
+        self.points = parts.points
+        self.causal = parts.causal
+        self.order = parts.order
+        self.balance = parts.balance
+        self.technique = parts.technique
+        self._sends_bf16 = parts.sends_bf16
         self.profiler: StepProfiler | None = None
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
@@ -185,7 +188,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
         if (tree := self.checkpoints.tree) is None:
             return begin
-        self.state.global_step, self.state.epoch = tree["step"], tree["epoch"]
+        self.state.global_step = tree["step"]
+        self.state.epoch = tree["epoch"]
         epochs, steps = divmod(self.state.global_step, steps_of_epoch)
         return epochs, steps * self.args.gradient_accumulation_steps
 
@@ -249,7 +253,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any
     ) -> None:
         """Log the steps whose losses have arrived. Ranks synchronise only when necessary."""
-        control, averaging = self.control, self.averaging
+        control = self.control
+        averaging = self.averaging
         # The loss of this step stays on the device; earlier losses have arrived meanwhile.
         self._keep(tr_loss, grad_norm, due=control.should_log)
         read = self._losses.read()
@@ -303,7 +308,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if not read.ended.due:
             return
         now = self.state.global_step, self.state.epoch
-        self.state.global_step, self.state.epoch = read.ended.step, read.ended.epoch
+        self.state.global_step = read.ended.step
+        self.state.epoch = read.ended.epoch
         try:
             self.log(self._sums.take(read.ended))
         finally:
@@ -317,10 +323,12 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if not apart:
             if self._counts:
                 phase("training")
-            self._told_s, self._counts = time.monotonic(), False
+            self._told_s = time.monotonic()
+            self._counts = False
         elif ranks.rank() == 0 and time.monotonic() - self._told_s >= _SAID_EVERY_S:
             phase("training", done=self.state.global_step, total=self.state.max_steps)
-            self._told_s, self._counts = time.monotonic(), True
+            self._told_s = time.monotonic()
+            self._counts = True
 
     def _profiler_now(self) -> StepProfiler | None:
         """Return the profiler in the last micro-batch of its step; else None."""
@@ -425,7 +433,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
 
         Return the step of the current model.
         """
-        last, best = int(self.state.global_step), self.best
+        last = int(self.state.global_step)
+        best = self.best
         if not best.wanted or best.step in (None, last):
             if best.wanted and best.step is None:
                 note(

@@ -73,7 +73,8 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     if kind not in KINDS:
         raise one_of("manifest kind", kind, KINDS)
     paths = RunPaths(path)
-    raw, run_id = stored(read_json(paths.spec)), str(read_json(paths.info).get("id", path.name))
+    raw = stored(read_json(paths.spec))
+    run_id = str(read_json(paths.info).get("id", path.name))
     cluster = part(raw, "cluster")
     job = job_from_dict(part(raw, "job"))
     run_pod = PodSpec.from_dict(part(cluster, "pods"))

@@ -105,7 +105,8 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
 
 def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     spec = RunSpec.load(Path(facts["spec"])).resolved()
-    work, pods = out / "work", spec.cluster.pods
+    work = out / "work"
+    pods = spec.cluster.pods
     folder = work / f"rank-{place.rank}"
     view = PodView(package=HOME, folder=None, environment={**pods.env, **spec.job.env})
     program = spec.job.program_on(view)

@@ -47,7 +47,9 @@ class RankFollower:
         redact: Redactor,
         states: Collection[str],
     ):
-        self._work, self._world_size, self._journal = work, world_size, journal
+        self._work = work
+        self._world_size = world_size
+        self._journal = journal
         self._collector = Collector(paths, list(range(world_size)), redact, states=states)
         self.peaks = MemoryPeaks()
         """Peak memory by address: sum of the ranks' own peaks, possibly at different times."""
@@ -129,8 +131,10 @@ class Coordinator:
     """Do the keeper's work for a run without a keeper."""
 
     def __init__(self, spec_file: Path, out: Path, *, world_size: int, started_by: str):
-        self._spec_file, self._paths = spec_file, RunPaths(out)
-        self._world_size, self._started_by = world_size, started_by
+        self._spec_file = spec_file
+        self._paths = RunPaths(out)
+        self._world_size = world_size
+        self._started_by = started_by
         self._work = out / "work"
         """Folder that the trainer uses as the run's folder on a pod."""
         self._began_s = now_s()
@@ -142,7 +146,8 @@ class Coordinator:
         again = self._put_aside()
         spec = RunSpec.load(spec_file).resolved()
         # An elastic job may have fewer pods than requested.
-        asked, slots = spec.cluster.count or 1, spec.cluster.pods.slots
+        asked = spec.cluster.count or 1
+        slots = spec.cluster.pods.slots
         pods = max(1, self._world_size // slots)
         if pods != asked:
             job = spec.job.on_ranks(self._world_size, before=asked * slots)

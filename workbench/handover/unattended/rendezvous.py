@@ -50,7 +50,9 @@ class FileRendezvous:
 
     def follow(self) -> Mapping[str, Any]:
         """Answer rank 0 and wait for its result (all other ranks)."""
-        nonce, answer, answered = secrets.token_hex(8), self.folder / f"answer-{self.rank}.json", ""
+        nonce = secrets.token_hex(8)
+        answer = self.folder / f"answer-{self.rank}.json"
+        answered = ""
 
         def is_told() -> bool:
             nonlocal answered

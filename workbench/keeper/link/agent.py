@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 _SERVED_S = 60.0
 # A live agent answers in milliseconds, a busy agent in 3 s. A longer wait means a hang.
 _ANSWER_S = 8.0
-_PAUSE_S, _PAUSE_AT_MOST_S = 0.5, 5.0
+_PAUSE_S = 0.5
+_PAUSE_AT_MOST_S = 5.0
 # Interval of pings to an agent during long work.
 _SIGN_S = 2.0
 # Bytes of an answer: the most output of a poll, with every byte escaped.
@@ -137,7 +138,8 @@ class AgentLink(PodFiles):
         """Switch to another pod with the same name and connect."""
         with self._lock:
             self.close()
-            self.pod, self.shared = pod, ()
+            self.pod = pod
+            self.shared = ()
             self.open()
 
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
@@ -171,7 +173,8 @@ class AgentLink(PodFiles):
         """Send a long request to the agent and wait. Other threads may call meanwhile."""
         # The agent imports the code for the work from the package.
         self._keep_package(self._connection())
-        line, until = self._standing(op), time.monotonic() + timeout_s
+        line = self._standing(op)
+        until = time.monotonic() + timeout_s
         try:
             call = line.send({"op": op, **fields})
             while True:
@@ -245,7 +248,8 @@ class AgentLink(PodFiles):
         if getattr(self._lasts, "now", False):
             return action(self._connection())
         self._lasts.now = True
-        until, pause_s = awake() + self._lease_s, _PAUSE_S
+        until = awake() + self._lease_s
+        pause_s = _PAUSE_S
         try:
             while True:
                 ssh = self._ssh

@@ -58,7 +58,9 @@ class TransferProgress:
     """Report transfers while the context is open."""
 
     def __init__(self, links: Sequence[PodFiles], report: Callable[[str], None], what: str):
-        self._links, self._report, self._what = links, report, what
+        self._links = links
+        self._report = report
+        self._what = what
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="transfers", daemon=True)
 
@@ -257,7 +259,8 @@ class PodFiles:
         return hashlib.sha256(data).hexdigest()
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
-        began_at, begun = time.monotonic(), -1
+        began_at = time.monotonic()
+        begun = -1
 
         def tell(done: int, size: int) -> None:
             nonlocal begun

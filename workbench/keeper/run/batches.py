@@ -67,10 +67,13 @@ def _batches(files: Iterable[Arrival]) -> Iterator[Sequence[Arrival]]:
     batch: list[Arrival] = []
     size = letters = 0
     for file, target in files:
-        size, letters = size + file.size, letters + len(file.name.encode()) + 1
+        size = size + file.size
+        letters = letters + len(file.name.encode()) + 1
         if batch and (size > _MOST_BYTES or letters > _MOST_LETTERS):
             yield batch
-            batch, size, letters = [], file.size, len(file.name.encode()) + 1
+            batch = []
+            size = file.size
+            letters = len(file.name.encode()) + 1
         batch.append((file, target))
     yield batch
 

@@ -65,7 +65,8 @@ class Brought:
 
 def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     """Return the list of output files on a pod. A script's unchanged input files are excluded."""
-    paths, sent = context.paths, "-"
+    paths = context.paths
+    sent = "-"
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
         sent = link.put(archive.read_bytes(), ".zip")
@@ -97,7 +98,9 @@ class FolderCollector:
         *,
         rest: bool,
     ) -> None:
-        self._context, self._report, self._rest = context, report, rest
+        self._context = context
+        self._report = report
+        self._rest = rest
         self._wanted = GitIgnoreSpec.from_lines(wanted.patterns)
         self._limit = float("inf") if rest else wanted.limit_gib * 2**30
         self._over = f"beyond outputs_limit_gib={wanted.limit_gib:g}; {_LATER}"
@@ -181,7 +184,8 @@ class FolderCollector:
     def _carry(
         self, link: AgentLink, below: str, files: Sequence[FileLeft], before: Mapping[str, str]
     ) -> dict[str, str]:
-        root, digests = self._context.paths.root, {}
+        root = self._context.paths.root
+        digests = {}
         self._tell(len(files), sum(file.size for file in files))
         come: list[tuple[FileLeft, Path]] = []
         for file in files:
@@ -193,7 +197,8 @@ class FolderCollector:
                 self._tell(-1, -file.size)
             else:
                 come.append((file, root / name))
-        folder, pile = self._context.on_pod(link).script, root / f".{link.pod.name}.files"
+        folder = self._context.on_pod(link).script
+        pile = root / f".{link.pod.name}.files"
         for file, digest in fetch_files(link, folder, come, pile):
             digests[f"{below}/{file.name}"] = digest
             (root / below / file.name).chmod(0o600)
@@ -233,13 +238,15 @@ def bring_back(
     rest: bool = False,
 ) -> Brought:
     """Copy all outputs back. `rest` includes files beyond the script's output options. Blocks."""
-    link, paths = context.links[0], context.paths
+    link = context.links[0]
+    paths = context.paths
     left = files_left(context, link)
     manifest, strange = fetch(link, context.on_pod(link), paths, left.out)
     before = {name: text(digest) for name, digest in read_json(paths.manifest).items()}
     old = {name: digest for name, digest in before.items() if is_output(name)}
     brought = Brought()
-    wanted, archive = context.spec.job.folder_outputs, context.spec.job.archive_in(paths.root)
+    wanted = context.spec.job.folder_outputs
+    archive = context.spec.job.archive_in(paths.root)
     # Without the archive (a user may have deleted it), new files cannot be told from old ones.
     if wanted is not None and archive is not None and archive.exists():
         brought = FolderCollector(context, wanted, report, rest=rest).bring(left, old, lost)

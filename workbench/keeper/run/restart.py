@@ -73,7 +73,8 @@ def gone_on(
     returned: Returned,
 ) -> tuple[RunContext, Event]:
     """Restart a run on the given pods from the newest good checkpoint. Return the restart event."""
-    ranks, totals = len(context.places), ledger.totals
+    ranks = len(context.places)
+    totals = ledger.totals
     new = replace(context.on(links), restart=context.restart + 1, left=False)
     step, batch = context.spec.job.resumed(
         context.paths.root,
@@ -120,7 +121,8 @@ def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
 
     The ranks append to these logs.
     """
-    pod, paths = context.on_pod(link), context.paths
+    pod = context.on_pod(link)
+    paths = context.paths
     link.ensure()
     # Otherwise the program looks for its own checkpoints, and their place is unknown.
     if resumes:

@@ -207,11 +207,11 @@ class Runner:
 
     def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
         """Prepare a restart after a loss. Return False if the run was cancelled meanwhile."""
-        context, ledger, lost_s = self.context, self._attempt.ledger, now_s()
-        lost, which = (
-            pods_lost(ledger, fault),
-            f"restart {context.restart + 1} of {context.spec.job.restarts}",
-        )
+        context = self.context
+        ledger = self._attempt.ledger
+        lost_s = now_s()
+        lost = pods_lost(ledger, fault)
+        which = f"restart {context.restart + 1} of {context.spec.job.restarts}"
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
         returned = collector.finish(lost)
@@ -331,7 +331,8 @@ class Runner:
         return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.totals.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
-        context, ledger = self.context, self._attempt.ledger
+        context = self.context
+        ledger = self._attempt.ledger
         # Nothing of the run was started.
         if not (self._attempt.begun or context.left):
             return fault

@@ -77,7 +77,9 @@ def _core_binding(context: RunContext) -> str:
 
 
 def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -> LaunchPlan:
-    launcher, identity, links = Launcher(context.spec.job.launcher), context.identity, context.links
+    launcher = Launcher(context.spec.job.launcher)
+    identity = context.identity
+    links = context.links
     pods = [link.pod for link in links]
     return LaunchPlan(
         run_id=context.run_id,
@@ -99,7 +101,9 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
 
 def send_inputs(context: RunContext, link: AgentLink) -> None:
     """Send the inputs of a run to a pod, with the checkpoint parts of its ranks when resuming."""
-    job, paths, target = context.spec.job, context.paths, context.on_pod(link)
+    job = context.spec.job
+    paths = context.paths
+    target = context.on_pod(link)
     packed = job.archive_in(paths.root)
     archive = "" if packed is None else link.put(packed.read_bytes(), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))

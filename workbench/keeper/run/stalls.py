@@ -175,17 +175,18 @@ class StallGuard:
             ledger.ranks, training=ledger.in_steps, least_s=self._limit_s
         )
         if stall is None:
-            self.remark, self._stacks, self._asked_for, self._flight = "", {}, set(), []
+            self.remark = ""
+            self._stacks = {}
+            self._asked_for = set()
+            self._flight = []
             return None
         suspects = {rank.rank for rank in stall.suspects}
         # A rank that was computing at the last request may have stopped elsewhere since.
         if ledger.started and (
             not self._stacks or (not ledger.in_steps and suspects - self._asked_for)
         ):
-            self._stacks, self._asked_for = (
-                self._keep_stacks(ledger.ranks),
-                self._asked_for | suspects,
-            )
+            self._stacks = self._keep_stacks(ledger.ranks)
+            self._asked_for = self._asked_for | suspects
             self._flight = self._keep_flight()
         blamed = stall.suspects if stall.halted else culprits(stall, self._stacks)
         parts = [stall.what, *map(self._words, blamed[:_NAMED])]

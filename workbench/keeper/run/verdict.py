@@ -76,9 +76,11 @@ def verdict(
     elif totals.stopped_step is not None:
         step, saved = totals.stopped_step, returned.steps
         after = f"a checkpoint at step {step}" if saved and saved[0] == step else f"step {step}"
-        state, how = RunState.STOPPED, f"stopped after {after}"
+        state = RunState.STOPPED
+        how = f"stopped after {after}"
     else:
-        state, how = RunState.SUCCEEDED, "every rank is done"
+        state = RunState.SUCCEEDED
+        how = "every rank is done"
     return state, "; ".join([how, *notes])
 
 

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.15
 # Limit for all pods together. A poll takes several milliseconds of this machine.
 _POLLS_PER_S = 200
-_AGAIN_S, _AGAIN_AT_MOST_S = 0.5, 5.0
+_AGAIN_S = 0.5
+_AGAIN_AT_MOST_S = 5.0
 _CHUNK_BYTES = 4 << 20
 _EVERY_S = 5.0
 # After an hour, the curve needs fewer samples.
@@ -65,7 +66,9 @@ class PodWatch:
     """Poll a pod until closed. Every report goes into a queue."""
 
     def __init__(self, link: AgentLink, context: RunContext, reports: queue.Queue[PodReport]):
-        self._link, self._context, self._reports = link, context, reports
+        self._link = link
+        self._context = context
+        self._reports = reports
         self._pause_s = max(_POLL_S, len(context.links) / _POLLS_PER_S)
         self._collector = Collector(
             context.paths,
@@ -89,10 +92,8 @@ class PodWatch:
 
     def _loop(self) -> None:
         heard = awake()
-        again_s, most_s = (
-            _AGAIN_S,
-            min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20)),
-        )
+        again_s = _AGAIN_S
+        most_s = min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20))
         failures = 0
         while not self._end.is_set():
             try:
@@ -101,7 +102,9 @@ class PodWatch:
                     logger.info(
                         "%s answers again after %.0f s", self._link.pod.name, awake() - heard
                     )
-                heard, again_s, failures = awake(), _AGAIN_S, 0
+                heard = awake()
+                again_s = _AGAIN_S
+                failures = 0
                 if not more:
                     self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:

@@ -107,7 +107,8 @@ class CMLPods(Place):
         self._api.find()
         self._check_shared(context.directory)
         check_key_line(context.public_key)
-        self._stopped, self._failed = False, []
+        self._stopped = False
+        self._failed = []
         folder = context.directory / "pods"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.session:
@@ -127,7 +128,8 @@ class CMLPods(Place):
     ) -> list[Pod]:
         with Rendezvous(names, host=own_address()) as rendezvous:
             for name in names:
-                log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
+                log = context.directory.absolute() / "pods" / f"{name}.log"
+                root = f"{own}/{name}"
                 config = WorkerConfig(
                     name=name,
                     address="",
@@ -160,7 +162,8 @@ class CMLPods(Place):
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Stop lost workers that still run and launch replacements; see `Place.restore`."""
-        names, self._failed = sorted(lost), []
+        names = sorted(lost)
+        self._failed = []
         with contextlib.suppress(BackendError):
             self._end({name: self._ids[name] for name in names})
         came = self._launch_workers(
@@ -222,7 +225,10 @@ class CMLPods(Place):
             self._stopped = True
         for file in self._files:
             file.unlink(missing_ok=True)
-        ids, self._ids, self._pods, self._files = self._ids, {}, [], []
+        ids = self._ids
+        self._ids = {}
+        self._pods = []
+        self._files = []
         self._end(ids)
 
     def _end(self, ids: Mapping[str, object]) -> None:

@@ -236,10 +236,8 @@ class CMLProject(Record):
             raise ConfigError(
                 f"{KEY} is not set: it holds the API key of a session; outside one make a key (API Keys)"
             )
-        url, headers = (
-            f"{self._url}/api/v2/projects/{self._project}{path}",
-            {"Authorization": f"Bearer {key}"},
-        )
+        url = f"{self._url}/api/v2/projects/{self._project}{path}"
+        headers = {"Authorization": f"Bearer {key}"}
         try:
             answer = httpx2.request(method, url, json=body, headers=headers, timeout=_TIMEOUT_S)
         except httpx2.HTTPError as error:

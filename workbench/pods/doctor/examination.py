@@ -90,7 +90,8 @@ def examine_pods(
 
     Give up a silent pod five seconds after the last answer of another.
     """
-    here, answered_s = installed_versions(), 0.0
+    here = installed_versions()
+    answered_s = 0.0
 
     def examine(pod: Pod) -> HostReport:
         command = [
@@ -154,7 +155,8 @@ def _unreached(seen: CommandResult, pod: Pod, pinned: Sequence[str]) -> Sequence
     ssh, fix = Verdict.BAD, _ssh_fix(seen, pod)
     key = Finding(check="host key", verdict=Verdict.UNKNOWN, detail="not seen")
     if changed:
-        words, fix = "stopped at the host key", "see host key"
+        words = "stopped at the host key"
+        fix = "see host key"
         key = Finding(
             check="host key", verdict=Verdict.BAD, detail=_keys(seen.words, pinned), fix=_KEY_FIX
         )

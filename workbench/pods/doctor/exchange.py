@@ -55,7 +55,8 @@ class Exchange:
         """
         points = [(1, 1.0), *self.slowdowns]
         above = next((n for n, point in enumerate(points) if point[0] >= pods), len(points) - 1)
-        (few, low), (many, high) = points[max(0, above - 1)], points[above]
+        (few, low) = points[max(0, above - 1)]
+        (many, high) = points[above]
         return max(1.0, high if few == many else low + (high - low) * (pods - few) / (many - few))
 
     def meet_s(self, pods: int) -> float:
@@ -199,7 +200,8 @@ def _tell(process: Popen[str], message: Mapping[str, object]) -> None:
 
 def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
     fields: dict[str, Any] = {}
-    sizes, slowdowns = [], []
+    sizes = []
+    slowdowns = []
     for line in lines:
         if "latency_s" in line:
             fields |= {"backend": line["backend"], "latency_s": line["latency_s"]}

@@ -169,7 +169,8 @@ def _public(version: str) -> str:
 
 def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Finding]:
     wanted = spec.gpus
-    verdict, fix = Verdict.GOOD if gpus else Verdict.ABSENT, ""
+    verdict = Verdict.GOOD if gpus else Verdict.ABSENT
+    fix = ""
     if len(gpus) < wanted:
         verdict = Verdict.BAD
         fix = f"{wanted} were asked for: look at nvidia-smi on {pod.name}, its driver and CUDA_VISIBLE_DEVICES"
@@ -178,7 +179,8 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     )
     if not gpus:
         return
-    whole, used = sum(gpu.total_gib for gpu in gpus), sum(gpu.used_gib for gpu in gpus)
+    whole = sum(gpu.total_gib for gpu in gpus)
+    used = sum(gpu.used_gib for gpu in gpus)
     taken = [f"GPU {gpu.index}" for gpu in gpus if gpu.used_gib > _GPU_TAKEN_GIB]
     yield Finding(
         check="GPU memory",

@@ -46,7 +46,8 @@ PORT_IN_USE = 98
 NOTE = "guardian.json"
 """Name of the file in the pod's folder by which another keeper finds the guardian."""
 
-_HEIR, _NOBODY = "heir", "nobody"
+_HEIR = "heir"
+_NOBODY = "nobody"
 _GRACE_S = 2.0
 _SSHD_START_S = 10.0
 
@@ -121,7 +122,9 @@ def main() -> int:
 
 
 def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
-    root, user, sshd = Path(config.root), login_user(), find_sshd()
+    root = Path(config.root)
+    user = login_user()
+    sshd = find_sshd()
     root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
     shutil.rmtree(root / "sshd", ignore_errors=True)
     (root / _HEIR).unlink(missing_ok=True)
@@ -184,13 +187,15 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
     stdin = sys.stdin.fileno()
     watched = [stdin, wakened.fileno()]
     deadline: float | None = None
-    looked, graced = time.monotonic(), False
+    looked = time.monotonic()
+    graced = False
     while True:
         # After sleep another keeper gets a third of the lease to log in: it may have slept too. Once until one has.
         late_s = time.monotonic() - looked
         looked = time.monotonic()
         if deadline is not None and late_s > LATE_S and not graced:
-            deadline, graced = max(deadline, looked + lease_s / 3), True
+            deadline = max(deadline, looked + lease_s / 3)
+            graced = True
             _log(f"this machine slept for {late_s:.0f} s")
         if deadline is not None and time.monotonic() >= deadline:
             if not _has_heir(Path(config.root)):
@@ -203,12 +208,14 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
         if wakened.fileno() in ready:
             wakened.recv(4096)
         if stdin in ready and not os.read(stdin, 4096):
-            watched, deadline = [wakened.fileno()], time.monotonic() + lease_s
+            watched = [wakened.fileno()]
+            deadline = time.monotonic() + lease_s
             _log(
                 f"the keeper is gone; this pod ends {lease_s:.0f} s after the last login of another"
             )
         elif deadline is not None and has_sessions(sshd.pid):
-            deadline, graced = time.monotonic() + lease_s, False
+            deadline = time.monotonic() + lease_s
+            graced = False
 
 
 def _has_heir(root: Path) -> bool:

@@ -132,7 +132,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    user, sshd = _user(), find_sshd()
+    user = _user()
+    sshd = find_sshd()
     options.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.root.chmod(0o700)  # a volume's group bit would stay
     folder = options.root / "sshd"
@@ -286,20 +287,25 @@ def _await_listening(daemon: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
-    limit_s, deadline = options.wait_s, time.monotonic() + options.wait_s
-    looked, graced = time.monotonic(), False
+    limit_s = options.wait_s
+    deadline = time.monotonic() + options.wait_s
+    looked = time.monotonic()
+    graced = False
     while True:
         # After sleep the keeper gets a third of the limit to log in again: it may have slept too. Once until it has.
         late_s = time.monotonic() - looked
         looked = time.monotonic()
         if late_s > LATE_S and not graced:
-            deadline, graced = max(deadline, looked + limit_s / 3), True
+            deadline = max(deadline, looked + limit_s / 3)
+            graced = True
             _say(f"this machine slept for {late_s:.0f} s")
         code = reap().get(daemon.pid)
         if code is not None:
             return _exit_message(f"sshd of this pod ended with {code}", 1)
         if has_sessions(daemon.pid):
-            limit_s, deadline, graced = options.lease_s, time.monotonic() + options.lease_s, False
+            limit_s = options.lease_s
+            deadline = time.monotonic() + options.lease_s
+            graced = False
         elif looked > deadline:  # what is slept through after the look is seen by the next one
             return _exit_message(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
         time.sleep(_LOOK_S)

@@ -134,12 +134,11 @@ class LocalWorker:
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 
     def exit_message(self) -> str:
-        code, lived = (
-            self.process.returncode,
-            f"{time.monotonic() - self.started_s:.1f} s after its start",
-        )
+        code = self.process.returncode
+        lived = f"{time.monotonic() - self.started_s:.1f} s after its start"
         if code is None:
-            how, lived = "has ended", "after its keeper had died"
+            how = "has ended"
+            lived = "after its keeper had died"
         else:
             how = (
                 f"was killed by {signal.Signals(-code).name},"

@@ -291,7 +291,8 @@ def pod_of(
     *,
     connect_timeout_s: float = CONNECT_S,
 ) -> Pod:
-    via, jump = host.jump, None
+    via = host.jump
+    jump = None
     if via is not None:
         jump = Jump(
             address=via.reached or via.address,

@@ -206,7 +206,8 @@ class SSHPods(Place):
                 f"{note} was changed: {error}; nothing is done on the hosts it names"
             ) from error
         self._stopped = False
-        self._folder, self._identity = folder, Identity(note.parent)
+        self._folder = folder
+        self._identity = Identity(note.parent)
         self._pods = list(pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
 
@@ -257,7 +258,9 @@ class SSHPods(Place):
             entry.on_all_hosts(self._leave, self._pods, self._pods)
             for connection in self._connections.values():
                 connection.close()
-            self._pods, self._connections, self._folder = [], {}, ""
+            self._pods = []
+            self._connections = {}
+            self._folder = ""
             if self._identity is not None:
                 self._identity.destroy()
 

@@ -156,7 +156,8 @@ class KubeApi:
         return Owner(name=name, uid=str(metadata["uid"]))
 
     def log(self, name: str, tail: int) -> str:
-        what, read = ("get", "pod/log"), self._core.read_namespaced_pod_log
+        what = ("get", "pod/log")
+        read = self._core.read_namespaced_pod_log
         if self.giving_up.is_set():
             response = self._once(
                 what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S
@@ -198,7 +199,8 @@ class KubeApi:
         self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Repeat a call while the server is overloaded or failing, within a time limit."""
-        deadline, tries = time.monotonic() + _PATIENCE_S, 0
+        deadline = time.monotonic() + _PATIENCE_S
+        tries = 0
         while True:
             try:
                 return self._once(what, function, *args, _request_timeout=_TIMEOUT_S, **kwargs)

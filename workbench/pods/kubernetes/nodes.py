@@ -115,7 +115,8 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
         )
     from workbench.pods.kubernetes.api import KubeApi
 
-    api, asked = KubeApi(backend), pod or PodSpec()
+    api = KubeApi(backend)
+    asked = pod or PodSpec()
     seen = api.list_everywhere("node")
     if seen is None:
         return NodeTable(
@@ -152,7 +153,8 @@ def node_of(
     asked: PodSpec,
 ) -> Node:
     """Read a node and the pods bound to it; None for pods that are unknown."""
-    labels, gpu = _labels(node), options.gpu_resource
+    labels = _labels(node)
+    gpu = options.gpu_resource
     there = _amounts(node.get("status", {}).get("allocatable") or {})
     used = sum((requests_of(pod) for pod in pods or ()), Counter(pods=len(pods or ())))
     free = there - used
@@ -189,7 +191,8 @@ def _asked(container: Mapping[str, Any]) -> Amounts:
 
 
 def _refusal(node: Mapping[str, Any], options: KubernetesOptions) -> str:
-    spec, conditions = node.get("spec") or {}, node.get("status", {}).get("conditions") or ()
+    spec = node.get("spec") or {}
+    conditions = node.get("status", {}).get("conditions") or ()
     ready = next((each for each in conditions if each["type"] == "Ready"), None)
     if ready is not None and ready["status"] != "True":
         return "it is not ready"

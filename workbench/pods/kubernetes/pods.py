@@ -72,7 +72,8 @@ class KubernetesPods(KubernetesOptions, Place):
         session = self._prepare(spec, count, context)
         try:
             with self._turn:
-                self._session, self._launched = session, True
+                self._session = session
+                self._launched = True
                 stopped = self._stopped
             if stopped:
                 raise BackendError("the Kubernetes pods were stopped before the first was made")
@@ -94,7 +95,9 @@ class KubernetesPods(KubernetesOptions, Place):
                 f"{context.directory / _RECORD} is gone, which names the pods; start another cluster"
             )
         session = self._prepare(spec, len(pods), context, str(base))
-        self._session, self._launched, self._stopped = session, True, False
+        self._session = session
+        self._launched = True
+        self._stopped = False
         return session.adopt(pods)
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
@@ -102,7 +105,8 @@ class KubernetesPods(KubernetesOptions, Place):
 
         See `Place.restore`.
         """
-        session, pods = self._session, self.refresh()
+        session = self._session
+        pods = self.refresh()
         if session is None or not pods:
             raise BackendError("no Kubernetes pods were launched, or they were stopped")
         if pods[0].name not in lost:
@@ -135,7 +139,8 @@ class KubernetesPods(KubernetesOptions, Place):
         """
         with self._turn:
             session = self._session
-            self._stopped, self._launched = True, False
+            self._stopped = True
+            self._launched = False
         if session is not None:
             session.close()
         if self._record is not None:
@@ -145,7 +150,8 @@ class KubernetesPods(KubernetesOptions, Place):
         """Delete the objects of a cluster directory's keeper, by its record there. Idempotent."""
         record = directory / _RECORD
         noted = read_json(record)
-        base, server = noted.get("base"), noted.get("server")
+        base = noted.get("base")
+        server = noted.get("server")
         if not base:
             return  # it made nothing, or has removed it
         from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
@@ -159,7 +165,8 @@ class KubernetesPods(KubernetesOptions, Place):
             pods = api.pods_of(f"{CLUSTER_LABEL}={base}")
             left = api.end_pods(pods)
         except ApiRefusal as error:
-            pods, left = [], [str(error)]
+            pods = []
+            left = [str(error)]
         if left:
             raise BackendError(left_behind(api.namespace, str(base), left))
         if not pods and server not in (None, api.host):

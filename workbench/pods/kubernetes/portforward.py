@@ -20,14 +20,16 @@ from workbench.base.errors import WorkbenchError
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 128 * 1024
-_DATA, _ERROR = 0, 1
+_DATA = 0
+_ERROR = 1
 
 
 class PortForward:
     """Listen on 127.0.0.1 while open, and forward every connection."""
 
     def __init__(self, dial: Callable[[], Any], port: int):
-        self._dial, self._remote_port = dial, port
+        self._dial = dial
+        self._remote_port = port
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=32)
         self.port: int = self._listener.getsockname()[1]
         """The port on this machine."""
@@ -120,7 +122,8 @@ def _receive(channel: Any, opened: set[int]) -> bytes | None:
     opcode, frame = channel.recv_data_frame()
     if opcode == ABNF.OPCODE_CLOSE:
         return None
-    number, data = frame.data[0], bytes(frame.data[1:])
+    number = frame.data[0]
+    data = bytes(frame.data[1:])
     if number not in opened:
         opened.add(number)
         if len(data) != struct.calcsize("<H"):

@@ -56,7 +56,10 @@ class Session:
     def __init__(
         self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool
     ):
-        self._api, self._objects, self._context, self._forward = api, objects, context, forward
+        self._api = api
+        self._objects = objects
+        self._context = context
+        self._forward = forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
         self._public_keys = [key.public for key in self._host_keys]
         self._made: list[
@@ -98,10 +101,8 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: not names & self._watched.names, _GONE_S)
             self._watched.forget(names)
-        before, self._pods = (
-            self._pods,
-            {index: pod for index, pod in self._pods.items() if index not in lost},
-        )
+        before = self._pods
+        self._pods = {index: pod for index, pod in self._pods.items() if index not in lost}
         owner = Owner(name=self._objects.names[0], uid=dict(made)[self._objects.names[0]])
         try:
             return self._await_made(partial(self._make_pods, lost, owner))
@@ -178,7 +179,8 @@ class Session:
 
     def _make_all(self) -> None:
         """Make the first pod. All later objects belong to the first pod and are removed with it."""
-        objects, notebook = self._objects, self._api.own_pod()
+        objects = self._objects
+        notebook = self._api.own_pod()
         metadata: Any = self._make("pod", objects.pod(0, notebook))["metadata"]
         owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
         self._make("secret", objects.secret(self._context.public_key, self._host_keys, owner))
@@ -215,10 +217,8 @@ class Session:
 
     def _await_all(self) -> list[Pod]:
         began = time.monotonic()
-        deadline, longest = (
-            began + self._context.timeout_s,
-            began + self._objects.options.pull_timeout_s,
-        )
+        deadline = began + self._context.timeout_s
+        longest = began + self._objects.options.pull_timeout_s
         while True:
             self._check_open()
             match self._watched.error:
@@ -265,7 +265,8 @@ class Session:
             item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()
         }
         for name in self._objects.names:
-            seen, words = by_name.get(name), ""
+            seen = by_name.get(name)
+            words = ""
             if seen is None and name in gone:
                 item, when_s = gone[name]
                 words = status.as_gone(item, _clock(when_s))
@@ -316,7 +317,8 @@ class Session:
         return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
 
     def _missing(self, waits: Mapping[int, str]) -> str:
-        count, limit_s = self._objects.count, self._context.timeout_s
+        count = self._objects.count
+        limit_s = self._context.timeout_s
         text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {status.listed(waits)}"
         error = self._watched.error
         return f"{text}; {error}" if error is not None else text

@@ -252,7 +252,8 @@ def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None
     """Find the report of a running pod in its log, which may take a moment to appear."""
     deadline = time.monotonic() + _REPORT_S
     while True:
-        text, trouble = "", None
+        text = ""
+        trouble = None
         try:
             text = api.log(name, _LOG_LINES)
         except ApiRefusal as error:
@@ -292,7 +293,8 @@ def _warnings(
     pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], told: Sequence[str]
 ) -> list[str]:
     """Return the warnings of a pod's events, without start-up probes and repeated states."""
-    uid, warnings = _metadata(pod).get("uid"), []
+    uid = _metadata(pod).get("uid")
+    warnings = []
     for event in events:
         if _uid_of(event) != uid or event.get("type") != "Warning":
             continue
@@ -309,7 +311,8 @@ def _ended(container: Mapping[str, Any]) -> dict[str, str]:
     ended = container.get("state", {}).get("terminated")
     if not ended or (ended.get("reason") == "Completed" and not ended.get("message")):
         return {}
-    code, number = ended.get("exitCode"), ended.get("signal")
+    code = ended.get("exitCode")
+    number = ended.get("signal")
     how = f" (signal {number})" if number else f" (exit code {code})" if code else ""
     return {
         "reason": f"{ended.get('reason') or 'Ended'}{how}",

@@ -36,7 +36,10 @@ class WatchedObjects:
         """Why the watch stands still; None while it goes."""
         self._error_since_s = 0.0
         self.changes = 0
-        self._api, self._kind, self._changed, self._selector = api, kind, changed, selector
+        self._api = api
+        self._kind = kind
+        self._changed = changed
+        self._selector = selector
         self._response: Any = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"watch of {kind}s", daemon=True)
@@ -114,7 +117,8 @@ class WatchedObjects:
             for uid in [uid for uid in self.objects if uid not in listed]:
                 self._forget(uid)
             self.objects.update(listed)
-            self.error, self._error_since_s = None, 0.0
+            self.error = None
+            self._error_since_s = 0.0
             self._notify()
         return version
 

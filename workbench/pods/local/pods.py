@@ -143,11 +143,14 @@ class LocalPods(Place):
         return self.refresh()
 
     def _launch_again(self, lost: Sequence[Pod], spec: PodSpec, context: LaunchContext) -> None:
-        workers, pods = self._workers, self._pods
+        workers = self._workers
+        pods = self._pods
         sweep([pod.root for pod in lost])
         with self._starting:
             self._check_not_stopped()
-            self._kept, self._workers, self._keep_folders = workers, {}, True
+            self._kept = workers
+            self._workers = {}
+            self._keep_folders = True
         try:
             if len(lost) == len(pods):
                 self._launch(spec, len(lost), context)
@@ -160,9 +163,11 @@ class LocalPods(Place):
                     )
         finally:
             with self._starting:
-                self._keep_folders, self._kept = False, {}
+                self._keep_folders = False
+                self._kept = {}
                 if not self._stopped:  # else `stop` has ended them all
-                    self._workers, self._pods = {**workers, **self._workers}, {**pods, **self._pods}
+                    self._workers = {**workers, **self._workers}
+                    self._pods = {**pods, **self._pods}
 
     def refresh(self) -> list[Pod]:
         """Return the pods, failed where their worker has ended."""
@@ -192,7 +197,8 @@ class LocalPods(Place):
         """
         with self._starting:  # no worker may start unseen beside `_end`
             self._stopped = True
-            every, self._kept = {**self._kept, **self._workers}, {}
+            every = {**self._kept, **self._workers}
+            self._kept = {}
             self._keep_folders = False
         self._end(every)
 
@@ -210,7 +216,8 @@ class LocalPods(Place):
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """End workers as `stop` does, without cancelling a launch that is under way."""
         workers = list((self._workers if those is None else those).values())
-        roots, fork_server = [worker.root for worker in workers], self._fork_server
+        roots = [worker.root for worker in workers]
+        fork_server = self._fork_server
         for worker in workers:
             worker.process.terminate()
         deadline = time.monotonic() + _STOP_S
@@ -233,7 +240,10 @@ class LocalPods(Place):
             shutil.rmtree(folder, ignore_errors=True)
         for limit in self._limits:
             limit.remove()
-        self._workers, self._pods, self._limits, self._fork_server = {}, {}, [], None
+        self._workers = {}
+        self._pods = {}
+        self._limits = []
+        self._fork_server = None
 
     def _launch_at(
         self,

@@ -81,7 +81,8 @@ class Rendezvous:
         report: Callable[[str], None] = lambda _line: None,
         arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None,
     ) -> list[Pod]:
-        self._arrived, self._report = arrived, report
+        self._arrived = arrived
+        self._report = report
         started_s = time.monotonic()
         while len(self._came) < len(self.names):
             watch()
@@ -139,11 +140,9 @@ class Rendezvous:
     def _judge(self, pending: _WorkerConnection, line: bytes) -> None:
         try:
             message = from_line(line)
-            text, nonce, given = (
-                str(message["report"]),
-                str(message["nonce"]),
-                str(message["proof"]),
-            )
+            text = str(message["report"])
+            nonce = str(message["nonce"])
+            given = str(message["proof"])
             expected = proof(self.token, "worker", pending.nonce, nonce, text)
             proven = hmac.compare_digest(given.encode(), expected.encode())
         except (ValueError, RecursionError, TypeError, KeyError):

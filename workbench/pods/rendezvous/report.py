@@ -53,7 +53,8 @@ def register(host: str, port: int, token: bytes, pod: Pod, *, timeout_s: float) 
 
 
 def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
-    report, own_nonce = encode_report(pod), secrets.token_hex(16)
+    report = encode_report(pod)
+    own_nonce = secrets.token_hex(16)
     with socket.create_connection((host, port), timeout=_EXCHANGE_S) as connection:
         lines = connection.makefile("rb")
         nonce = str(_read(lines.readline(MAX_MESSAGE_BYTES))["nonce"])

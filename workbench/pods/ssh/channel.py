@@ -96,7 +96,10 @@ class RemoteStream:
 
 def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     """Feed and drain a command until it ends."""
-    channel, pending, output, errors = stream.channel, memoryview(stdin), bytearray(), bytearray()
+    channel = stream.channel
+    pending = memoryview(stdin)
+    output = bytearray()
+    errors = bytearray()
     exited_s: float | None = None
     if not pending:
         channel.shutdown_write()

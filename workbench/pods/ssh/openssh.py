@@ -106,7 +106,8 @@ def run_over_openssh(
     answered_s: Callable[[], float] = lambda: 0.0,
 ) -> CommandResult:
     """Give up `timeout_s` after the start, or after the last answer of another pod if later."""
-    began_s, waits_from_s = time.time(), time.monotonic()
+    began_s = time.time()
+    waits_from_s = time.monotonic()
     try:
         process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)
     except FileNotFoundError:

@@ -77,7 +77,8 @@ def reach(
 
 def connect(destination: Destination, timeout_s: float, through: Transport | None = None) -> Wire:
     """Open the TCP connection, or a channel of the jump host's that leads there."""
-    name, where = destination.name, destination.where
+    name = destination.name
+    where = destination.where
     limit_s = min(timeout_s, destination.connect_timeout_s)
     try:
         if through is not None:
@@ -130,7 +131,8 @@ def handshake(
         transport.get_remote_server_key()
     except (OSError, EOFError, paramiko.SSHException) as error:
         transport.close()
-        name, where = destination.name, destination.where
+        name = destination.name
+        where = destination.where
         if "banner" in str(error) and time.monotonic() - began_s > 0.9 * limit_s:
             raise PodTimeout(f"no SSH banner from {name} ({where}) in {limit_s:g} s") from error
         raise PodError(f"{name} ({where}) did not complete the SSH handshake: {error}") from error
@@ -156,7 +158,9 @@ def check_host_key(transport: Transport, destination: Destination) -> None:
 
 def log_in(transport: Transport, destination: Destination) -> None:
     key = _load_key(destination.key)
-    name, where, user = destination.name, destination.where, destination.user
+    name = destination.name
+    where = destination.where
+    user = destination.user
     try:
         left = transport.auth_publickey(user, key)
     except paramiko.AuthenticationException as error:

@@ -128,7 +128,8 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
 
 def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     state, problem = state_or_problem(paths, is_alive)
-    info, result = read_json(paths.info), read_json(paths.result)
+    info = read_json(paths.info)
+    result = read_json(paths.result)
     facts = result or RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(
         None
     )

@@ -112,7 +112,8 @@ class HostMemory:
     def add(self, source: int, time_s: float, gib: float | None) -> None:
         """Append a point, unless a better source has reported before."""
         if source > self.source:
-            self.source, self.gib = source, Curve()
+            self.source = source
+            self.gib = Curve()
         if source == self.source:
             self.gib.add(time_s, gib)
 
@@ -139,7 +140,8 @@ class MemoryBook:
             self._rank(event.rank, event)
 
     def _rank(self, rank: int, event: Event) -> None:
-        reserved, resident = event.number("cuda_reserved_gib"), event.number("rss_gib")
+        reserved = event.number("cuda_reserved_gib")
+        resident = event.number("rss_gib")
         source, now = (_Source.RANKS, resident) if reserved is None else (_Source.CUDA, reserved)
         peak = event.number("peak_rss_gib") if source is _Source.RANKS else None
         if now is None:

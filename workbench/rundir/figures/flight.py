@@ -57,10 +57,8 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
 def _last_of_groups(dump: Json) -> dict[str, _Last]:
     last: dict[str, _Last] = {}
     for entry in parts(dump.get("entries")):
-        number, group = (
-            whole(entry.get("collective_seq_id")),
-            " ".join(map(str, items(entry.get("process_group")))),
-        )
+        number = whole(entry.get("collective_seq_id"))
+        group = " ".join(map(str, items(entry.get("process_group"))))
         if (
             number is None
             or entry.get("is_p2p") is True
@@ -115,7 +113,8 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
             continue
         if not (match := _NCCL.search(line)):
             continue
-        kind, rest = match[1], match[2].strip()
+        kind = match[1]
+        rest = match[2].strip()
         if kind == "WARN":
             warnings[f"NCCL warns: {rest}"] = None
         elif network := _NETWORK.search(rest):

@@ -82,8 +82,11 @@ class WorkerBook:
             case EventKind.EPOCH if event.rank is not None:
                 self._epoch(event.rank, event)
             case EventKind.DEVICE if event.rank is not None:
-                pod, threads, cores = event.text("pod"), event.whole("threads"), event.text("cores")
-                backend, before = event.text("backend"), self._of(event.rank)
+                pod = event.text("pod")
+                threads = event.whole("threads")
+                cores = event.text("cores")
+                backend = event.text("backend")
+                before = self._of(event.rank)
                 self._workers[event.rank] = replace(
                     before, pod=pod, threads=threads, cores=cores, backend=backend
                 )
@@ -110,10 +113,14 @@ class WorkerBook:
         if (index := whole(raw.get("index"))) is None:
             return
         gpu = self._gpus.get((pod, index), GpuUse(pod=pod, index=index))
-        looks, busy, mean = gpu.looks, number(raw.get("percent")), gpu.percent
+        looks = gpu.looks
+        busy = number(raw.get("percent"))
+        mean = gpu.percent
         if busy is not None:
-            mean, looks = ((mean or 0.0) * looks + busy) / (looks + 1), looks + 1
-        peak, total = _most(gpu.peak_gib, number(raw.get("used_gib"))), number(raw.get("total_gib"))
+            mean = ((mean or 0.0) * looks + busy) / (looks + 1)
+            looks = looks + 1
+        peak = _most(gpu.peak_gib, number(raw.get("used_gib")))
+        total = number(raw.get("total_gib"))
         self._gpus[pod, index] = replace(
             gpu, peak_gib=peak, total_gib=total, percent=mean, looks=looks
         )

@@ -57,7 +57,8 @@ def prepare_run(
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
-    asked, spec = spec.job, spec.chosen()
+    asked = spec.job
+    spec = spec.chosen()
     spec = spec.replace(job=spec.job.absolute())
     _fresh_folder(paths.root, paths.spec)
     try:

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between two attempts of a failed write
-_KEY_BEGINS, _KEY_ENDS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----"), b"-----END"
+_KEY_BEGINS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----")
+_KEY_ENDS = b"-----END"
 
 
 class LineSplitter:
@@ -90,7 +91,8 @@ class Collector:
         for name, chunk in chunks.items():
             if name not in self._files or chunk["offset"] != self.offsets[name]:
                 continue  # a late answer from before a reconnection
-            data, begin = str(chunk["data"]).encode("latin-1"), self.offsets[name]
+            data = str(chunk["data"]).encode("latin-1")
+            begin = self.offsets[name]
             # Read only events from a piece that does not continue the local copy.
             if begin == self._ends[name] and self._keep(name, data):
                 self._ends[name] += len(data)
@@ -127,10 +129,12 @@ class Collector:
             self.offsets[name] = self._seen[name] if waits else self._ends[name]
 
     def _keep(self, name: str, data: bytes) -> bool:
-        path, size = self._files[name], self._ends[name]
+        path = self._files[name]
+        size = self._ends[name]
         # The unfinished text and the new data together may form a secret.
         text = self._unfinished[name] + data
-        begin, masked = size - len(self._unfinished[name]), self._redact.blob(text)
+        begin = size - len(self._unfinished[name])
+        masked = self._redact.blob(text)
         try:
             with os.fdopen(self._open(path), "wb", buffering=0) as log:
                 log.seek(begin)
@@ -172,7 +176,8 @@ def mask_file(path: Path, redact: Redactor) -> None:
         suppress(FileNotFoundError),
         os.fdopen(open_to_write(path, os.O_RDWR, path.parent), "r+b") as log,
     ):
-        unfinished, begin = b"", 0
+        unfinished = b""
+        begin = 0
         while data := log.read(_LONGEST_LINE):
             text = unfinished + data
             log.seek(begin)

@@ -86,7 +86,8 @@ def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
 
     None: the whole file.
     """
-    size, back = file.seek(0, os.SEEK_END), _WINDOW_BYTES
+    size = file.seek(0, os.SEEK_END)
+    back = _WINDOW_BYTES
     while True:
         start = 0 if furthest is None else max(0, size - back)
         file.seek(start)

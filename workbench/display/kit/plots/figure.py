@@ -92,7 +92,8 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
         >>> [round(value, 3) for value in smoothed([4.0, 4.0, 1.0], 0.5)]
         [4.0, 4.0, 2.286]
     """
-    means, last = [], 0.0
+    means = []
+    last = 0.0
     for place, value in enumerate(values, 1):
         last = last * weight + (1 - weight) * value
         means.append(last / (1 - weight**place))

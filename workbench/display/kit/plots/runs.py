@@ -60,7 +60,8 @@ def memory_plot(view: RunView) -> Plot:
         for address, host in sorted(view.memory.items())
     ]
     times = [at for _, (ats, _, _) in curves for at in ats]
-    began, ended = min(times, default=0.0), max(times, default=0.0)
+    began = min(times, default=0.0)
+    ended = max(times, default=0.0)
     unit, per = time_axis(ended - began)
     axis = f"{unit} since the first sample"
     what = "GPU memory" if view.memory_kind == "cuda" else "resident memory"

@@ -282,7 +282,8 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
     order = sorted(range(len(wanted)), key=lambda n: wanted[n])
     blocks: list[tuple[float, list[int]]] = []  # middle, and the labels there
     for n in order:
-        middle, members = wanted[n], [n]
+        middle = wanted[n]
+        members = [n]
         while blocks and middle - least * (len(members) - 1) / 2 < (
             blocks[-1][0] + least * (len(blocks[-1][1]) - 1) / 2 + least
         ):
@@ -307,7 +308,9 @@ def write_labels(
     places = apart([one.ys[-1] for one in lines], _LABEL_SHARE * (top - bottom))
     lift = max(0.0, bottom - min(places, default=0.0))
     for one, place in zip(lines, places, strict=True):
-        at, x, y = place + lift, one.xs[axis][-1], one.ys[-1]
+        at = place + lift
+        x = one.xs[axis][-1]
+        y = one.ys[-1]
         if x > right - _NEAR * span:  # longer connections would look like data
             axes.plot(  # level to the side: slanted connections would cross
                 [x, right, right + 0.02 * span],

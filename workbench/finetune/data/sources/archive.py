@@ -60,7 +60,9 @@ class _Capped:
     """Stream that raises ConfigError after more than `MAX_BYTES`."""
 
     def __init__(self, stream: IO[bytes], archive: Path):
-        self._stream, self._archive, self._left = stream, archive, MAX_BYTES
+        self._stream = stream
+        self._archive = archive
+        self._left = MAX_BYTES
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)

@@ -114,7 +114,8 @@ def write_files(
 
     name = ", ".join(str(path) for path in train[:3])
     telling = TELLING.difference(ignore)
-    learned, judged = RowTally(ignore), RowTally(ignore)
+    learned = RowTally(ignore)
+    judged = RowTally(ignore)
     own = lines(evaluation, judged) if evaluation else None
     counts = write_parts(folder, lines(train, learned), own, split or Split(), name)
     if kept := tables if kept is None else kept:

@@ -77,10 +77,8 @@ class Release(Record):
     # `refusal` is unused: every row has a question.
     def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
         """Unpack and convert the archive; return the numbers of rows."""
-        archive, names = (
-            user_path(self.path),
-            ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl"),
-        )
+        archive = user_path(self.path)
+        names = ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
         files = unpack(archive, folder / "unpacked", names)
         for name in names:
             if name not in files:
@@ -248,7 +246,8 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
     An error leaves the folder unchanged.
     """
     if isinstance(dataset, Hub):
-        first, hub = dataset.check_rows(refusal=refusal), dataset.model_dump()
+        first = dataset.check_rows(refusal=refusal)
+        hub = dataset.model_dump()
         return Prepared(
             train=None,
             eval=None,

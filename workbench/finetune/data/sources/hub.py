@@ -18,7 +18,8 @@ from workbench.finetune.data.sources.convert import Split, read_row, write_parts
 from workbench.finetune.data.sources.files import Columns, Ignored, Limit, Share, check_ignored
 from workbench.finetune.data.sources.read import child_rows
 
-_REMOTE_S, _LOCAL_S = 30.0, 300.0
+_REMOTE_S = 30.0
+_LOCAL_S = 300.0
 
 
 class FirstRows(NamedTuple):
@@ -88,10 +89,8 @@ class Hub(Record):
             return FirstRows(unasked="HF_HUB_OFFLINE is set")
         first = [split.partition("[")[0] for split in self.splits]
         try:
-            request, limit_s = (
-                {"hub": self.to_dict(), "first": first},
-                _LOCAL_S if local else _REMOTE_S,
-            )
+            request = {"hub": self.to_dict(), "first": first}
+            limit_s = _LOCAL_S if local else _REMOTE_S
             answers = list(child_rows(request, f"the hub dataset {self.name}", limit_s))
         # No network here or no permission to read: the pods may have both.
         except ConfigError as error:
@@ -121,7 +120,8 @@ class Hub(Record):
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
         """Read the rows on this machine; return the numbers of rows."""
         options: Mapping[str, object] = self.to_dict()
-        learned, judged = RowTally(self.ignore), RowTally(self.ignore)
+        learned = RowTally(self.ignore)
+        judged = RowTally(self.ignore)
 
         def lines(split: str, tally: RowTally) -> Iterator[str]:
             rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")

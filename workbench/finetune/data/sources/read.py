@@ -193,8 +193,12 @@ class _Text:
     """Text read from the file and not yet parsed."""
 
     def __init__(self, file: TextIO, name: str) -> None:
-        self._file, self._name = file, name
-        self._text, self._at, self._line, self._ended = "", 0, 1, False
+        self._file = file
+        self._name = name
+        self._text = ""
+        self._at = 0
+        self._line = 1
+        self._ended = False
 
     def peek(self) -> str:
         while not (rest := self._text[self._at : self._at + 1]) or rest in " \t\r\n":
@@ -225,7 +229,8 @@ class _Text:
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._at > MAX_LINE_BYTES or not self._more():
                     self.fail(f"it is not JSON: {error}")
-        place, item = f"{self._name}, line {self._line}", self._text[self._at : end]
+        place = f"{self._name}, line {self._line}"
+        item = self._text[self._at : end]
         self._line += item.count("\n")
         self._at = end
         try:
@@ -240,7 +245,9 @@ class _Text:
 
     def _more(self) -> bool:
         more = "" if self._ended else self._file.read(_CHUNK)
-        self._text, self._at, self._ended = self._text[self._at :] + more, 0, not more
+        self._text = self._text[self._at :] + more
+        self._at = 0
+        self._ended = not more
         return bool(more)
 
 
@@ -273,7 +280,8 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
             )
         begun = rows.line_num + 1
         for cells in rows:
-            where, begun = f"{path.name}, line {begun}", rows.line_num + 1
+            where = f"{path.name}, line {begun}"
+            begun = rows.line_num + 1
             if not cells:
                 continue
             if len(cells) != len(names):

@@ -112,7 +112,8 @@ def _from_hub(hub: Hub) -> Rows:
     """Load the rows of a hub dataset with `datasets`; version 4 and later run no dataset code."""
     from workbench.finetune.data.meant import RowTally, written
 
-    learned, judged = RowTally(hub.ignore), RowTally(hub.ignore)
+    learned = RowTally(hub.ignore)
+    judged = RowTally(hub.ignore)
     train = _split_of(hub, hub.train_split, learned, hub.split.most)
     if hub.eval_share is None:
         evaluation = _split_of(hub, hub.eval_split, judged)

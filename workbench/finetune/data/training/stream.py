@@ -20,7 +20,8 @@ _CONNECT_S = 3.0
 
 def main() -> None:
     """Answer the request on standard input."""
-    request, code = json.load(sys.stdin), 0
+    request = json.load(sys.stdin)
+    code = 0
     try:
         for row in _rows(request):
             sys.stdout.write(_line(row))
@@ -40,7 +41,8 @@ def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = Fal
     """Open a dataset of the hub, or a split of the dataset."""
     from datasets import load_dataset
 
-    config, revision = hub.get("config"), hub.get("revision")
+    config = hub.get("config")
+    revision = hub.get("revision")
     return load_dataset(
         str(hub["name"]), name=config, revision=revision, split=split, streaming=streaming
     )

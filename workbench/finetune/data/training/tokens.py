@@ -29,7 +29,9 @@ class TokenRows(Sequence[Row]):
 
     def __init__(self, rows: Iterable[Row], folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
-        self._starts, self._sizes, self._width = array("q", [0]), array("i"), 0
+        self._starts = array("q", [0])
+        self._sizes = array("i")
+        self._width = 0
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
             self._width = len(columns)
@@ -43,7 +45,8 @@ class TokenRows(Sequence[Row]):
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # slices are not used
-        first, end = self._starts[number], self._starts[number + 1]
+        first = self._starts[number]
+        end = self._starts[number + 1]
         content = array("i", os.pread(self._file.fileno(), (end - first) * _BYTES, first * _BYTES))
         sizes = self._sizes[number * self._width : (number + 1) * self._width]
         ends = pairwise(accumulate(sizes, initial=0))

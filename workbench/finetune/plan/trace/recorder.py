@@ -58,7 +58,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._known:
             return
         is_logits = tensor.dim() > 1 and self._vocabulary in (

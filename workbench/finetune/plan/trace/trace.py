@@ -111,10 +111,8 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
     from workbench.finetune.model.pipeline import placement
 
     limits = {int(gpu): size for gpu, size in request["spread"]["limits"].items()}
-    packed, dtype = (
-        request["spread"]["packed"],
-        _HALF.get(request["spread"]["format"], torch.float32),
-    )
+    packed = request["spread"]["packed"]
+    dtype = _HALF.get(request["spread"]["format"], torch.float32)
     try:
         placed = placement(
             _model(config, {**request, "lora": None}, 0), limits, packed=packed, dtype=dtype

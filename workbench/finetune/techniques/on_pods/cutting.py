@@ -23,7 +23,8 @@ def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
         >>> span([torch.tensor([1, 2, 3]), torch.tensor([4, 5])], 2, 6)
         tensor([3, 4, 5, 0])
     """
-    taken, at = [], 0
+    taken = []
+    at = 0
     for part in parts:
         taken.append(part[max(0, start - at) : max(0, stop - at)])
         at += len(part)

@@ -57,7 +57,8 @@ class ZeroState:
         """Return the rank's part, from the parts of another number of ranks."""
         first = states[0]
         kept = [state["optimizer"]["state"] for state in states]
-        shape, like = first["weights"][0].shape, kept[0].get(0, {})
+        shape = first["weights"][0].shape
+        like = kept[0].get(0, {})
         # States with the shape of the weights are cut in the same way. Others are equal on all
         # ranks.
         flat = {
@@ -121,7 +122,8 @@ class ZeroState:
         """Cut every group's flat buffer into equal parts, padded with zeros."""
         cut = []
         for number, mine in enumerate(self.owned()):
-            size, before = mine.numel(), [part[number] for part in parts]
+            size = mine.numel()
+            before = [part[number] for part in parts]
             _check(abs(sum(map(len, before)) - size * ranks), 2 * (len(parts) + ranks))
             cut.append(span(before, rank * size, (rank + 1) * size).clone())
         return cut
@@ -141,7 +143,8 @@ class Stage3State(ZeroState):
         # Between steps stage 3 leaves its optimizer without parameters.
         zero._set_fp32_optimizer_param_groups()
         try:
-            state, files = super().optimizer_state(), on_disk(zero)
+            state = super().optimizer_state()
+            files = on_disk(zero)
         finally:
             zero._clear_fp32_optimizer_param_groups()
         state["state"] = {
@@ -170,7 +173,9 @@ class Stage3State(ZeroState):
     def _load_on_disk(self, state: Any) -> None:
         # DeepSpeed's own way copies into empty tensors. Proceed as after a step, so that the files
         # are written.
-        zero, saved, timers = self.zero, state["optimizer"], set[str]()
+        zero = self.zero
+        saved = state["optimizer"]
+        timers = set[str]()
         for group, options in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
             group.update({key: value for key, value in options.items() if key != "params"})
         for number, weights in enumerate(zero.fp32_partitioned_groups_flat):
@@ -182,9 +187,11 @@ class Stage3State(ZeroState):
 
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
         """Cut every weight into equal parts for all ranks, the last part padded with zeros."""
-        taken, at = [], 0
+        taken = []
+        at = 0
         for elements in (weight.ds_numel for group in self.zero.fp16_groups for weight in group):
-            before, size = -(-elements // len(parts)), -(-elements // ranks)
+            before = -(-elements // len(parts))
+            size = -(-elements // ranks)
             pieces = [span(part, at, at + before) for part in parts]
             mine = span(pieces, rank * size, min(elements, (rank + 1) * size))
             taken.append(span([mine], 0, size))

@@ -92,7 +92,8 @@ class StepMeter:
 
         None without a profile.
         """
-        self._causal, self._period = causal, period
+        self._causal = causal
+        self._period = period
         self._since: float | None = None
         self._steps = 0
         # Measurements of the step in progress.
@@ -138,7 +139,10 @@ class StepMeter:
             self._read_ended()
             if self._steps and self._computing:  # the first one warms up
                 self._ended = _Ended(step_s, self._tokens, self._computing)
-        self._steps, self._useful, self._tokens, self._computing = self._steps + 1, 0, [], []
+        self._steps = self._steps + 1
+        self._useful = 0
+        self._tokens = []
+        self._computing = []
         self._traffic.step()
 
     def resume(self) -> None:
@@ -178,7 +182,8 @@ class StepMeter:
     def _read_ended(self) -> None:
         if self._ended is None:
             return
-        step, self._ended = self._ended, None
+        step = self._ended
+        self._ended = None
         # The last of several micro-batches may include the optimizer step and its messages.
         took_s = [float(seconds) for seconds in step.computing]
         took_s = took_s[:-1] or took_s
@@ -189,7 +194,8 @@ class StepMeter:
         """Return the seconds since the last reading of the clock; 0 during a pause."""
         now = time.monotonic()
         took_s = 0.0 if self._since is None else now - self._since
-        self.runtime_s, self._since = self.runtime_s + took_s, now
+        self.runtime_s = self.runtime_s + took_s
+        self._since = now
         return took_s
 
     # Steps may have rows of any length, so a few must not represent all: medians are per token.
@@ -209,10 +215,8 @@ class StepMeter:
     def _micro_batch_s(self) -> float:
         if not self._warm:
             return 0.0
-        tokens, micro_batches = (
-            sum(step.tokens for step in self._warm),
-            sum(step.micro_batches for step in self._warm),
-        )
+        tokens = sum(step.tokens for step in self._warm)
+        micro_batches = sum(step.micro_batches for step in self._warm)
         return median(step.computing_s for step in self._warm) * tokens / micro_batches
 
     def _sent(self) -> Sent | None:

@@ -182,7 +182,8 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
     def _write(self, last: int) -> None:
         if self._profiler is None:
             return
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         profiler.stop()
         self.out.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self.out / TRACE))

@@ -95,7 +95,8 @@ class Traffic:
         # A new connection counts from its opening. The last bytes of a closed connection are
         # unknown.
         complete = now is not None and now.keys() >= self._since.keys()
-        before, self._since = self._since, None
+        before = self._since
+        self._since = None
         self.sent_bytes += (
             sum(count - before.get(ends, 0) for ends, count in now.items())
             if complete and now
@@ -139,7 +140,8 @@ def _links() -> Iterator[socket.socket]:
 
 
 def _ends(link: socket.socket) -> tuple[str, str, str, str]:
-    here, there = link.getsockname(), link.getpeername()
+    here = link.getsockname()
+    there = link.getpeername()
     return (
         here[0].removeprefix("::ffff:"),
         str(here[1]),

@@ -184,7 +184,8 @@ class ClusterObjects:
         return {**self._object("Pod", self.names[index], owner, labels, annotations), "spec": spec}
 
     def _container(self, index: int) -> Manifest:
-        options, root = self.options, self.root(index)
+        options = self.options
+        root = self.root(index)
         command = [options.python, "-P", "-u", f"{_SECRET_PATH}/start.py"]
         flags = {
             "--name": f"pod-{index}",

@@ -113,7 +113,8 @@ class Volume(Record):
         sources = [
             name for name in ("claim", "config_map", "host_path", "nfs") if getattr(self, name)
         ]
-        source, where = next(iter(sources), ""), f"Volume at {self.mount}"
+        source = next(iter(sources), "")
+        where = f"Volume at {self.mount}"
         if len(sources) > 1:
             raise ConfigError(
                 f"{where} has {' and '.join(sources)}; a volume has one source: make two of it"

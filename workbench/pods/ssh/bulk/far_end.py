@@ -49,7 +49,9 @@ def main(argv: list[str]) -> int:
 def _send(path: str, begin: str, *names: str) -> int:
     files = [os.path.join(path, name) for name in names] or [path]  # noqa: PTH118
     sizes = [_size_of(file) for file in files]
-    size, done, digest = sum(sizes), 0, hashlib.sha256()
+    size = sum(sizes)
+    done = 0
+    digest = hashlib.sha256()
     offset = int(begin) if int(begin) <= size else 0
     pieces = _pieces(files, sizes, offset)
     while done < offset and (piece := next(pieces, b"")):
@@ -80,7 +82,8 @@ def _pieces(files: list[str], sizes: list[int], cut: int) -> Iterator[bytes]:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             while left and (piece := file.read(min(left, _PIECE, cut - at if cut > at else left))):
                 yield piece
-                at, left = at + len(piece), left - len(piece)
+                at = at + len(piece)
+                left = left - len(piece)
         if left:
             return  # it became shorter
 
@@ -164,7 +167,8 @@ def _take(path: str, size: str, wanted: str) -> int:
     part = f"{folder}/.{name}.{os.getpid()}-{time.time_ns()}.part"
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        digest, left = hashlib.sha256(), int(size)
+        digest = hashlib.sha256()
+        left = int(size)
         signal.alarm(_SILENCE_S)
         while left and (piece := os.read(0, min(left, _PIECE))):
             digest.update(piece)

@@ -41,7 +41,8 @@ class Pipe:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._in = self._process.stdin.fileno()
+        self._out = self._process.stdout.fileno()
         for end in (self._in, self._out):
             with contextlib.suppress(
                 OSError
@@ -78,7 +79,8 @@ class Pipe:
         """Return what has come, at least a byte."""
         if not self._spare:
             return self._receive(_SILENCE_S, most)
-        data, self._spare = self._spare[:most], self._spare[most:]
+        data = self._spare[:most]
+        self._spare = self._spare[most:]
         return data
 
     def write(self, data: bytes) -> None:

@@ -169,12 +169,14 @@ def send_file(
         ):
             header = _read_message(pipe, route)
             tries.size = _size(local)
-            digest, have = hashlib.sha256(), int(header["have"])
+            digest = hashlib.sha256()
+            have = int(header["have"])
             if have <= tries.size:
                 _hash_into(file, have, digest)
             if digest.hexdigest() != header["prefix"]:
                 file.seek(0)
-                digest, have = hashlib.sha256(), 0
+                digest = hashlib.sha256()
+                have = 0
             _send(pipe, to_line({"offset": have, "size": tries.size}), route)
             tries.see(have, tell)
             while tries.done < tries.size:
