@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import RunError
-from workbench.base.lines import LARGEST, Pipes, from_line, to_line
-from workbench.base.rpc import incoming
-from workbench.base.wire import Refused, Unanswered, ask, listen
+from workbench.base.messages.lines import LARGEST, Pipes, from_line, to_line
+from workbench.base.messages.rpc import incoming
+from workbench.base.messages.wire import Refused, Unanswered, ask, listen
 
 
 def request_at(server: socket.socket) -> tuple[socket.socket, dict[str, object]]:

@@ -17,7 +17,7 @@ from poll import until
 
 from tests.fakes.jupyterserver import Server, start_server
 from workbench.base.errors import RunError
-from workbench.base.wire import ask
+from workbench.base.messages.wire import ask
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARTIFACTS = REPOSITORY / "artifacts"

@@ -22,9 +22,9 @@ from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import load_json
 from workbench.base.files.private import make_cluster_folder
-from workbench.base.lines import to_line
+from workbench.base.messages.lines import to_line
+from workbench.base.messages.wire import ask
 from workbench.base.process import find
-from workbench.base.wire import ask
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status

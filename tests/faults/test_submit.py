@@ -19,7 +19,7 @@ from takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
-from workbench.base.wire import Refused, ask
+from workbench.base.messages.wire import Refused, ask
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status, was_taken

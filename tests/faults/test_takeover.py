@@ -21,7 +21,7 @@ from takeover import counting, exact, kill_keeper, printed
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.base.wire import ask
+from workbench.base.messages.wire import ask
 from workbench.pods.guest.process import AdoptedProcess
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity

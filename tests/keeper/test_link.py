@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from workbench.base.errors import RemoteError
-from workbench.base.lines import Pipes
-from workbench.base.rpc import Client, Request, incoming
+from workbench.base.messages.lines import Pipes
+from workbench.base.messages.rpc import Client, Request, incoming
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity

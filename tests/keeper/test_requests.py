@@ -16,8 +16,8 @@ import pytest
 from poll import until
 
 from workbench.base.errors import RunError
+from workbench.base.messages.wire import ask
 from workbench.base.redact import Redactor
-from workbench.base.wire import ask
 from workbench.keeper.requests import (
     Close,
     NewestCheckpoint,

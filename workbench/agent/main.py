@@ -21,6 +21,8 @@ from workbench.agent.supervisor import Agent
 from workbench.agent.warm_link import FORK_SERVER
 from workbench.base.child import HOME
 from workbench.base.clock import share_clock
+from workbench.base.messages.rpc import Refused
+from workbench.base.messages.wire import listen
 from workbench.base.process import (
     Process,
     activity,
@@ -33,8 +35,6 @@ from workbench.base.process import (
     process_start_time,
     process_table,
 )
-from workbench.base.rpc import Refused
-from workbench.base.wire import listen
 
 _ANSWER_S = 5.0
 _START_S = 15.0

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from workbench.base.errors import DiskFull
 from workbench.base.files.disk import is_full
-from workbench.base.lines import from_line, to_line
+from workbench.base.messages.lines import from_line, to_line
 from workbench.base.process import die_with_parent
 
 Answer = dict[str, object]

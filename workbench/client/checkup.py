@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.wire import ask
+from workbench.base.messages.wire import ask
 from workbench.base.words import counted
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange

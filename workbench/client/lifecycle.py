@@ -19,8 +19,8 @@ from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, Wor
 from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
+from workbench.base.messages.wire import ask
 from workbench.base.process import Process, is_alive, process_start_time
-from workbench.base.wire import ask
 from workbench.client.takeover import (
     end_broken_off,
     not_to_be_tidied,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from workbench.base.errors import RunError, Unreadable, WorkbenchError
 from workbench.base.files import is_missing
+from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
-from workbench.base.wire import ask
 from workbench.base.words import plain
 from workbench.client.kinds import class_for, missing_attribute
 from workbench.client.plot import RunPlot

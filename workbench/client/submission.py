@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.base.errors import DiskFull, RunError, suggests
 from workbench.base.files import check_working_directory, write_json
-from workbench.base.wire import Unanswered, ask
+from workbench.base.messages.wire import Unanswered, ask
 from workbench.client.kinds import class_for
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods

@@ -19,7 +19,7 @@ from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
 from workbench.base.json_values import number
-from workbench.base.wire import Refused, ask
+from workbench.base.messages.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
 from workbench.pods.backends import remove_left

@@ -18,7 +18,7 @@ from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.files.written import make_folders
 from workbench.base.json_values import part
-from workbench.base.wire import ask
+from workbench.base.messages.wire import ask
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.rundir.checkpoints import (

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from workbench.base import rpc
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.lines import Pipes
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import Pipes
+from workbench.base.messages.wire import connect, listen
 from workbench.base.redact import Redactor
-from workbench.base.wire import connect, listen
 
 logger = logging.getLogger(__name__)
 # Pause after a failed accept.

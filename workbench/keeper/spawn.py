@@ -24,7 +24,7 @@ from workbench.base.errors import (
 )
 from workbench.base.files.locks import no_locks_there
 from workbench.base.files.private import make_cluster_folder
-from workbench.base.lines import to_line
+from workbench.base.messages.lines import to_line
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 from workbench.rundir.paths import ClusterPaths

@@ -21,7 +21,7 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.wire import short_path
+from workbench.base.messages.wire import short_path
 from workbench.base.words import plain
 from workbench.client.tensorboard.board import BOARD_PATH
 from workbench.client.tensorboard.server import find_by_key

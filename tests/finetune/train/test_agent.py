@@ -17,8 +17,8 @@ import pytest
 
 from workbench.agent.clients.client import connect
 from workbench.agent.machine import memory
+from workbench.base.messages.rpc import Refused
 from workbench.base.process import look_up
-from workbench.base.rpc import Refused
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -13,8 +13,8 @@ import pytest
 
 from workbench.agent.clients.client import Client
 from workbench.agent.main import end_leftovers
+from workbench.base.messages.rpc import Refused
 from workbench.base.process import Process, look_up, process_table
-from workbench.base.rpc import Refused
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"

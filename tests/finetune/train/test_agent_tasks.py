@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.agent.tasks import Tasks
-from workbench.base.rpc import Refused
+from workbench.base.messages.rpc import Refused
 
 
 def test_a_folder_is_made_and_listed(agent, tmp_path: Path) -> None:

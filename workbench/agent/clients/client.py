@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from workbench.base import rpc, wire
-from workbench.base.lines import Pipes
-from workbench.base.rpc import Refused
+from workbench.base.messages import rpc, wire
+from workbench.base.messages.lines import Pipes
+from workbench.base.messages.rpc import Refused
 
 _RELAY = "workbench.agent.clients.relay"
 _POLL_S = 0.1

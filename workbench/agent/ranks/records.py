@@ -13,7 +13,7 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
 from workbench.base.files import write_bytes, write_json
-from workbench.base.lines import from_line
+from workbench.base.messages.lines import from_line
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 16 << 10

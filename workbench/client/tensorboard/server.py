@@ -32,8 +32,8 @@ from workbench.base import entries
 from workbench.base.child import start
 from workbench.base.errors import BackendError
 from workbench.base.files import read_json, write_json
+from workbench.base.messages.wire import connect, listen
 from workbench.base.process import is_alive, process_start_time
-from workbench.base.wire import connect, listen
 
 HOST = "127.0.0.1"
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, Any
 
-from workbench.base import entries, rpc
+from workbench.base import entries
 from workbench.base.child import child_environment, main_of, start
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.files import load_json
 from workbench.base.json_values import part
-from workbench.base.lines import Pipes, TooLong
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 

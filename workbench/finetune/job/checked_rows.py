@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 
-from workbench.base import entries, rpc
+from workbench.base import entries
 from workbench.base.child import HELPER, child_environment, main_of, start
 from workbench.base.json_values import Json
-from workbench.base.lines import Pipes, TooLong
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.data.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.finetune.data.rows import Example, Refusal
 from workbench.finetune.job.refusals import row_refusal

@@ -15,10 +15,10 @@ from typing import Any, cast
 from transformers.utils.chat_template_utils import jinja2, render_jinja_template
 from transformers.utils.hub import cached_file
 
-from workbench.base import rpc
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
-from workbench.base.lines import Pipes
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import Pipes
 from workbench.finetune.data.messages import Message, Shape, shape_of
 
 Tools = Sequence[Json]

@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from workbench.base import entries, rpc
+from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
-from workbench.base.lines import TooLong
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
 from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved

@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from workbench.base import entries
-from workbench.base.lines import from_line, to_line
+from workbench.base.messages.lines import from_line, to_line
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import NO_CLIENT, start_ssh

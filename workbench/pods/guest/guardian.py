@@ -26,7 +26,7 @@ from pathlib import Path
 
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.base.files import write_json
-from workbench.base.lines import from_line, to_line
+from workbench.base.messages.lines import from_line, to_line
 from workbench.base.process import (
     Process,
     become_subreaper,

@@ -12,8 +12,8 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.allocator import preloaded
 from workbench.base.child import HOME, start
+from workbench.base.messages.wire import listen
 from workbench.base.process import FORK_SERVER_NAME, POD_MARK
-from workbench.base.wire import listen
 from workbench.pods.guest.process import private
 
 _BACKLOG = 128  # agents that wait for the imports

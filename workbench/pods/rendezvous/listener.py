@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
-from workbench.base.lines import Lines, TooLong, from_line, to_line
+from workbench.base.messages.lines import Lines, TooLong, from_line, to_line
 from workbench.pods.hostfile import HostEntry, check_address, check_port, check_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 
 from workbench.base.errors import PodError, PodTimeout
-from workbench.base.lines import from_line, to_line
+from workbench.base.messages.lines import from_line, to_line
 from workbench.pods.pod import Pod
 
 MAX_MESSAGE_BYTES = 4096

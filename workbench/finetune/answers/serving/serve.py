@@ -17,9 +17,10 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from workbench.base import entries, rpc
+from workbench.base import entries
 from workbench.base.errors import DiskFull
-from workbench.base.lines import Pipes
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import Pipes
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from workbench.base import lines
-from workbench.base.lines import LARGEST, Lines, Stream, TooLong
+from workbench.base.messages import lines
+from workbench.base.messages.lines import LARGEST, Lines, Stream, TooLong
 
 _OnPiece = Callable[[Any], None]
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workbench.base import rpc
 from workbench.base.errors import RunError
-from workbench.base.lines import Pipes, TooLong
+from workbench.base.messages import rpc
+from workbench.base.messages.lines import Pipes, TooLong
 
 _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 108, macOS 104)
 

@@ -1,0 +1,1 @@
+"""Messages between processes: requests and answers, the lines that carry them, Unix sockets."""
