@@ -13,24 +13,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from functools import _SingleDispatchCallable
 
-    from workbench.base.table import Grid
-
 T = TypeVar("T")
 
 
-def _view(plain: Callable[..., T]) -> _SingleDispatchCallable[T]:
+def view(plain: Callable[..., T]) -> _SingleDispatchCallable[T]:
     """Return a function that draws a record by its class, with `plain` as the fallback."""
 
     def draw(record: object, *args: object, **options: object) -> T:
         load_views()
-        drawing = view.dispatch(type(record))
+        drawing = by_class.dispatch(type(record))
         return (plain if drawing is draw else drawing)(record, *args, **options)
 
-    view = singledispatch(draw)
-    return view
+    by_class = singledispatch(draw)
+    return by_class
 
 
-def _no_view(record: object, *_: object, **__: object) -> Any:
+def no_view(record: object, *_: object, **__: object) -> Any:
+    """Refuse to draw; a fallback for views without a plain form."""
     raise NotImplementedError(f"no view of {type(record).__name__} is at hand")
 
 
@@ -50,32 +49,29 @@ def _draw_nothing(*_: object) -> None:
     pass
 
 
-as_text = _view(repr)
+as_text = view(repr)
 """Return a record as text, for a terminal."""
 
-as_html = _view(_plain_html)
+as_html = view(_plain_html)
 """Return a record as HTML for a notebook."""
 
-as_page = _view(lambda it: f"<!doctype html>{as_html(it)}")
+as_page = view(lambda it: f"<!doctype html>{as_html(it)}")
 """Return a record as a complete HTML page without network access."""
 
-as_markdown = _view(lambda it: f"```\n{as_text(it)}\n```\n")
+as_markdown = view(lambda it: f"```\n{as_text(it)}\n```\n")
 
-as_grid: _SingleDispatchCallable[Grid] = _view(_no_view)
-"""Return a record as a table, of at most `limit` rows."""
-
-as_bundle: _SingleDispatchCallable[dict[str, object]] = _view(
+as_bundle: _SingleDispatchCallable[dict[str, object]] = view(
     lambda it: {"text/plain": as_text(it), "text/html": as_html(it)}
 )
 """Return the notebook's data of a record, by media type."""
 
-as_live: _SingleDispatchCallable[None] = _view(_no_view)
+as_live: _SingleDispatchCallable[None] = view(no_view)
 """Display a record in a notebook and keep it current; options depend on the record's view."""
 
-as_error = _view(_plain_traceback)
+as_error = view(_plain_traceback)
 """Return the lines of an error that ended a notebook's cell."""
 
-follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = _view(
+follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = view(
     lambda _: nullcontext(_draw_nothing)
 )
 """Return a context; its value draws the progress of a record on every call."""

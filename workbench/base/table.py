@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.shown import Shown
+from workbench.base.shown import Shown, no_view, view
 from workbench.base.words import counted, middle_cut, plain
 
 if TYPE_CHECKING:
+    from functools import _SingleDispatchCallable
+
     from pandas import DataFrame
 
 
@@ -58,6 +60,10 @@ class Grid(Shown):
     def __repr__(self) -> str:
         titles = ", ".join(filter(None, self.columns)) or self.caption
         return plain(f"Grid({counted(len(self.rows), 'row')}{': ' if titles else ''}{titles})")
+
+
+as_grid: _SingleDispatchCallable[Grid] = view(no_view)
+"""Return a record as a table, of at most `limit` rows."""
 
 
 def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:

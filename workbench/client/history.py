@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, overload
 from workbench.base.errors import RunError, one_of
 from workbench.base.files import read_json
 from workbench.base.json_values import part
-from workbench.base.shown import ShownLive, as_grid
-from workbench.base.table import data_frame
+from workbench.base.shown import ShownLive
+from workbench.base.table import as_grid, data_frame
 from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of

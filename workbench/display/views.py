@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.base import shown
 from workbench.base.errors import WorkbenchError
-from workbench.base.table import Grid, text_table
+from workbench.base.table import Grid, as_grid, text_table
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report
@@ -97,7 +97,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Grid: html_table,
     },
     shown.as_error: {WorkbenchError: error_lines},
-    shown.as_grid: {History: history.history_grid, Predictions: answers.predictions_grid},
+    as_grid: {History: history.history_grid, Predictions: answers.predictions_grid},
     shown.as_page: {Card: page.card_html, Report: report.report_html},
     shown.as_markdown: {Report: report.report_markdown},
     shown.as_live: {

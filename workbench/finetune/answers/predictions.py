@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.shown import Shown, as_grid
-from workbench.base.table import Grid, data_frame
+from workbench.base.shown import Shown
+from workbench.base.table import Grid, as_grid, data_frame
 from workbench.base.words import count, percent
 from workbench.finetune.data.judged import Answer, judge, read_answers, share
 from workbench.finetune.data.sources.convert import read_tables
