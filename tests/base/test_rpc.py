@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.base.messages.lines import LARGEST, Lines, Pipes, TooLong, from_line, to_line
-from workbench.base.messages.rpc import Client, Late, Refused, Request, Requests, incoming
+from workbench.base.messages.rpc import Client, Late, Refused
+from workbench.base.messages.server import Request, Requests, incoming
 
 SOON_S = 30.0  # for what takes no time on an idle machine
 
@@ -317,8 +318,8 @@ def test_many_threads_share_one_client_while_one_call_takes_long() -> None:
 
 def test_a_child_answers_over_its_standard_streams() -> None:
     program = (
-        "from workbench.base.messages import lines, rpc\n"
-        "for request in rpc.incoming(lines.Pipes(0, 1)):\n"
+        "from workbench.base.messages import lines, server\n"
+        "for request in server.incoming(lines.Pipes(0, 1)):\n"
         "    request.piece(1)\n"
         "    request.answer({'twice': 2 * request.fields['text']})\n"
     )

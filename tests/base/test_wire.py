@@ -11,7 +11,7 @@ import pytest
 
 from workbench.base.errors import RunError
 from workbench.base.messages.lines import LARGEST, Pipes, from_line, to_line
-from workbench.base.messages.rpc import incoming
+from workbench.base.messages.server import incoming
 from workbench.base.messages.wire import Refused, Unanswered, ask, listen
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from workbench.base.errors import RemoteError
 from workbench.base.messages.lines import Pipes
-from workbench.base.messages.rpc import Client, Request, incoming
+from workbench.base.messages.rpc import Client
+from workbench.base.messages.server import Request, incoming
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity

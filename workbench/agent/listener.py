@@ -1,4 +1,4 @@
-"""The agent's loop: one thread, one poll, requests of `base/messages/rpc` over a Unix socket."""
+"""The agent's loop: one thread, one poll, requests of `base/messages` over a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workbench.agent.supervisor import Agent, Later
 from workbench.base.files.disk import disk_full, free_bytes, is_full
-from workbench.base.messages.rpc import Request, Requests
+from workbench.base.messages.server import Request, Requests
 
 _log = logging.getLogger(__name__)
 

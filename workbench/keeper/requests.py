@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes
+from workbench.base.messages.server import incoming
 from workbench.base.messages.wire import connect, listen
 from workbench.base.redact import Redactor
 
@@ -213,7 +214,7 @@ def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:
     """Answer the request of a connection. Close the connection if no request arrives in time."""
     with connection, suppress(OSError):
         line = connection.fileno()
-        for request in rpc.incoming(Pipes(line, line, write_s=_PEER_S), _PEER_S):
+        for request in incoming(Pipes(line, line, write_s=_PEER_S), _PEER_S):
             try:
                 request.answer(do(request_from(request.fields)))
             except WorkbenchError as error:

@@ -17,8 +17,8 @@ from transformers.utils.hub import cached_file
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
-from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes
+from workbench.base.messages.server import incoming
 from workbench.finetune.data.messages import Message, Shape, shape_of
 
 Tools = Sequence[Json]
@@ -224,5 +224,5 @@ def _refusal(request: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Answer requests on stdin with the refusal of their turns; empty without a refusal."""
-    for request in rpc.incoming(Pipes(0, 1)):
+    for request in incoming(Pipes(0, 1)):
         request.answer({"refusal": _refusal(request.fields)})

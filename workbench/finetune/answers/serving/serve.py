@@ -19,8 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.base import entries
 from workbench.base.errors import DiskFull
-from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes
+from workbench.base.messages.server import Request, incoming
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     disable_progress_bar()
     line = Pipes(0, os.dup(1))
     os.dup2(2, 1)  # output of libraries must not look like a reply
-    requests: queue.SimpleQueue[rpc.Request] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(line, requests), daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
@@ -201,8 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _reply(answerer, request)
 
 
-def _read(line: Pipes, requests: queue.SimpleQueue[rpc.Request]) -> None:
-    for request in rpc.incoming(line):
+def _read(line: Pipes, requests: queue.SimpleQueue[Request]) -> None:
+    for request in incoming(line):
         requests.put(request)
     # No caller is left to read a reply. The model may be in the middle of an answer.
     os._exit(0)
@@ -216,7 +216,7 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _reply(answerer: Answerer, request: rpc.Request) -> None:
+def _reply(answerer: Answerer, request: Request) -> None:
     # Process boundary: the caller receives the error, and stderr the traceback.
     try:
         result = _result(answerer, request)
@@ -228,7 +228,7 @@ def _reply(answerer: Answerer, request: rpc.Request) -> None:
         request.answer(result)
 
 
-def _result(answerer: Answerer, request: rpc.Request) -> dict[str, object]:
+def _result(answerer: Answerer, request: Request) -> dict[str, object]:
     asked = request.fields
     if asked["op"] == "export":
         options = {name: asked[name] for name in ("dtype", "merged", "max_shard_size")}
