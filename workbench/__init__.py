@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from workbench.finetune.deepspeed.files import load
     from workbench.finetune.job.deepspeed_config import resolve
     from workbench.finetune.job.finetune import FineTune as FineTune
-    from workbench.finetune.model.tokenizer import train_tokenizer as train_tokenizer
+    from workbench.finetune.model.text.tokenizer import train_tokenizer as train_tokenizer
     from workbench.finetune.notebook.cluster import Cluster as Cluster
     from workbench.finetune.notebook.comparison import compare as compare
     from workbench.finetune.notebook.result import FineTuneResult as FineTuneResult
@@ -118,7 +118,7 @@ _HOME = {
     "resolve_deepspeed_config": "workbench.finetune.job.deepspeed_config:resolve",
     "run_query": "workbench.finetune.data.tables:execute",
     "tensorboard": "workbench.client.comparison",
-    "train_tokenizer": "workbench.finetune.model.tokenizer",
+    "train_tokenizer": "workbench.finetune.model.text.tokenizer",
 }
 """Module of every public name; after a colon the name in the module, if different."""
 __all__ = list(_HOME)

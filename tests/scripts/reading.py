@@ -20,8 +20,8 @@ def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     from workbench.finetune.data.training.rows import load
     from workbench.finetune.data.training.tokens import TokenRows, shared_rows
     from workbench.finetune.job.finetune import FineTune
-    from workbench.finetune.model.encode import Encoder
     from workbench.finetune.model.load import load as load_model
+    from workbench.finetune.model.text.encode import Encoder
     from workbench.finetune.recipe.standalone import GlobalBatchSampler
 
     model = str(folder / "model")

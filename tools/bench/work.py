@@ -176,7 +176,7 @@ def write_model(folder: Path, name: str, evaluated: int = 512) -> None:
 
     from workbench.finetune.data.rows import Example
     from workbench.finetune.model.load import load
-    from workbench.finetune.model.tokenizer import END, PAD, train_tokenizer
+    from workbench.finetune.model.text.tokenizer import END, PAD, train_tokenizer
 
     (folder / "model").mkdir(parents=True)
     examples: list[Example] = []

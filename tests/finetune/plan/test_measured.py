@@ -64,7 +64,7 @@ def make_models(root: Path) -> None:
         "from transformers import T5Config, T5ForConditionalGeneration, LlamaConfig, LlamaForCausalLM\n"
         "from transformers import PreTrainedTokenizerFast\n"
         "from tokenizers import Tokenizer\n"
-        "from workbench.finetune.model.tokenizer import train_tokenizer\n"
+        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
         "root = Path(sys.argv[1])\n"
         "rows = [json.loads(line) for line in (root / 'train.jsonl').open()]\n"
         "ids = dict(pad_token_id=0, eos_token_id=1)\n"

@@ -20,8 +20,8 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.data.sources.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
-from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.layers import balance_coefficient
+from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.train.balance import LoadBalance
 
@@ -55,7 +55,7 @@ def make_models(root: Path) -> None:
         "from tokenizers import Tokenizer\n"
         "from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast\n"
         "from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM\n"
-        "from workbench.finetune.model.tokenizer import train_tokenizer\n"
+        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
         "root = Path(sys.argv[1])\n"
         "rows = [json.loads(line)['source'] for line in (root / 'train.jsonl').open()]\n"
         "shape = dict(vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2,\n"

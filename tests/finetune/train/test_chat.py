@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.model.chat import Chat
+from workbench.finetune.model.text.chat import Chat
 
 pytestmark = pytest.mark.slow  # transformers
 

@@ -18,8 +18,8 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row, aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
-from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.generate import answers
+from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import wording
 from workbench.finetune.recipe.order import IGNORED

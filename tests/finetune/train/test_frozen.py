@@ -55,7 +55,7 @@ def make_models(root: Path) -> None:
         "import torch\n"
         "from tokenizers import Tokenizer\n"
         "from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast\n"
-        "from workbench.finetune.model.tokenizer import train_tokenizer\n"
+        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
         "root = Path(sys.argv[1])\n"
         "rows = [json.loads(line)['source'] for line in (root / 'train.jsonl').open()]\n"
         "ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=1)\n"

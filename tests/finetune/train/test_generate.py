@@ -14,8 +14,8 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model import load as model
-from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.generate import answers
+from workbench.finetune.model.text.encode import Encoder
 
 pytestmark = pytest.mark.slow
 

@@ -100,7 +100,7 @@ def make_model(folder: Path) -> None:
         "import sys\n"
         "from tokenizers import Tokenizer\n"
         "from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration, set_seed\n"
-        "from workbench.finetune.model.tokenizer import train_tokenizer\n"
+        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
         "set_seed(0)\n"
         "T5ForConditionalGeneration(T5Config(vocab_size=512, d_model=128, d_kv=32, d_ff=4096, num_layers=1,\n"
         "    num_heads=4, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,\n"

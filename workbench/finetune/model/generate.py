@@ -14,7 +14,7 @@ from workbench.agent.rank.phases import counted
 from workbench.finetune.data.judged import Answer, judge
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
-from workbench.finetune.model.encode import Encoder
+from workbench.finetune.model.text.encode import Encoder
 
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:

@@ -14,8 +14,8 @@ from workbench.base.errors import WorkbenchError
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import load as load_rows
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.load import load
+from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.prompts import wording
 from workbench.finetune.recipe.order import IGNORED

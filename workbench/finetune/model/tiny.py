@@ -14,9 +14,9 @@ from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from workbench.agent.rank.collectives import broadcast_bytes, rank
 from workbench.finetune.data.rows import Example
-from workbench.finetune.model.chat import special_words
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.model.tokenizer import END, PAD, START, train_tokenizer
+from workbench.finetune.model.text.chat import special_words
+from workbench.finetune.model.text.tokenizer import END, PAD, START, train_tokenizer
 from workbench.finetune.options.models import TINY_LLAMA, Family, model_family
 from workbench.finetune.recipe.tiny_t5 import tiny_t5
 

@@ -32,7 +32,7 @@ from workbench.finetune.data.tables import SqlTable
 from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
-from workbench.finetune.model.encode import Encoder
+from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import LOSS, answered_rows, perplexity
 from workbench.finetune.recipe.order import eval_batches
 from workbench.finetune.recipe.standalone import evaluation_sums

@@ -23,10 +23,10 @@ from workbench.finetune.data.training.tokens import TokenRows, packed, shared_ro
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
-from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.layers import balance_coefficient, recompute
 from workbench.finetune.model.saving import save_model
 from workbench.finetune.model.sharding import parts_to_shard
+from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.models import Family, ModelKind, model_kind

@@ -26,8 +26,8 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
-from workbench.finetune.model.encode import Encoder
 from workbench.finetune.model.generate import answers
+from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.models import ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.messages import Message, is_learned
-from workbench.finetune.model.template import Template, Tools
+from workbench.finetune.model.text.template import Template, Tools
 
 Learned = tuple[list[int], list[bool]]
 """Tokens, and a mark for every learned token."""

@@ -12,8 +12,8 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
-from workbench.finetune.model.chat import Chat
 from workbench.finetune.model.load import Loaded
+from workbench.finetune.model.text.chat import Chat
 from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import fill, source_text

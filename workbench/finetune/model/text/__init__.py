@@ -1,0 +1,1 @@
+"""Text of a model: tokenizer, chat template, and rows as tokens."""
