@@ -13,7 +13,7 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
-from workbench.finetune.techniques.zero import is_offloaded
+from workbench.finetune.techniques.zero.zero import is_offloaded
 
 
 def resolve(

@@ -11,10 +11,10 @@ from workbench.finetune.techniques.fsdp import FSDP
 from workbench.finetune.techniques.local_sgd import LocalSGD
 from workbench.finetune.techniques.single import Single
 from workbench.finetune.techniques.technique import Technique
-from workbench.finetune.techniques.zero1 import Zero1
-from workbench.finetune.techniques.zero2 import Zero2
-from workbench.finetune.techniques.zero3 import Zero3
-from workbench.finetune.techniques.zero3_offload import Zero3Offload
+from workbench.finetune.techniques.zero.zero1 import Zero1
+from workbench.finetune.techniques.zero.zero2 import Zero2
+from workbench.finetune.techniques.zero.zero3 import Zero3
+from workbench.finetune.techniques.zero.zero3_offload import Zero3Offload
 
 TECHNIQUES: Sequence[Technique] = (
     Single(),

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from workbench.agent.rank import collectives as ranks
-from workbench.finetune.techniques.on_pods.zero_state import on_disk
 from workbench.finetune.techniques.registry import TECHNIQUES
+from workbench.finetune.techniques.zero.state import on_disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.choices import Optimizer
 from workbench.finetune.options.options import FineTuneOptions
-from workbench.finetune.techniques.zero3 import Zero3
+from workbench.finetune.techniques.zero.zero3 import Zero3
 
 
 class Zero3Offload(Zero3):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.finetune.techniques.sizes import Exchanges
-from workbench.finetune.techniques.zero import Zero
+from workbench.finetune.techniques.zero.zero import Zero
 
 
 class Zero2(Zero):

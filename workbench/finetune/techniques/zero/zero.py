@@ -30,7 +30,7 @@ from workbench.finetune.techniques.sizes import (
 from workbench.finetune.techniques.technique import UPDATE, Technique
 
 if TYPE_CHECKING:
-    from workbench.finetune.techniques.on_pods.zero_state import ZeroState
+    from workbench.finetune.techniques.zero.state import ZeroState
 
 PREFETCH = 50_000_000
 """Elements that stage 3 gathers ahead by default."""
@@ -104,7 +104,7 @@ class Zero(Technique, shared=True):
 
     def part_of(self, engine: Any) -> ZeroState:
         """Return the rank's part of a training state."""
-        from workbench.finetune.techniques.on_pods.zero_state import ZeroState
+        from workbench.finetune.techniques.zero.state import ZeroState
 
         return ZeroState(engine)
 

@@ -20,10 +20,10 @@ from workbench.finetune.techniques.sizes import (
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE
-from workbench.finetune.techniques.zero import Zero, is_offloaded, states_kept
+from workbench.finetune.techniques.zero.zero import Zero, is_offloaded, states_kept
 
 if TYPE_CHECKING:
-    from workbench.finetune.techniques.on_pods.zero_state import ZeroState
+    from workbench.finetune.techniques.zero.state import ZeroState
 
 
 class Zero3(Zero):
@@ -66,7 +66,7 @@ class Zero3(Zero):
         return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
     def part_of(self, engine: Any) -> ZeroState:
-        from workbench.finetune.techniques.on_pods.zero_state import Stage3State
+        from workbench.finetune.techniques.zero.state import Stage3State
 
         return Stage3State(engine)
 
