@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from workbench.finetune.data.sources.convert import read_tables as read_tables
     from workbench.finetune.data.sources.dataset import dataset_from as dataset_from
     from workbench.finetune.data.sources.dataset import prepare
-    from workbench.finetune.data.sources.mini import mini_rows as mini_rows
-    from workbench.finetune.data.sql import parse
-    from workbench.finetune.data.tables import execute
+    from workbench.finetune.data.sql.mini import mini_rows as mini_rows
+    from workbench.finetune.data.sql.query import parse
+    from workbench.finetune.data.sql.tables import execute
     from workbench.finetune.deepspeed.files import load
     from workbench.finetune.job.deepspeed_config import resolve
     from workbench.finetune.job.finetune import FineTune as FineTune
@@ -108,15 +108,15 @@ _HOME = {
     "judge_answers": "workbench.finetune.answers.predictions",
     "load_deepspeed_config": "workbench.finetune.deepspeed.files:load",
     "log": "workbench.rundir.events",
-    "mini_rows": "workbench.finetune.data.sources.mini",
+    "mini_rows": "workbench.finetune.data.sql.mini",
     "nodes": "workbench.pods.kubernetes.nodes",
-    "parse_sql": "workbench.finetune.data.sql:parse",
+    "parse_sql": "workbench.finetune.data.sql.query:parse",
     "plan": "workbench.finetune.plan.plan",
     "prepare_dataset": "workbench.finetune.data.sources.dataset:prepare",
     "preview": "workbench.finetune.plan.reading",
     "read_tables": "workbench.finetune.data.sources.convert",
     "resolve_deepspeed_config": "workbench.finetune.job.deepspeed_config:resolve",
-    "run_query": "workbench.finetune.data.tables:execute",
+    "run_query": "workbench.finetune.data.sql.tables:execute",
     "tensorboard": "workbench.client.comparison",
     "train_tokenizer": "workbench.finetune.model.text.tokenizer",
 }

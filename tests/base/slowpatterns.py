@@ -311,7 +311,7 @@ def main(part: str) -> None:
         texts = {gram: long(gram, PATTERN_BYTES) for gram in [*FIXED[:20], *grams(8)[-8:]]}
         for where, pattern, method in found:
             if where.startswith(
-                "finetune/data/sql.py"
+                "finetune/data/sql/query.py"
             ):  # which refuses longer texts, and matches from their start
                 texts_here, method = (
                     {gram: text[:20_000] for gram, text in texts.items()},

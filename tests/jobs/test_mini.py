@@ -8,9 +8,9 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import PREFIX
-from workbench.finetune.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
-from workbench.finetune.data.sql import AGGREGATES, OPERATORS, fold, format_query, parse
-from workbench.finetune.data.tables import execute
+from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
+from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, fold, format_query, parse
+from workbench.finetune.data.sql.tables import execute
 
 
 def test_there_are_some_forty_tables_with_rows() -> None:

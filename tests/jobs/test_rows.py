@@ -19,8 +19,8 @@ from workbench.finetune.data.rows import (
     row_from,
     table_from,
 )
-from workbench.finetune.data.sql import parse
-from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.data.sql.query import parse
+from workbench.finetune.data.sql.tables import SqlTable
 
 NAMED = {
     "table_id": "1-10015132-11",

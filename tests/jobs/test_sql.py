@@ -7,7 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from workbench.finetune.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query, parse
+from workbench.finetune.data.sql.query import (
+    AGGREGATES,
+    OPERATORS,
+    Condition,
+    Query,
+    format_query,
+    parse,
+)
 
 # Pieces that the grammar gives a meaning to, glued in every way, find more than random letters do.
 PIECES = [

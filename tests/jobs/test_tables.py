@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import table_from
-from workbench.finetune.data.sql import Condition, Query
-from workbench.finetune.data.tables import SqlTable, execute
+from workbench.finetune.data.sql.query import Condition, Query
+from workbench.finetune.data.sql.tables import SqlTable, execute
 
 TABLE = SqlTable(
     id="1-1",

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
-from workbench.finetune.data.sources.mini import mini_rows
+from workbench.finetune.data.sql.mini import mini_rows
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune

@@ -9,8 +9,8 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.predictions import Predictions, judge_answers, read_predictions
 from workbench.finetune.data.judged import judge
 from workbench.finetune.data.sources.dataset import Mini, prepare
-from workbench.finetune.data.sources.mini import mini_tables
-from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.data.sql.mini import mini_tables
+from workbench.finetune.data.sql.tables import SqlTable
 
 TABLE = SqlTable(
     id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003))

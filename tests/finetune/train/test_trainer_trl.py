@@ -18,7 +18,7 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.finetune.data.sources.mini import mini_rows
+from workbench.finetune.data.sql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import tiny
 from workbench.finetune.recipe.standalone import train_batches

@@ -22,7 +22,7 @@ from workbench.finetune.data.messages import (
 )
 from workbench.finetune.data.rows import ANSWERS, PREFIX, Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
-from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.data.sql.tables import SqlTable
 from workbench.finetune.options.prompts import source_text
 from workbench.rundir.paths import RunPaths
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.data.lines import Fields, read_lines
 from workbench.finetune.data.sources.convert import read_tables
-from workbench.finetune.data.sql import Query, parse
-from workbench.finetune.data.tables import SqlTable, execute
+from workbench.finetune.data.sql.query import Query, parse
+from workbench.finetune.data.sql.tables import SqlTable, execute
 
 _WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
 

@@ -27,8 +27,8 @@ from workbench.finetune.data.messages import (
     tools_of,
     turns_of,
 )
-from workbench.finetune.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
-from workbench.finetune.data.tables import TYPES, Cell, SqlTable, read_number
+from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, Condition, Query, format_query
+from workbench.finetune.data.sql.tables import TYPES, Cell, SqlTable, read_number
 
 PREFIX = "translate to SQL: "
 SUMMARIZE = "Summarize this dialogue:"

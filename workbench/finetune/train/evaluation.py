@@ -28,7 +28,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import parts, text
 from workbench.finetune.data.judged import Answer, judge, share
 from workbench.finetune.data.rows import Example, table_from
-from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.data.sql.tables import SqlTable
 from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate

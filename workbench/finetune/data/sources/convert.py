@@ -18,7 +18,7 @@ from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
 from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from, table_from
 from workbench.finetune.data.sources.read import read_rows
-from workbench.finetune.data.tables import SqlTable
+from workbench.finetune.data.sql.tables import SqlTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

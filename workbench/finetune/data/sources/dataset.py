@@ -17,12 +17,12 @@ from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, nested, read_kind
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.rows import Refusal, any_row
-from workbench.finetune.data.sources.archive import unpack
 from workbench.finetune.data.sources.convert import mix_files, write_files, write_lines
 from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows
 from workbench.finetune.data.sources.hub import Hub
-from workbench.finetune.data.sources.mini import MAX_ROWS, mini_rows, mini_tables
 from workbench.finetune.data.sources.read import FORMATS, refuse_other
+from workbench.finetune.data.sql.archive import unpack
+from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
 
 
 class Mini(Record):

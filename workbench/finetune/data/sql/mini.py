@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import PREFIX, Example
-from workbench.finetune.data.sources.mini_tables import MINI_TABLES
-from workbench.finetune.data.sql import Condition, Query, format_query
-from workbench.finetune.data.tables import Cell, SqlTable
+from workbench.finetune.data.sql.mini_tables import MINI_TABLES
+from workbench.finetune.data.sql.query import Condition, Query, format_query
+from workbench.finetune.data.sql.tables import Cell, SqlTable
 
 MAX_ROWS = 100_000
 """Largest number of questions, train and eval together. Some more exist."""

@@ -1,0 +1,1 @@
+"""WikiSQL: its queries, tables, rows and datasets, and how its answers are judged."""
