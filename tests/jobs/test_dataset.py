@@ -12,12 +12,11 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.convert import read_tables
 from workbench.finetune.data.sources.dataset import (
     Hub,
-    Mini,
-    Release,
     RowFiles,
     dataset_from,
     prepare,
 )
+from workbench.finetune.data.sql.datasets import Mini, Release
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import row_refusal
 

@@ -7,10 +7,10 @@ from itertools import islice
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.rows import PREFIX
 from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
 from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, fold, format_query, parse
 from workbench.finetune.data.sql.tables import execute
+from workbench.finetune.data.tasks import TASK
 
 
 def test_there_are_some_forty_tables_with_rows() -> None:
@@ -37,7 +37,7 @@ def test_every_question_can_be_run_and_names_what_it_asks_for() -> None:
         assert format_query(query) == row.target
         answer = execute(query, tables[str(row.table_id)])
         assert answer and answer[0] is not None, row
-        assert row.source.startswith(PREFIX)
+        assert row.source.startswith(TASK.prefix)
         for word in (
             query.select,
             *(c.column for c in query.conditions),

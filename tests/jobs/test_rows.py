@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.rows import (
-    PREFIX,
     SUMMARIZE,
     Example,
     check_columns,
     renamed,
     row_from,
-    table_from,
 )
 from workbench.finetune.data.sql.query import parse
+from workbench.finetune.data.sql.rows import table_from
 from workbench.finetune.data.sql.tables import SqlTable
+from workbench.finetune.data.tasks import TASK
 
 NAMED = {
     "table_id": "1-10015132-11",
@@ -84,7 +84,7 @@ def changed(row: object, path: str, value: object) -> dict[str, object]:
 
 def test_columns_by_name() -> None:
     assert row_from(NAMED, "here") == Example(
-        source=PREFIX + "What position does the player who played for Butler CC (KS) play?",
+        source=TASK.prefix + "What position does the player who played for Butler CC (KS) play?",
         target="SELECT Position FROM table WHERE School/Club Team = Butler CC (KS)",
         table_id="1-10015132-11",
     )

@@ -14,7 +14,8 @@ from markupsafe import escape
 
 from workbench.base.errors import RunError
 from workbench.client.result import RunResult
-from workbench.finetune.data.sources.dataset import Mini, prepare
+from workbench.finetune.data.sources.dataset import prepare
+from workbench.finetune.data.sql.datasets import Mini
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, RunFault

@@ -8,7 +8,8 @@ import pytest
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.predictions import Predictions, judge_answers, read_predictions
 from workbench.finetune.data.judged import judge
-from workbench.finetune.data.sources.dataset import Mini, prepare
+from workbench.finetune.data.sources.dataset import prepare
+from workbench.finetune.data.sql.datasets import Mini
 from workbench.finetune.data.sql.mini import mini_tables
 from workbench.finetune.data.sql.tables import SqlTable
 

@@ -11,8 +11,10 @@ from workbench import Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.ask import chat
 from workbench.finetune.answers.questions import Question, questions_of, tables_of
-from workbench.finetune.data.rows import PREFIX, SUMMARIZE, row_from
-from workbench.finetune.data.sources.dataset import Mini, prepare
+from workbench.finetune.data.rows import SUMMARIZE, row_from
+from workbench.finetune.data.sources.dataset import prepare
+from workbench.finetune.data.sql.datasets import Mini
+from workbench.finetune.data.tasks import TASK
 from workbench.rundir.paths import RunPaths
 
 
@@ -43,7 +45,7 @@ def test_a_run_is_asked_its_own_evaluation_rows(paths: RunPaths) -> None:
 
 def test_a_typed_question_gets_the_instruction_and_what_is_known(paths: RunPaths) -> None:
     known = evaluation(paths)[5]
-    bare = known["source"].removeprefix(PREFIX)
+    bare = known["source"].removeprefix(TASK.prefix)
     assert bare != known["source"]
     asked = questions_of(paths, [bare, known["source"], "Who was it?"])
     assert (
@@ -51,7 +53,7 @@ def test_a_typed_question_gets_the_instruction_and_what_is_known(paths: RunPaths
         == asked[1]
         == Question(source=known["source"], expected=known["target"], table_id=known["table_id"])
     )
-    assert asked[2] == Question(source=PREFIX + "Who was it?")
+    assert asked[2] == Question(source=TASK.prefix + "Who was it?")
 
 
 def test_rows_without_instruction_get_none(paths: RunPaths) -> None:

@@ -15,7 +15,8 @@ import pytest
 from forkedruns import Plan
 
 from workbench.client.result import RunResult
-from workbench.finetune.data.sources.dataset import Mini, dataset_from, prepare
+from workbench.finetune.data.sources.dataset import dataset_from, prepare
+from workbench.finetune.data.sql.datasets import Mini
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.export.recipe import recipe_of
 from workbench.finetune.job.finetune import FineTune

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Option, Record
+from workbench.finetune.data.sources.dataset import NAMED
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.choices import Peft
@@ -110,7 +111,7 @@ _MAIN = {
 _MAIN_OF_PLACE = 6  # the first options of a place are its address and access
 _PROPOSALS: Mapping[str, Sequence[str]] = {
     "model": ("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small"),
-    "dataset": ("wikisql-mini", "wikisql"),
+    "dataset": tuple(NAMED),
     "prompt": PROMPTS,
     "metrics": METRICS,
     "report_to": TRACKERS,

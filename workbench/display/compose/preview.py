@@ -13,7 +13,7 @@ from typing import NamedTuple
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
 from workbench.display.compose.composition import Composition, find_problems
-from workbench.finetune.data.sources.dataset import Mini, dataset_from
+from workbench.finetune.data.sources.dataset import dataset_from, rows_known
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.plan.plan import fit_of, predict
 from workbench.finetune.plan.table import Fit
@@ -97,8 +97,7 @@ def _batch_text(composition: Composition) -> str:
     micro = count(job.per_device_train_batch_size)
     accumulated = count(job.gradient_accumulation_steps)
     text = f"Global batch size: {micro} per device × {accumulated} accumulated × {ranks} = {count(rows)} rows"
-    dataset = dataset_from(job.dataset)
-    train_rows = dataset.train_rows if isinstance(dataset, Mini) else None
+    train_rows = rows_known(dataset_from(job.dataset))
     if not job.max_steps:
         text = f"{text}; {job.epochs:g} epoch{'s' if job.epochs != 1 else ''}"
         if train_rows is None:

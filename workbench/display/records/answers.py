@@ -20,7 +20,7 @@ from workbench.display.kit.widgets import act_in_thread, heard_at_once, widget_b
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import AnsweredRow, Answers, Predictions
 from workbench.finetune.data.judged import Answer
-from workbench.finetune.data.rows import PREFIX
+from workbench.finetune.data.tasks import TASK
 
 _ROWS = 50
 _EMPTY = "(nothing)"
@@ -115,7 +115,7 @@ def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
     cells: list[Cell] = [
         UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts
     ]
-    cells.append(row.source.removeprefix(PREFIX))
+    cells.append(row.source.removeprefix(TASK.prefix))
     cells.append(
         _compared(row.expected, first.predicted)[0]
         if alone and row.expected

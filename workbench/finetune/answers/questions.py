@@ -20,9 +20,9 @@ from workbench.finetune.data.messages import (
     tools_of,
     turns_of,
 )
-from workbench.finetune.data.rows import ANSWERS, PREFIX, Example, row_from
+from workbench.finetune.data.rows import ANSWERS, Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
-from workbench.finetune.data.sql.tables import SqlTable
+from workbench.finetune.data.tasks import TASK, Table
 from workbench.finetune.options.prompts import source_text
 from workbench.rundir.paths import RunPaths
 
@@ -65,10 +65,10 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
     return [_question(row, f"rows[{number}]", own) for number, row in enumerate(rows)]
 
 
-def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, SqlTable]:
+def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, Table]:
     """Return the tables of questions by id. The first run's table wins; others may be missing."""
     wanted = {question.table_id for question in questions} - {None}
-    tables: dict[str, SqlTable] = {}
+    tables: dict[str, Table] = {}
     for paths in runs:
         if paths.tables.exists() and wanted - tables.keys():
             try:
@@ -132,7 +132,8 @@ class _OwnRows:
     def prefix(self) -> str:
         if self._prefix is None:
             first = next(self.evaluation(), None)
-            self._prefix = PREFIX if first is None or first.source.startswith(PREFIX) else ""
+            is_plain = first is not None and not first.source.startswith(TASK.prefix)
+            self._prefix = "" if is_plain else TASK.prefix
         return self._prefix
 
 

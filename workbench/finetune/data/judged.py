@@ -1,9 +1,8 @@
-"""Judge a model's answers as WikiSQL does, and write them to `predictions.jsonl` as JSON lines."""
+"""Judge a model's answers, and write them to `predictions.jsonl` as JSON lines."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.data.lines import Fields, read_lines
 from workbench.finetune.data.sources.convert import read_tables
-from workbench.finetune.data.sql.query import Query, parse
-from workbench.finetune.data.sql.tables import SqlTable, execute
+from workbench.finetune.data.task import Verdicts
+from workbench.finetune.data.tasks import TASK, Table
 
 _WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
 
@@ -28,9 +27,9 @@ class Answer:
     exact_match: bool | None = None
     """Whether the two texts are equal apart from whitespace."""
     logical_match: bool | None = None
-    """Whether the two queries are logically equal; None if the expected text is not a query."""
+    """Whether both answers mean the same; None if the expected text is only text."""
     execution_match: bool | None = None
-    """Whether both queries return the same result; None if the table is missing."""
+    """Whether both answers return the same result on the table; None without a table."""
     table_id: str | None = None
     """Id of the table for the question."""
     input: str = ""
@@ -47,7 +46,7 @@ def judge(
     expected: str | None,
     predicted: str,
     *,
-    table: SqlTable | None = None,
+    table: Table | None = None,
     table_id: str | None = None,
     input: str = "",
 ) -> Answer:
@@ -57,31 +56,26 @@ def judge(
         source: Input of the model.
         expected: Expected answer; None if unknown.
         predicted: Answer of the model.
-        table: Table to run both queries on.
+        table: Table to run both answers on.
         table_id: Id of the table if the table is missing.
         input: Input of the instruction, if the row has a separate field.
 
     Example:
-        >>> select = "SELECT {} FROM table WHERE {}"
-        >>> answer = judge("…", select.format("a", "b = C AND d = 1"), select.format("A", "d = 1 AND b = c"))
-        >>> answer.exact_match, answer.logical_match, answer.execution_match
-        (False, True, None)
+        >>> judge("1 + 1?", "It is 2.", "It  is 2.").exact_match
+        True
     """
-    exact = logical = result = None
+    exact = None
+    verdicts = Verdicts()
     if expected is not None:
-        wanted = parse(expected)
-        answered = parse(predicted)
         exact = expected.split() == predicted.split()
-        if wanted is not None:
-            logical = answered is not None and wanted.logical_form() == answered.logical_form()
-            result = None if table is None else _same_result(wanted, answered, table)
+        verdicts = TASK.judge(expected, predicted, table)
     return Answer(
         source=source,
         expected=expected,
         predicted=predicted,
         exact_match=exact,
-        logical_match=logical,
-        execution_match=result,
+        logical_match=verdicts.logical,
+        execution_match=verdicts.execution,
         table_id=table.id if table else table_id,
         input=input,
     )
@@ -147,15 +141,3 @@ def _table_ids(path: Path, run: Path) -> dict[str, str]:
         if row.data.get("table_id"):
             ids_of.setdefault(row.text("source"), set()).add(row.text("table_id"))
     return {source: ids.pop() for source, ids in ids_of.items() if len(ids) == 1}
-
-
-def _same_result(wanted: Query, answered: Query | None, table: SqlTable) -> bool | None:
-    try:
-        right = execute(wanted, table)
-    except ConfigError:
-        return None
-    try:
-        # Compare without order: SQL guarantees none.
-        return answered is not None and Counter(execute(answered, table)) == Counter(right)
-    except ConfigError:
-        return False

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import open_record
-from workbench.base.json_values import number, parse_json, whole
+from workbench.base.json_values import number, parse_json
 from workbench.finetune.data.opened import open_rows
-from workbench.finetune.data.sql.query import Value
 
 MAX_LINE_BYTES = 16 * 2**20
 NOT_UTF8 = (
@@ -81,14 +79,6 @@ class Fields:
             else self.fail(key, f"is {short(value)}; it must be a list")
         )
 
-    def index(self, key: str, value: object, names: Sequence[str]) -> str:
-        position = whole(value)
-        if position is None or not 0 <= position < len(names):
-            self.fail(
-                key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}"
-            )
-        return names[position]
-
     def words(self, key: str, value: object) -> str:
         """Check a text and collapse whitespace; tokenizers keep no more of whitespace."""
         if not isinstance(value, str):
@@ -109,21 +99,6 @@ class Fields:
         if not self.words(key, value) and needed:
             self.fail(key, "is empty")
         return str(value).replace("\r\n", "\n").strip()
-
-    def constant(self, key: str, value: object) -> Value:
-        """Check a condition's value: text, or a number in SQLite's range."""
-        match value:
-            case str():
-                return self.words(key, value)
-            case bool():
-                pass
-            case int() if abs(value) < 2**63:
-                return value
-            case float() if math.isfinite(value):
-                return value
-            case int() | float():
-                self.fail(key, f"is {short(value)}; the number is too large")
-        return self.fail(key, f"is {short(value)}; it must be text or a number")
 
 
 def short(value: object) -> str:

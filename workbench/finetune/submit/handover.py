@@ -8,6 +8,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.json_values import Json, part, parts
+from workbench.finetune.data.sources.dataset import is_bundled
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Optimizer
@@ -28,9 +29,8 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     # A model folder of this machine is the folder `model` on the cluster.
     if Path(job.model).is_absolute():
         asked["model"] = f"{request.folder}model"
-    # Send the prepared rows. `wikisql-mini` is part of the package.
-    kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
-    if shipped.get("train") and kind != "wikisql-mini":
+    # Send the prepared rows, unless they are part of the package.
+    if shipped.get("train") and not is_bundled(job.dataset):
         names = _row_files(shipped)
         if not request.folder:
             inputs.update({name: carried(paths.inputs / name, paths.root) for name in names})

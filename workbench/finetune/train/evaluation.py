@@ -27,8 +27,8 @@ from workbench.agent.rank.phases import counted
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import parts, text
 from workbench.finetune.data.judged import Answer, judge, share
-from workbench.finetune.data.rows import Example, table_from
-from workbench.finetune.data.sql.tables import SqlTable
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.tasks import TASK, Table
 from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
@@ -84,9 +84,9 @@ class Evaluator:
         self._job = job
         self._encoder = encoder
         self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
-        self._tables: dict[str, SqlTable] = {}
+        self._tables: dict[str, Table] = {}
         for number, raw in enumerate(parts(sent.get("tables")), 1):
-            table = table_from(raw, f"table {number}")
+            table = TASK.table(raw, f"table {number}")
             self._tables[table.id] = table
         own = parts(sent.get("metrics")) if ranks.rank() == 0 else []
         self._own = [

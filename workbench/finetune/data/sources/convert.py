@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -16,9 +16,9 @@ from random import Random
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
-from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from, table_from
+from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from
 from workbench.finetune.data.sources.read import read_rows
-from workbench.finetune.data.sql.tables import SqlTable
+from workbench.finetune.data.tasks import TASK, Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +71,14 @@ def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
 
 def read_tables(
     path: Path, run: Path | None = None, *, encoding: str | None = None
-) -> Iterator[SqlTable]:
+) -> Iterator[Table]:
     """Yield the tables of a tables file. Links in a run directory are not followed.
 
     Raises:
         ConfigError: A line is invalid; the message names line and field.
     """
     for where, data in read_lines(path, run, encoding=encoding):
-        yield table_from(data, where)
+        yield TASK.table(data, where)
 
 
 def write_files(
@@ -96,7 +96,7 @@ def write_files(
 ) -> Written:
     # Keep only headers: the rows of the release's tables need hundreds of megabytes.
     headers = {
-        table.id: replace(table, rows=())
+        table.id: TASK.without_rows(table)
         for path in tables
         for table in read_tables(path, encoding=encoding)
     } or None
@@ -128,7 +128,7 @@ def read_row(
     data: object,
     where: str,
     columns: Mapping[str, str] | None = None,
-    tables: Mapping[str, SqlTable] | None = None,
+    tables: Mapping[str, Table] | None = None,
     *,
     refusal: Refusal = any_row,
     tally: RowTally,

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, get_args
 
@@ -14,82 +13,14 @@ from pydantic import AfterValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import is_folder, is_there, user_path
-from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, nested, read_kind
+from workbench.base.record import Allowed, Count, Positive, Record, Text, nested, read_kind
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.rows import Refusal, any_row
-from workbench.finetune.data.sources.convert import mix_files, write_files, write_lines
+from workbench.finetune.data.sources.convert import mix_files
 from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import FORMATS, refuse_other
-from workbench.finetune.data.sql.archive import unpack
-from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
-
-
-class Mini(Record):
-    """Bundled dataset of questions over some forty small tables."""
-
-    label: ClassVar[str] = "dataset"
-    kind: ClassVar[str] = "wikisql-mini"
-
-    seed: Count = 0
-    """Seed of the questions. The same seed writes the same bytes."""
-    train_rows: Size = 4000
-    """Number of training questions."""
-    eval_rows: Size = 400
-    """Number of evaluation questions. Training and evaluation share no question."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.train_rows + self.eval_rows > MAX_ROWS:
-            raise ConfigError(
-                f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are"
-            )
-        return self
-
-    # `refusal` is unused: every row has a question.
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
-        """Write the files of the dataset and return the numbers of rows."""
-        rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
-        # Evaluation first, so that the number of training rows does not change the evaluation rows.
-        evaluated = write_lines(
-            folder / "eval.jsonl", (row.to_json() for row in islice(rows, self.eval_rows))
-        )
-        trained = write_lines(folder / "train.jsonl", (row.to_json() for row in rows))
-        write_lines(folder / "tables.jsonl", (table.to_json() for table in mini_tables()))
-        return Written(trained, evaluated)
-
-
-class Release(Record):
-    """Original release of WikiSQL: the train part for training, the dev part for evaluation."""
-
-    label: ClassVar[str] = "dataset"
-    kind: ClassVar[str] = "release"
-
-    path: Text
-    """Path of `data.tar.bz2`."""
-
-    def check(self) -> None:
-        if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
-            raise ConfigError(
-                f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}"
-            )
-
-    # `refusal` is unused: every row has a question.
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
-        """Unpack and convert the archive; return the numbers of rows."""
-        archive = user_path(self.path)
-        names = ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
-        files = unpack(archive, folder / "unpacked", names)
-        for name in names:
-            if name not in files:
-                raise ConfigError(
-                    f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}"
-                )
-        train, its_tables, dev, tables = (files[name] for name in names)
-        # Keep only dev's tables. Tables of train are large, and no query runs on them.
-        return write_files(
-            folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables]
-        )
+from workbench.finetune.data.sql.datasets import NAMES, Mini, Release, is_release
 
 
 class MixPart(Record):
@@ -176,11 +107,19 @@ class Mix(Record):
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
 _BEFORE = {"jsonl": RowFiles.kind}  # names in earlier versions
-# The hub's `wikisql` is a script, and `datasets` 4 and later refuse scripts. Use its Parquet copy.
-_NAMES: Mapping[str, Mapping[str, object]] = {
-    "wikisql-mini": {"kind": "wikisql-mini"},
-    "wikisql": {"kind": "hub", "name": "Salesforce/wikisql", "revision": "refs/convert/parquet"},
-}
+NAMED: Mapping[str, Mapping[str, object]] = {**NAMES}
+"""Options of every dataset that has a name."""
+
+
+def is_bundled(dataset: str | Mapping[str, object]) -> bool:
+    """Return whether a job's dataset is part of the package, so that no rows need to be sent."""
+    kind = dataset.get("kind") if isinstance(dataset, Mapping) else dataset
+    return kind == Mini.kind
+
+
+def rows_known(dataset: Dataset) -> int | None:
+    """Return the number of training rows if the options state the number; None otherwise."""
+    return dataset.train_rows if isinstance(dataset, Mini) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,8 +165,8 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     match value:
         case str():
             return (
-                dataset_from(_NAMES[value])
-                if value in _NAMES
+                dataset_from(NAMED[value])
+                if value in NAMED
                 else _from_path(user_path(value), value)
             )
         case Mapping():
@@ -283,7 +222,7 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
 def _from_path(path: Path, value: str) -> Dataset:
     if is_folder(path) and (dataset := files_of(path)) is not None:
         return dataset
-    if path.name.endswith(".tar.bz2") and is_there(path) and path.is_file():
+    if is_release(path):
         return Release(path=str(path))
     if is_rows(path):
         return RowFiles(train=str(path))
@@ -299,4 +238,4 @@ def _from_path(path: Path, value: str) -> Dataset:
         "a .tar.bz2",
         "an object with 'kind'",
     ]
-    raise one_of("dataset", value, [*_NAMES, *places])
+    raise one_of("dataset", value, [*NAMED, *places])

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.rows import PREFIX, Example
+from workbench.finetune.data.rows import Example
 from workbench.finetune.data.sql.mini_tables import MINI_TABLES
 from workbench.finetune.data.sql.query import Condition, Query, format_query
 from workbench.finetune.data.sql.tables import Cell, SqlTable
+from workbench.finetune.data.sql.task import WikiSql
 
 MAX_ROWS = 100_000
 """Largest number of questions, train and eval together. Some more exist."""
@@ -50,7 +51,9 @@ def mini_rows(seed: int, count: int) -> Iterator[Example]:
         question = _question(rng, table, query)
         if question not in seen:
             seen.add(question)
-            yield Example(source=PREFIX + question, target=format_query(query), table_id=table.id)
+            yield Example(
+                source=WikiSql.prefix + question, target=format_query(query), table_id=table.id
+            )
 
 
 _T = TypeVar("_T")
