@@ -18,12 +18,12 @@ from pathlib import Path
 from workbench.agent.clients.client import Client
 from workbench.agent.listener import Server
 from workbench.agent.supervisor import Agent
-from workbench.agent.warm_link import FORK_SERVER
 from workbench.base.child import HOME
 from workbench.base.clock import share_clock
 from workbench.base.messages.rpc import Refused
 from workbench.base.messages.wire import listen
 from workbench.base.process import (
+    FORK_SERVER_SOCKET,
     Process,
     activity,
     ancestors,
@@ -175,7 +175,7 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
     share_clock()
     agent = Agent(root, lease_s)
     logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
-    fork_server = os.environ.pop(FORK_SERVER, "")
+    fork_server = os.environ.pop(FORK_SERVER_SOCKET, "")
     if warm:
         agent.warm.start(root, fork_server)
     os.write(ready, json.dumps(os.getpid()).encode() + b"\n")

@@ -18,9 +18,6 @@ from workbench.base import entries
 from workbench.base.allocator import preloaded
 from workbench.base.process import POD_MARK, Process, look_up
 
-FORK_SERVER = "WORKBENCH_FORK_SERVER"
-"""Variable with the path of the fork server's socket, only in the agent's environment."""
-
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Variables for imports, which the keeper sets for every job, equal in fork server and agents."""
 

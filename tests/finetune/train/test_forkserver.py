@@ -19,9 +19,15 @@ import pytest
 from poll import until
 
 from tests.finetune.train.test_warm import TOY, argv, fork_server, paths, record, server_of, start
-from workbench.agent.warm_link import FORK_SERVER
 from workbench.base.allocator import preloaded
-from workbench.base.process import Process, look_up, of_pods, pod_of, process_table
+from workbench.base.process import (
+    FORK_SERVER_SOCKET,
+    Process,
+    look_up,
+    of_pods,
+    pod_of,
+    process_table,
+)
 from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext
@@ -92,7 +98,7 @@ def test_it_takes_after_the_agent(make_agent, socket, env, tmp_path):
     umask = os.umask(0o027)
     try:
         with open_files(777):
-            agent.serve("--warm", env={**env, FORK_SERVER: socket})
+            agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
     finally:
         os.umask(umask)
     start(agent, "limits")
@@ -117,13 +123,13 @@ def test_agents_share_one_and_outlive_it(make_agent, tmp_path, env):
     agents = [make_agent(f"pod-{number}") for number in range(3)]
     with fork_server(tmp_path, env) as socket:
         for agent in agents:
-            agent.serve("--warm", env={**env, FORK_SERVER: socket})
+            agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
         assert all(is_forked(agent) for agent in agents)
         assert len({server_of(agent).parent for agent in agents}) == 1
     start(agents[1], "stamp")
     assert agents[1].until_exited("r")["ranks"][0]["how"] == "warm"
     os.kill(agents[2].pid, signal.SIGKILL)
-    agents[2].serve("--warm", env={**env, FORK_SERVER: socket})
+    agents[2].serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
     assert "no fork server" in log(agents[2]) and not is_forked(agents[2])
 
 
@@ -186,11 +192,11 @@ def test_pods_import_for_themselves_where_it_cannot_be_started(tmp_path, caplog)
 
 def test_an_agent_with_another_package_executes_its_own(make_agent, tmp_path, socket, env):
     first, other = make_agent("pod-0"), make_agent("pod-1")
-    first.serve("--warm", env={**env, FORK_SERVER: socket})
+    first.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
     assert is_forked(first), log(first)
     (tmp_path / "more").mkdir()
     path = f"{env['PYTHONPATH']}{os.pathsep}{tmp_path / 'more'}"
-    other.serve("--warm", env={**env, "PYTHONPATH": path, FORK_SERVER: socket})
+    other.serve("--warm", env={**env, "PYTHONPATH": path, FORK_SERVER_SOCKET: socket})
     assert not is_forked(other) and "the agent has another" in log(other)
 
 
@@ -198,7 +204,7 @@ def test_what_a_warm_server_leaves_is_found_by_its_folder(make_agent, socket, en
     """A fork of a rank that left session and parent has no mark of its pod in its environment."""
     agent, beside = make_agent("pod-0"), make_agent("pod-1")
     for each in (agent, beside):
-        each.serve("--warm", env={**env, FORK_SERVER: socket})
+        each.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
         assert is_forked(each), log(each)
     start(agent, "hides")
     agent.until_printed("r", "up")
@@ -223,7 +229,7 @@ def test_what_a_warm_server_leaves_is_found_by_its_folder(make_agent, socket, en
 )
 def test_it_refuses_who_differs_in_what_imports_read(make_agent, socket, env, other, why):
     agent = make_agent()
-    agent.serve("--warm", env={**env, **other, FORK_SERVER: socket})
+    agent.serve("--warm", env={**env, **other, FORK_SERVER_SOCKET: socket})
     start(agent, "stamp")
     assert agent.until_exited("r")["ranks"][0]["how"] == "warm"
     assert why in log(agent) and not is_forked(agent)
@@ -233,7 +239,7 @@ def test_its_death_during_the_imports_costs_nothing_but_time(make_agent, tmp_pat
     go = held_imports(tmp_path)
     agent = make_agent()
     with fork_server(tmp_path, env) as socket:
-        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
         start(agent, "stamp")
     go.touch()
     (rank,) = agent.until_exited("r")["ranks"]
@@ -245,7 +251,7 @@ def test_an_agent_that_ends_during_the_imports_leaves_nothing(make_agent, tmp_pa
     agent, next_one = make_agent("pod-0"), make_agent("pod-1")
     with fork_server(tmp_path, env) as socket:
         for each in (agent, next_one):
-            each.serve("--warm", env={**env, FORK_SERVER: socket})
+            each.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
         agent.ask("shutdown", grace_s=0.2)
         go.touch()
         start(next_one, "stamp")
@@ -256,7 +262,7 @@ def test_an_agent_that_ends_during_the_imports_leaves_nothing(make_agent, tmp_pa
 
 def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):
     agent = make_agent()
-    agent.serve("--warm", env={**env, FORK_SERVER: socket})
+    agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
     start(agent, "last_words")
     agent.until_printed("r", "up")
     server = server_of(agent)
@@ -275,7 +281,7 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
     small, large = make_agent("pod-0"), make_agent("pod-1")
     with fork_server(tmp_path, env) as socket:
         for agent in (small, large):
-            agent.serve("--warm", env={**env, FORK_SERVER: socket})
+            agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
         limit.take(small.pid)
         go.touch()
         start(large, "sleeps")
@@ -308,7 +314,7 @@ def test_pods_with_folders_of_their_own_share_one_import(make_agent, tmp_path, e
             "--warm",
             env={
                 **env,
-                FORK_SERVER: socket,
+                FORK_SERVER_SOCKET: socket,
                 "TMPDIR": str(own),
                 "TORCHINDUCTOR_CACHE_DIR": str(own),
             },

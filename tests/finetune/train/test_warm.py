@@ -15,8 +15,14 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench.agent.warm_link import FORK_SERVER
-from workbench.base.process import Process, end_all, of_pods, pod_of, process_table
+from workbench.base.process import (
+    FORK_SERVER_SOCKET,
+    Process,
+    end_all,
+    of_pods,
+    pod_of,
+    process_table,
+)
 from workbench.pods.local.forkserver import ForkServer
 
 TOY = """
@@ -75,7 +81,7 @@ def warm(make_agent, tmp_path, request):
         yield agent
         return
     with fork_server(tmp_path, env) as socket:
-        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
         yield agent
         agent.close()
 

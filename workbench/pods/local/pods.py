@@ -23,7 +23,7 @@ from typing import ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.process import FORK_SERVER_NAME, POD_MARK, end_all
+from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MARK, end_all
 from workbench.base.versions import installed_versions
 from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
@@ -43,7 +43,6 @@ from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 
 logger = logging.getLogger(__name__)
-_FORK_SERVER = "WORKBENCH_FORK_SERVER"  # tells the agent
 _ATTEMPTS = 5
 _STOP_S = 4.0
 _STORE = "store"  # beside the pods: what they were sent, once for all
@@ -255,9 +254,9 @@ class LocalPods(Place):
     ) -> list[Pod]:
         try:
             self._start_fork_server(spec, context)
-            shared = (
-                {} if self._fork_server is None else {_FORK_SERVER: str(self._fork_server.socket)}
-            )
+            shared: dict[str, str] = {}
+            if self._fork_server is not None:
+                shared[FORK_SERVER_SOCKET] = str(self._fork_server.socket)
             with Rendezvous(list(addresses)) as rendezvous:
                 for name, address in addresses.items():
                     root = context.directory.absolute() / "pods" / name
