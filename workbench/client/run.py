@@ -232,7 +232,7 @@ class Run(ShownLive):
         """Return this job as a manifest for Kubeflow; `str()` is the YAML. Nothing is sent.
 
         Args:
-            kind: `trainjob`, `pytorchjob` or `mpijob`.
+            kind: Kind of the Kubeflow job, such as `trainjob`. The handover page lists all kinds.
             options: See `HandoverOptions`. For a run on `KubernetesPods`, their options are the
                 default.
 

@@ -21,8 +21,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
 from workbench.finetune.job.finetune import FineTune
+from workbench.handover.kubeflow.kinds import KINDS
 from workbench.handover.kubeflow.manifest import Manifest
-from workbench.handover.kubeflow.objects import KINDS
 from workbench.jobs.job import Job
 from workbench.jobs.script import Script
 from workbench.pods.kubernetes.pods import KubernetesPods

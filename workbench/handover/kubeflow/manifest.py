@@ -15,7 +15,8 @@ from workbench.base.files import read_json
 from workbench.base.json_values import part
 from workbench.base.shown import Shown
 from workbench.handover.kubeflow.files import config_files, handover_of
-from workbench.handover.kubeflow.objects import KINDS, KubeflowPlan, objects_of
+from workbench.handover.kubeflow.kinds import KINDS
+from workbench.handover.kubeflow.objects import JobKind, KubeflowPlan, objects_of
 from workbench.handover.kubeflow.options import HandoverOptions
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script_folder import travelling
@@ -31,7 +32,7 @@ class Manifest(Shown):
     """Kubernetes objects of a run. `str()` returns YAML that starts with instructions."""
 
     kind: str
-    """Kind of the job: trainjob, pytorchjob or mpijob."""
+    """Kind of the Kubeflow job, such as trainjob."""
     name: str
     nodes: int
     """Number of nodes; the maximum for an elastic job."""
@@ -71,7 +72,8 @@ class Manifest(Shown):
 def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     """Build the manifests of a run; see `Run.manifest`."""
     if kind not in KINDS:
-        raise one_of("manifest kind", kind, KINDS)
+        raise one_of("manifest kind", kind, tuple(KINDS))
+    job_kind = KINDS[kind]
     paths = RunPaths(path)
     raw = stored(read_json(paths.spec))
     run_id = str(read_json(paths.info).get("id", path.name))
@@ -84,14 +86,14 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     )
     pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
-    _check(kind, options)
+    _check(job_kind, options)
     handover = handover_of(job, path, options)
     count = int(str(raw.get("pods") or cluster.get("count") or 1))
     nodes = job.pods_wanted(options.elastic[1] if options.elastic else count)
     is_one_rank = job.ranks(nodes * pod.slots) == 1
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
     plan = KubeflowPlan(
-        kind=kind,
+        kind=job_kind,
         name=name,
         options=options,
         pod=pod.replace(gpus=min(pod.gpus, 1)) if is_one_rank else pod,
@@ -112,27 +114,23 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     )
 
 
-def _check(kind: str, options: HandoverOptions) -> None:
+def _check(kind: JobKind, options: HandoverOptions) -> None:
     if not options.image:
         raise ConfigError(
             "a manifest needs the image of its containers, with this project's requirements: "
             "run.manifest(…, image='REGISTRY/deepspeed-workbench/worker:latest')"
         )
-    if options.elastic is not None and kind != "pytorchjob":
+    if options.elastic is not None and not kind.elastic:
         raise ConfigError(
-            f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out"
+            f"elastic is a policy of PyTorchJobs; a {kind.name} has a fixed number of nodes: leave it out"
         )
 
 
 def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     options = plan.options
     at = f" -n {options.namespace}" if options.namespace else ""
-    operator = {
-        "trainjob": f"Kubeflow Trainer 2.2 or later and its runtime {options.runtime}",
-        "pytorchjob": "the Kubeflow Training Operator 1.7 or later",
-        "mpijob": "the Kubeflow MPI Operator 0.5 or later; the image needs OpenMPI and sshd",
-    }[plan.kind]
-    notes = [f"The run {run_id} as a {plan.kind} for unattended use. It takes {operator}."]
+    operator = plan.kind.operator(options)
+    notes = [f"The run {run_id} as a {plan.kind.name} for unattended use. It takes {operator}."]
     if plan.pod.pip:
         notes.append(
             f"The image must have the packages that the run's pods were given: {', '.join(plan.pod.pip)}."
@@ -156,16 +154,8 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     notes.append(
         f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads."
     )
-    if plan.kind == "trainjob" and options.service_account:
-        notes.append(
-            f"The pods get a token of the account {options.service_account}, unless the account itself says"
-            " automountServiceAccountToken: false; a TrainJob cannot."
-        )
-    if plan.kind == "trainjob" and options.priority_class:
-        notes.append(
-            f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none."
-        )
-    if plan.resumes and plan.kind != "trainjob":
+    notes += plan.kind.notes(plan)
+    if plan.resumes and plan.kind.restarts_ranks:
         notes.append("A rank that fails is started again and goes on from the last checkpoint.")
     if options.elastic is not None:
         begin = "go on from the last checkpoint" if plan.resumes else "begin again"
