@@ -224,6 +224,8 @@ class Simulation:
         self._told_done: set[int] = set()
         self.unreadable = False
         """Whether what ranks left cannot be listed."""
+        self.agents_are_older = False
+        """Whether agents of an earlier version run on the pods."""
         self.paths = RunPaths(folder / RUN)
         self._make(template)
 
@@ -241,7 +243,7 @@ class Simulation:
             with zipfile.ZipFile(self.paths.script, "w") as archive:
                 archive.writestr("train.py", "")
 
-    def context(self, *, left: bool = False) -> RunContext:
+    def context(self, *, inherited: bool = False) -> RunContext:
         spec = RunSpec(
             cluster=ClusterSpec(count=len(self.pods), lease_s=self.lease_s),
             job=self.job,
@@ -255,18 +257,18 @@ class Simulation:
             look=lambda: [pod.pod for pod in self.pods],
             restore=self.restore,
             spare=self.paths.root.parent / "spare" / "result.json",
-            left=left,
+            inherited=inherited,
         )
         return context.on([SimLink(pod) for pod in self.pods])
 
-    def runner(self, *, left: bool = False) -> Runner:
+    def runner(self, *, inherited: bool = False) -> Runner:
         around = Surroundings(
             clock=lambda: self.now,
             reports=partial(SimQueue, self),
             watch=SimWatch,  # type: ignore[arg-type]
             launch=self.launch,  # type: ignore[arg-type]
         )
-        runner = Runner(self.context(left=left), around)
+        runner = Runner(self.context(inherited=inherited), around)
         runner.enqueue()
         return runner
 
@@ -533,7 +535,8 @@ class SimLink(AgentLink):
             self.of.stop(fields["grace_s"], ask=bool(fields.get("ask")))
         elif op == "rejoin":
             phases = [rank.phase for rank in self.of.ranks.values()]
-            answer = {"phases": phases, "left": self.of.ended_with_agent}
+            key = "left" if self.sim.agents_are_older else "inherited"
+            answer = {"phases": phases, key: self.of.ended_with_agent}
         elif op == "stacks":
             answer = {"stacks": {}}
         return answer

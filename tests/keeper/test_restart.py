@@ -20,7 +20,7 @@ from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.run.restart import gone_on, loss_of, ranks_left, restored
+from workbench.keeper.run.restart import gone_on, inherited_ranks, loss_of, restored
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -107,13 +107,13 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
         unstartable="",
     )
     if not over:
-        assert ranks_left(context) is None, "it begins now"
+        assert inherited_ranks(context) is None, "it begins now"
         return
     write_json(paths.manifest, {})
     with pytest.raises(
         RunError, match="its keeper died after the run had ended and before the result was written"
     ):
-        ranks_left(context)
+        inherited_ranks(context)
 
 
 def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:

@@ -395,7 +395,7 @@ def test_a_keeper_takes_over(
     sim = Simulation(tmp_path, script(), [Plan()])
     given_ranks(sim, phases)
     before = sim.attempts
-    runner = sim.runner(left=True)
+    runner = sim.runner(inherited=True)
     if left:  # the peer of the rank that ended with its agent loses it
         for rank in sim.pods[0].ranks.values():
             rank.fate = PEER_LOST
@@ -429,11 +429,20 @@ def given_ranks(sim: Simulation, phases: Sequence[str]) -> None:
             pod.ended_with_agent = True
 
 
+def test_a_keeper_takes_over_from_agents_of_an_earlier_version(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    sim.agents_are_older = True
+    given_ranks(sim, ("running", "running"))
+    before = sim.attempts
+    assert sim.runner(inherited=True).run() == "succeeded"
+    assert sim.attempts == before
+
+
 def test_a_keeper_takes_over_a_run_that_was_asked_to_end(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     given_ranks(sim, ("running", "running"))
     write_json(sim.paths.state, {"state": "running", "message": "", "wish": "cancel"})
-    assert sim.runner(left=True).run() == "cancelled"
+    assert sim.runner(inherited=True).run() == "cancelled"
     assert {pod for pod, op in sim.asked if op == "stop"} == {"pod-0", "pod-1"}
     assert not any(pod.running for pod in sim.pods)
 
@@ -442,7 +451,7 @@ def test_a_keeper_takes_over_and_a_pod_is_gone(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     given_ranks(sim, ("running", "running"))
     sim.pods[1].vanish()
-    assert sim.runner(left=True).run() == "failed"
+    assert sim.runner(inherited=True).run() == "failed"
     fault: Any = read_json(sim.paths.result)["error"]
     assert (fault["kind"], fault["pod"]) == ("pod", "pod-1")
     assert not sim.pods[0].running, "its peer is ended"
@@ -451,7 +460,7 @@ def test_a_keeper_takes_over_and_a_pod_is_gone(tmp_path: Path) -> None:
 def test_a_keeper_takes_over_a_run_whose_pods_were_cleared(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     write_json(sim.paths.manifest, {})
-    assert sim.runner(left=True).run() == "failed"
+    assert sim.runner(inherited=True).run() == "failed"
     assert "how it ended is not known" in str(read_json(sim.paths.result)["message"])
     assert sim.attempts == 0
 

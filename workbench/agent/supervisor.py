@@ -218,12 +218,13 @@ class Agent:
         """Return the phases of another keeper's run, for an ended agent from the run's folder."""
         request = _request_of(message)
         run = self._runs.get(request.run)
-        left = False
+        inherited = False
         if run is None and (self.root / "runs" / request.run).is_dir():
-            run = PodRun(request, self.root, left=True)
-            left = True
+            run = PodRun(request, self.root, inherited=True)
+            inherited = True
             self._runs[request.run] = run
-        return {"phases": [rank.phase for rank in run.ranks.values()] if run else [], "left": left}
+        phases = [rank.phase for rank in run.ranks.values()] if run else []
+        return {"phases": phases, "inherited": inherited}
 
     def _prepared(self, message: Message) -> Reply:
         run = self._runs.get(check_run_id(message.get("run")))

@@ -40,7 +40,7 @@ from workbench.keeper.requests import (
 )
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
-from workbench.keeper.succession import left_runners, run_context, wanted_pods
+from workbench.keeper.succession import inherited_runs, run_context, wanted_pods
 from workbench.keeper.turns import IdleTime, Turns
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -167,7 +167,7 @@ class Keeper:
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()
-        self._runners, self._failed_runs = left_runners(self._fleet, self._redact, before)
+        self._runners, self._failed_runs = inherited_runs(self._fleet, self._redact, before)
         for runner in self._runners.values():
             try:
                 if not runner.ended:

@@ -35,7 +35,7 @@ def run_context(
     job: Job,
     redact: Redactor,
     *,
-    left: bool = False,
+    inherited: bool = False,
     unstartable: str = "",
 ) -> RunContext:
     """Create the context of a run and write its hostfile."""
@@ -49,13 +49,13 @@ def run_context(
         restore=fleet.restore,
         redact=redact,
         spare=fleet.paths.results / f"{run.id}.json",
-        left=left,
+        inherited=inherited,
         unstartable=unstartable,
     )
     return context.on(links)
 
 
-def left_runners(
+def inherited_runs(
     fleet: Fleet, redact: Redactor, before: ClusterStatus
 ) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
     """Return the dead keeper's runs by id, in order, and the results of failed takeovers."""
@@ -74,14 +74,14 @@ def left_runners(
         try:
             if not is_there(RunPaths(run.path).info):
                 raise RunError(f"its directory {run.path} is gone or cannot be read")
-            runners[run.id] = _left_runner(fleet, run, redact, restarted=restarted)
+            runners[run.id] = _inherited_run(fleet, run, redact, restarted=restarted)
         except Exception as error:  # Run boundary: later runs continue.
             logger.exception("run %s", run.id)
-            failed[run.id] = _fail_left(fleet, run, error)
+            failed[run.id] = _fail_inherited(fleet, run, error)
     return runners, failed
 
 
-def _fail_left(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, object]:
+def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, object]:
     """End a run that cannot be taken over, and return its result. Raises nothing.
 
     If no disk accepts the result, only the return value has it.
@@ -108,7 +108,7 @@ def _fail_left(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, o
     return result
 
 
-def _left_runner(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:
+def _inherited_run(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:
     asked = RunSpec.load(RunPaths(run.path).spec)
     job = asked.job
     unstartable = _missing_variables(fleet.paths, fleet.spec)
@@ -118,7 +118,7 @@ def _left_runner(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: b
         unstartable = str(error)
     hostfile = RunPaths(run.path).hostfile
     links = fleet.at(Hostfile.parse(read_text(hostfile), source=str(hostfile)).addresses)
-    context = run_context(fleet, links, run, job, redact, left=True, unstartable=unstartable)
+    context = run_context(fleet, links, run, job, redact, inherited=True, unstartable=unstartable)
     return Runner(replace(context, restarted=restarted))
 
 

@@ -105,7 +105,7 @@ class Turns:
         runner = self._waiting[0]
         busy = self.busy
         # A taken-over run can continue only on its own pods, as its ranks may be there.
-        if runner.context.left:
+        if runner.context.inherited:
             if any(link in busy for link in runner.context.links):
                 return False
         elif (links := self._fleet.free(len(runner.context.links), busy)) is None:

@@ -30,9 +30,9 @@ _CHOSEN = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 
 
 class PodRun:
-    def __init__(self, request: RunRequest, root: Path, *, left: bool = False) -> None:
+    def __init__(self, request: RunRequest, root: Path, *, inherited: bool = False) -> None:
         # A new run removes the records of an earlier try and keeps the logs. A run of an agent that
-        # has ended (`left`) keeps both.
+        # has ended (`inherited`) keeps both.
         self.request = request
         self.root = root
         self.folder = root / "runs" / request.run
@@ -50,7 +50,7 @@ class PodRun:
         self._settled = True
         self._oom = OomWatch()
         for rank in self.ranks.values():
-            if left:
+            if inherited:
                 rank.recover()
                 continue
             rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ class RunContext:
     redact: Redactor = field(default_factory=Redactor)
     spare: Path | None = None
     """File for the result if the run directory cannot be written. None: no such file."""
-    left: bool = False
+    inherited: bool = False
     """Whether the run was taken over from a dead keeper."""
     unstartable: str = ""
     """Reason why ranks cannot be started here. Empty: ranks can be started."""

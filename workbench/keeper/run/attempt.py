@@ -20,7 +20,7 @@ from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_comman
 from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.files import TransferProgress
-from workbench.keeper.run.restart import ranks_left
+from workbench.keeper.run.restart import inherited_ranks
 from workbench.keeper.run.stage import (
     check_hostfile,
     launch_plan,
@@ -155,15 +155,15 @@ class Attempt:
     def _rejoin(self) -> bool:
         self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
         try:
-            left = ranks_left(self._context)
+            found = inherited_ranks(self._context)
         except PodGone as error:
             # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
             self._gone = error
             self.begun = self._prepared = True
             return True
-        if left is None:
+        if found is None:
             return False
-        self._launcher, self._unwatched = left
+        self._launcher, self._unwatched = found
         self.begun = self._prepared = True
         if self._wishes.stop.is_set():
             self.stop()

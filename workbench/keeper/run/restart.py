@@ -75,7 +75,7 @@ def gone_on(
     """Restart a run on the given pods from the newest good checkpoint. Return the restart event."""
     ranks = len(context.places)
     totals = ledger.totals
-    new = replace(context.on(links), restart=context.restart + 1, left=False)
+    new = replace(context.on(links), restart=context.restart + 1, inherited=False)
     step, batch = context.spec.job.resumed(
         context.paths.root,
         gpus=context.spec.cluster.pods.gpus,
@@ -135,7 +135,7 @@ def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
                 link.put_file(here, str(pod.rank(rank) / f"{stream}.log"))
 
 
-def ranks_left(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
+def inherited_ranks(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
     """Find ranks that are already started. Blocks.
 
     Returns:
@@ -178,7 +178,9 @@ def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
             link.ensure()
             request = rank_request(context, link, (context.links[0].pod.address, 0))
             answer = link.call("rejoin", run=context.run_id, request=request)
-            return answer["phases"], answer["left"]
+            # An agent of an earlier version names the fact "left".
+            inherited = answer["inherited"] if "inherited" in answer else answer["left"]
+            return answer["phases"], inherited
         except (RemoteError, PodError) as error:
             ended = next(
                 (p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None

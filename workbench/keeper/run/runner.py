@@ -50,11 +50,11 @@ class Runner:
         self._brought = Brought()
         # Pods with nothing of the run left but checkpoints.
         self._emptied: set[str] = set()
-        self._attempt = self._new_attempt(rejoin=context.left)
+        self._attempt = self._new_attempt(rejoin=context.inherited)
         self._started_s = now_s()
         self._cleared = self._unbrought = False
         self._settling = threading.Lock()
-        self._ended = context.left and self.ended
+        self._ended = context.inherited and self.ended
 
     @property
     def ended(self) -> bool:
@@ -74,11 +74,11 @@ class Runner:
         try:
             self._journal.reserve()
         except OSError as error:
-            if not self.context.left:
+            if not self.context.inherited:
                 raise
             logger.warning("no room is kept for the result of %s: %s", self.context.run_id, error)
         # Otherwise the journal already has the state.
-        if not self.context.left:
+        if not self.context.inherited:
             self._journal.state(RunState.QUEUED, "waiting for its turn")
 
     def keep_state(self) -> None:
@@ -128,7 +128,7 @@ class Runner:
 
     def fail(self, error: Exception) -> None:
         """End the run as failed after an error in its folder or on this machine. Raises nothing."""
-        if self._attempt.begun or self.context.left:
+        if self._attempt.begun or self.context.inherited:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
         self._end(
@@ -139,7 +139,7 @@ class Runner:
 
     def _run(self) -> RunState:
         self._started_s = now_s()
-        if self.context.left:
+        if self.context.inherited:
             self._recover()
         self._journal.begin(self._started_s)
         companion = self.context.spec.job.companion(
@@ -334,11 +334,11 @@ class Runner:
         context = self.context
         ledger = self._attempt.ledger
         # Nothing of the run was started.
-        if not (self._attempt.begun or context.left):
+        if not (self._attempt.begun or context.inherited):
             return fault
         try:
             # Otherwise the previous keeper has already copied the results.
-            if not (context.left and context.paths.manifest.exists()):
+            if not (context.inherited and context.paths.manifest.exists()):
                 unreached = (
                     {*ledger.lost, *ledger.silent(_SILENT_S)}
                     if not ledger.all_done
@@ -368,7 +368,7 @@ class Runner:
         with suppress(OSError):
             return (
                 self.context.paths.command.read_text(encoding="utf-8").strip()
-                if self.context.left
+                if self.context.inherited
                 else ""
             )
         return ""
