@@ -470,7 +470,7 @@ class SimWatch:
             pod=pod.pod,
             ranks=ranks,
             events=sim.printed() if 0 in pod.ranks else (),
-            left=len(pod.running),
+            live_processes=len(pod.running),
             drained=True,
         )
 

@@ -1,13 +1,19 @@
+import queue
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from workbench.base.redact import Redactor
 from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport
+from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.outcome import RankStatus
+from workbench.rundir.paths import RunPaths
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
 
@@ -27,18 +33,18 @@ def test_a_run_is_over_when_all_have_ended_are_swept_and_read() -> None:
     seen = ledger()
     seen.see(report(A, 0, "exited"))
     assert not seen.over
-    seen.see(report(B, 1, "exited", left=1))
-    assert (seen.all_exited, seen.over, seen.left_processes) == (True, False, 1)
+    seen.see(report(B, 1, "exited", live_processes=1))
+    assert (seen.all_exited, seen.over, seen.live_processes) == (True, False, 1)
     seen.see(report(B, 1, "exited"))
-    assert (seen.over, seen.all_done, seen.left_processes) == (True, True, 0)
+    assert (seen.over, seen.all_done, seen.live_processes) == (True, True, 0)
 
 
 def test_what_is_left_on_a_pod_that_was_never_heard_is_not_known() -> None:
     seen = ledger()
     seen.see(report(A, 0, "exited"))
-    assert seen.left_processes is None
+    assert seen.live_processes is None
     seen.see(PodReport(pod=B, answered=False, lost="gone"))
-    assert seen.left_processes == 0
+    assert seen.live_processes == 0
     assert seen.gone
 
 
@@ -102,3 +108,26 @@ def test_a_lost_node_is_blamed_and_not_the_network() -> None:
         A, replace(lost, message="no answer since 14:31:07"), kind="ssh"
     )  # it knows only what we see ourselves
     assert "no sign from any pod: this machine was cut off" in lost_pod(hosts, seen).message
+
+
+@pytest.mark.parametrize("key", ["live_processes", "left"])
+def test_a_watch_reads_agents_of_this_and_an_earlier_version(tmp_path: Path, key: str) -> None:
+    reports: queue.Queue[PodReport] = queue.Queue()
+    answer = {"ranks": [], "chunks": {}, key: 2, "gpus": []}
+    link: Any = SimpleNamespace(
+        pod=A, agent_pid=1, clock_offset_s=0.0, call=lambda _op, **_fields: answer
+    )
+    context: Any = SimpleNamespace(
+        run_id="r",
+        links=[link],
+        paths=RunPaths(tmp_path),
+        ranks_on=lambda _link: [0],
+        redact=Redactor(),
+        spec=SimpleNamespace(cluster=SimpleNamespace(lease_s=60.0), job=SimpleNamespace(events=())),
+    )
+    context.paths.logs.mkdir()
+    watch = PodWatch(link, context, reports)
+    watch.start()
+    seen = reports.get(timeout=10)
+    watch.close()
+    assert seen.live_processes == 2

@@ -295,7 +295,7 @@ class Agent:
 
     def _shutdown(self, message: Message) -> Later:
         self.end("asked to", number_in(message, "grace_s", _GRACE_S))
-        return Later(lambda: {"left": 0} if self.finished else None)
+        return Later(lambda: {"live_processes": 0} if self.finished else None)
 
     def _run(self, message: Message) -> PodRun:
         name = check_run_id(message.get("run"))

@@ -102,7 +102,7 @@ class PodAgent:
             run,
             lambda a: (
                 all(r["phase"] == "exited" for r in a["ranks"])
-                and not a["left"]
+                and not a["live_processes"]
                 and not a["chunks"]
             ),
             timeout_s,

@@ -131,7 +131,7 @@ def test_a_daemon_that_left_session_parent_and_group_is_swept_by_its_marks(agent
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {daemon!r}])\n{DEAF.replace('up', 'rank')}"
     agent.start("r", code)
     agent.until_printed("r", "up")
-    answer = agent.until("r", lambda a: a["left"] == 2)
+    answer = agent.until("r", lambda a: a["live_processes"] == 2)
     assert answer["ranks"][0]["phase"] == "running"
     agent.ask("stop", run="r", grace_s=0.3)
     agent.until_exited("r")
@@ -142,18 +142,18 @@ def test_end_of_one_rank_leaves_the_others(agent):
     answer = agent.until("r", lambda a: a["ranks"][0]["phase"] == "exited")
     time.sleep(1)  # long enough for the agent to end what it should leave
     answer = agent.poll("r")
-    assert answer["ranks"][1]["phase"] == "running" and answer["left"] == 1
+    assert answer["ranks"][1]["phase"] == "running" and answer["live_processes"] == 1
 
 
 def test_of_two_runs_only_the_one_that_was_meant_is_stopped(agent, wait_gone):
     agent.start("a", parent())
     agent.start("b", parent())
-    agent.until("b", lambda a: a["left"] == 2)
-    agent.until("a", lambda a: a["left"] == 2)
+    agent.until("b", lambda a: a["live_processes"] == 2)
+    agent.until("a", lambda a: a["live_processes"] == 2)
     agent.ask("stop", run="a", grace_s=0.3)
     agent.until_exited("a")
     answer = agent.poll("b")
-    assert answer["left"] == 2 and answer["ranks"][0]["phase"] == "running"
+    assert answer["live_processes"] == 2 and answer["ranks"][0]["phase"] == "running"
 
 
 def test_a_decoy_with_the_same_command_line_survives(agent):
@@ -174,7 +174,7 @@ def test_shutdown_ends_everything_before_it_answers(agent, wait_gone):
     agent.start("r", parent())
     child = child_of(agent, "r")
     rank, process = rank_of(agent, "r"), look_up(agent.pid)
-    assert agent.ask("shutdown", grace_s=0.3)["left"] == 0
+    assert agent.ask("shutdown", grace_s=0.3)["live_processes"] == 0
     wait_gone(rank, child, timeout_s=0)
     wait_gone(process, timeout_s=1)
 
@@ -257,7 +257,7 @@ def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
         agent.start(f"r{number}", code, ranks=5)
     for number in range(20):
         ranks = agent.until(
-            f"r{number}", lambda a: not a["left"] and all(r["error"] for r in a["ranks"])
+            f"r{number}", lambda a: not a["live_processes"] and all(r["error"] for r in a["ranks"])
         )["ranks"]
         assert [r["exit_code"] for r in ranks] == [-9] * 5
     me = agent.pid

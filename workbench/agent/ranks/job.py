@@ -145,11 +145,12 @@ class PodRun:
         for rank in self.ranks.values():
             if rank.sweep_at is None:
                 continue
-            if not (left := rank.members(table)):
+            members = rank.members(table)
+            if not members:
                 rank.sweep_at = None
                 rank.swept = True
             elif now >= rank.sweep_at:
-                self._kill(table, left)
+                self._kill(table, members)
         ended = not self.live and not any(rank.sweep_at for rank in self.ranks.values())
         if ended and not self._kill(table, self.family(table)):
             table = process_table()  # the older table may lack a process
@@ -196,7 +197,7 @@ class PodRun:
         return {
             "ranks": ranks,
             "chunks": read_chunks(streams, offsets, max_bytes),
-            "left": 0 if self.settled else len(self.family(table)),
+            "live_processes": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
             "removed": self._removed(),
             "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))

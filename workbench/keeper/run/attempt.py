@@ -106,9 +106,9 @@ class Attempt:
         self._unwatched = False
 
     @property
-    def left_processes(self) -> int | None:
+    def live_processes(self) -> int | None:
         """Number of processes of the run still alive. None: a pod does not answer."""
-        return self.ledger.left_processes if self.begun else 0
+        return self.ledger.live_processes if self.begun else 0
 
     def run(self) -> RunFault | None:
         """Run the attempt. Blocks until no process of the run is left on any reachable pod."""

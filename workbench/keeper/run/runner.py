@@ -167,7 +167,7 @@ class Runner:
         state, message = verdict(
             self.context,
             self._attempt.ledger,
-            self._attempt.left_processes,
+            self._attempt.live_processes,
             fault,
             self._returned,
             self._brought,
@@ -385,7 +385,7 @@ class Runner:
                 "memory_kind": self._peaks.kind,
                 "host_memory_gib": self._peaks.resident_gib,
                 "package": PurePosixPath(self.context.links[0].package).name,
-                "left_processes": self._attempt.left_processes,
+                "left_processes": self._attempt.live_processes,
                 **output_facts(self.context.paths),
             },
             spec=self.context.spec,

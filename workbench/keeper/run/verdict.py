@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def verdict(
     context: RunContext,
     ledger: RunLedger,
-    left_processes: int | None,
+    live_processes: int | None,
     fault: RunFault | None,
     returned: Returned,
     brought: Brought,
@@ -61,7 +61,7 @@ def verdict(
         if ledger.cut
         else []
     )
-    if left_processes is None:
+    if live_processes is None:
         notes += ["a pod does not answer; what is left there ends with its agent's lease"]
     if fault is not None and totals.model_step is not None and context.paths.model.exists():
         notes += [f"the model was trained before: that of step {totals.model_step} is in model/"]

@@ -27,7 +27,7 @@ class RunLedger:
     """Last status of every rank, by number."""
     lost: dict[str, str] = field(default_factory=dict)
     """Reason why a pod will not answer again, by pod name."""
-    left: dict[str, int] = field(default_factory=dict)
+    live: dict[str, int] = field(default_factory=dict)
     """Number of live processes of the run, by pod name."""
     totals: RunTotals = field(default_factory=RunTotals)
     cut: dict[str, str] = field(default_factory=dict)
@@ -58,7 +58,8 @@ class RunLedger:
         self.cut.update({name: report.cut} if report.cut else {})
         self.full.update({name: report.full} if report.full else {})
         self.removed.update({name: report.removed} if report.removed else {})
-        self.left[name], self._drained[name] = report.left, report.drained
+        self.live[name] = report.live_processes
+        self._drained[name] = report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
     @property
@@ -92,19 +93,19 @@ class RunLedger:
 
     def gone_from(self, pods: Sequence[str]) -> bool:
         """Whether no process of the run is alive on the given pods and all output was read."""
-        quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in pods)
+        quiet = all(self.live.get(name) == 0 and self._drained.get(name, False) for name in pods)
         return quiet and all(
             r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods
         )
 
     @property
-    def left_processes(self) -> int | None:
+    def live_processes(self) -> int | None:
         """Number of live processes of the run, without lost pods. None: a pod does not answer."""
-        # No process was left at the last look, however long ago the pods were asked.
+        # No process was alive at the last look, however long ago the pods were asked.
         if self.over:
             return 0
         answering = self.answering()
-        counts = [self.left[name] for name in answering if name in self.left]
+        counts = [self.live[name] for name in answering if name in self.live]
         return (
             sum(counts) if len(counts) == len(answering) and not self.silent(_UNKNOWN_S) else None
         )

@@ -42,7 +42,7 @@ class PodReport:
     ranks: Sequence[RankStatus] = ()
     events: Sequence[Event] = ()
     """New events, with times on this machine's clock."""
-    left: int = 0
+    live_processes: int = 0
     """Number of live processes of the run on the pod."""
     cut: str = ""
     """Reason why the local copy of the logs is incomplete. Empty: complete."""
@@ -153,12 +153,14 @@ class PodWatch:
         more = bool(chunks) or (
             all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()
         )
+        # An agent of an earlier version names the number "left".
+        live = answer["live_processes"] if "live_processes" in answer else answer["left"]
         self._reports.put(
             PodReport(
                 pod=self._link.pod,
                 ranks=ranks,
                 events=events,
-                left=answer["left"],
+                live_processes=live,
                 cut=next(iter(self._collector.cut.values()), ""),
                 full=str(answer.get("full", "")),
                 removed=str(answer.get("removed", "")),
