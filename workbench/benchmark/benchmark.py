@@ -24,15 +24,8 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
-from workbench.finetune.data.sources.dataset import dataset_from
-from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.refusals import check_at_submit
-from workbench.finetune.options.models import model_kind
-from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.job import Job
 from workbench.jobs.launcher import Launcher
-from workbench.jobs.script import Script
-from workbench.jobs.script_folder import check_script
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -123,7 +116,7 @@ class Benchmark(Shown):
         """
         made = []
         for spec in (RunSpec.load(Path(spec).expanduser()) for spec in specs):
-            pods = 1 if runs_alone(spec.job.word) else spec.pods or spec.cluster.count
+            pods = spec.job.pods_wanted(spec.pods or spec.cluster.count)
             made.append(cls([spec.job], pods=[pods], pod=spec.cluster.pods, path=path))
         if not made:
             raise ConfigError("specs is empty; give paths of SPEC.json files")
@@ -229,13 +222,7 @@ class Benchmark(Shown):
         for row in self.grid.rows:
             try:
                 check_launcher(Launcher(row.job.launcher))
-                match row.job:
-                    case FineTune() as job:
-                        check_at_submit(job, gpus=cluster.spec.pods.gpus)
-                        dataset_from(job.dataset)
-                        model_kind(job.model)
-                    case Script() as job:
-                        check_script(Path(job.path).expanduser().absolute())
+                row.job.check_early(gpus=cluster.spec.pods.gpus)
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,7 @@ from workbench.base.json_values import Json, number, part, parts, text, whole
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import Job
-from workbench.jobs.script import Script
-from workbench.jobs.script_folder import script_files
 from workbench.rundir.catalog.store import find_runs
 
 _KEPT = "benchmark.json"
@@ -34,8 +31,9 @@ def code_of() -> str:
 def data_of(job: Job) -> str:
     """Return the fingerprint of a job's files: data, model, DeepSpeed JSON, or the script's folder."""
     digest = hashlib.sha256()
-    for name, path in _files(job):
-        digest.update(name.encode() + b"\0" + _mark(path).encode() + b"\n")
+    for name, path in job.local_files():
+        if path.is_file():
+            digest.update(name.encode() + b"\0" + _mark(path).encode() + b"\n")
     return digest.hexdigest()[:16]
 
 
@@ -86,36 +84,6 @@ def keep_rows(folder: Path, rows: Sequence[BenchmarkRow]) -> None:
 
 def _place(note: Json) -> tuple[str, int]:
     return text(note.get("key")), whole(note.get("repeat")) or 0
-
-
-def _files(job: Job) -> Iterator[tuple[str, Path]]:
-    match job:
-        case Script():
-            folder = Path(job.path).expanduser().parent
-            named = [(folder, path) for path in script_files(folder)]
-        case FineTune():
-            words = filter(None, [*_words(job.dataset), job.model, text(job.deepspeed)])
-            places = [Path(word).expanduser() for word in words]
-            named = [
-                (place.parent, path)
-                for place in places
-                for path in (place, *sorted(place.rglob("*")))
-            ]
-    for folder, path in named:
-        if path.is_file():
-            yield path.relative_to(folder).as_posix(), path
-
-
-def _words(value: object) -> list[str]:
-    """Return every text of an option, which may name a file."""
-    match value:
-        case str():
-            return [value]
-        case Mapping():
-            return [word for each in value.values() for word in _words(each)]
-        case [*several]:
-            return [word for each in several for word in _words(each)]
-    return []
 
 
 def _mark(path: Path) -> str:

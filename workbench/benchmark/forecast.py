@@ -12,9 +12,6 @@ from workbench.base.json_values import part, whole
 from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.plan.plan import fit_of, predict
-from workbench.finetune.plan.table import Fit
 from workbench.rundir.spec import RunSpec
 
 
@@ -89,25 +86,30 @@ class BenchmarkForecast(Shown):
 
 def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> MemoryForecast:
     """Predict a row's memory on every pod, and whether it fits; takes seconds for a new model."""
-    pods, pod = spec.pods or spec.cluster.count, spec.cluster.pods
-    match spec.job:
-        case FineTune() as job:
-            try:
-                row = predict(job, pods=pods, gpus=pod.gpus)
-            except WorkbenchError as error:
-                return MemoryForecast(unknown=str(error))
-            assert row is not None
-        case _:
-            return MemoryForecast(unknown="of a script nothing is predicted")
-    limit_gib = spec.cluster.pod_memory_gib(pods)
-    needs = ((row.gpu_gib, gpu_memory_gib, "GPU"), (row.host_gib, limit_gib, "pod"))
+    pods = spec.pods or spec.cluster.count
+    forecast = spec.job.forecast(pods=pods, gpus=spec.cluster.pods.gpus)
+    if forecast is None:
+        return MemoryForecast(unknown=f"the memory of a {spec.job.kind} job is not predicted")
+    try:
+        need = forecast.memory()
+    except WorkbenchError as error:
+        return MemoryForecast(unknown=str(error))
     lacks = [
-        f"predicted {need:.2f} GiB of each {place}'s memory; a {place} has {limit:.2f} GiB"
-        for need, limit, place in needs
-        if fit_of((need, limit)) is Fit.NOT
+        _lack(need.gpu_gib, gpu_memory_gib, "GPU"),
+        _lack(need.host_gib, spec.cluster.pod_memory_gib(pods), "pod"),
     ]
     return MemoryForecast(
-        gib=row.host_gib if row.pod_gpu_gib is None else row.pod_gpu_gib, refusal="; ".join(lacks)
+        gib=need.host_gib if need.pod_gpu_gib is None else need.pod_gpu_gib,
+        refusal="; ".join(filter(None, lacks)),
+    )
+
+
+def _lack(need_gib: float | None, limit_gib: float | None, place: str) -> str:
+    """Return the reason why a need does not fit; empty if the need fits or is unknown."""
+    if need_gib is None or limit_gib is None or need_gib <= limit_gib:
+        return ""
+    return (
+        f"predicted {need_gib:.2f} GiB of each {place}'s memory; a {place} has {limit_gib:.2f} GiB"
     )
 
 

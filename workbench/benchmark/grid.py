@@ -6,20 +6,17 @@ Pure.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import whole
 from workbench.base.record import Allowed, Record, Size
 from workbench.base.words import counted
-from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
+from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.job import Job
-from workbench.jobs.script import Script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,89 +100,48 @@ def make_grid(
     asked = _Factors(jobs=jobs, techniques=techniques, pods=pods, vary=vary or {}, repeats=repeats)
     rows: list[PlannedRun] = []
     left_out: list[LeftOut] = []
-    vary = asked.vary
-    varied = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
-    choices: Sequence[str | None] = asked.techniques or [None]
-    for job, technique, options, count in itertools.product(
-        asked.jobs, choices, varied, asked.pods
-    ):
-        varying = {key: value for key, value in options.items() if len(vary[key]) > 1}
-        name = _name(job, technique, varying, count, many=len(asked.jobs) > 1)
+    alone = len(asked.jobs) == 1
+    for job, technique, varied, count in _combinations(asked):
+        options = dict(varied)
+        if technique is not None and "technique" in type(job).model_fields:
+            options["technique"] = technique
+        several = {name: value for name, value in varied.items() if len(asked.vary[name]) > 1}
+        name = _row_name(job.grid_name(options, alone=alone), several, count)
         try:
-            made = (
-                _tuned(job, technique, options, count, slots)
-                if isinstance(job, FineTune)
-                else job.replace(**options)
-            )
+            changed = job.in_grid(options, pods=count, slots=slots)
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue
-        rows += [
-            PlannedRun(job=made, pods=count, repeat=repeat, name=name)
-            for repeat in range(asked.repeats)
-        ]
+        for repeat in range(asked.repeats):
+            rows.append(PlannedRun(job=changed, pods=count, repeat=repeat, name=name))
     if not rows:
-        raise ConfigError(
-            f"no row of this grid makes sense; the first: {left_out[0].name}: {left_out[0].why}"
-        )
+        first = left_out[0]
+        raise ConfigError(f"no row of this grid makes sense; the first: {first.name}: {first.why}")
     return BenchmarkGrid(_unique(rows), tuple(left_out))
+
+
+def _combinations(
+    asked: _Factors,
+) -> Iterator[tuple[Job, str | None, Mapping[str, object], int]]:
+    """Yield job, technique, varied options and number of pods of every row, in order."""
+    techniques: Sequence[str | None] = asked.techniques or [None]
+    varied = [
+        dict(zip(asked.vary, values, strict=True))
+        for values in itertools.product(*asked.vary.values())
+    ]
+    return itertools.product(asked.jobs, techniques, varied, asked.pods)
 
 
 def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
     """Keep the first of rows that are the same; a script is the same under every technique."""
-    return tuple(
-        row for n, row in enumerate(rows) if all(row.work != other.work for other in rows[:n])
-    )
+    kept: list[PlannedRun] = []
+    for row in rows:
+        if all(row.work != other.work for other in kept):
+            kept.append(row)
+    return tuple(kept)
 
 
-def _tuned(
-    job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int
-) -> FineTune:
-    technique = given or job.technique
-    alone = technique_of(technique).alone
-    technique_of(technique).refuse_ranks(pods if alone else pods * slots)
-    changed: dict[str, object] = {**options, **({"technique": str(given)} if given else {})}
-    if "global_batch_size" in changed:
-        ranks = 1 if alone else pods * slots
-        steps = changed.get("gradient_accumulation_steps", job.gradient_accumulation_steps)
-        of_one = job.replace(per_device_train_batch_size=1, gradient_accumulation_steps=steps)
-        changed |= _batch(changed.pop("global_batch_size"), of_one.global_batch(ranks))
-    if technique != job.technique:
-        # What only the job's own technique knows does not go with it to another.
-        changed = {
-            **{each.options: {} for each in TECHNIQUES if each.options},
-            "deepspeed": None,
-            "device_map": None,
-            "max_memory": {},
-            **changed,
-        }
-    return job.replace(**changed)
-
-
-def _batch(value: object, parts: int) -> dict[str, object]:
-    rows = whole(value) or 0
-    if rows < 1:
-        raise ConfigError(f"global_batch_size is {value!r}; it must be a whole number, 1 or more")
-    if rows % parts:
-        raise ConfigError(
-            f"a global batch of {rows} rows does not divide into {parts} micro-batches a step"
-        )
-    return {"per_device_train_batch_size": rows // parts}
-
-
-def _name(
-    job: Job, technique: str | None, options: Mapping[str, object], pods: int, *, many: bool
-) -> str:
-    match job:
-        case FineTune():
-            what = (
-                f"{job.model}, {technique or job.technique}"
-                if many
-                else str(technique or job.technique)
-            )
-        case Script():
-            what = f"script {job.path}"
-        case _:
-            what = job.word
-    varied = (f"{key.removeprefix('per_device_')} {value}" for key, value in options.items())
-    return ", ".join([f"{what} on {counted(pods, 'pod')}", *varied])
+def _row_name(job: str, several: Mapping[str, object], pods: int) -> str:
+    """Name a row by its job, its pods and its options with several values in the grid."""
+    options = [f"{name.removeprefix('per_device_')} {value}" for name, value in several.items()]
+    return ", ".join([f"{job} on {counted(pods, 'pod')}", *options])

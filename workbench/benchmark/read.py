@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
@@ -16,12 +16,9 @@ from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.finetune.advice.rules import advise, gib_of
-from workbench.finetune.deepspeed.defaults import choose
-from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import LossOn, Peft, Sampling
+from workbench.finetune.options.choices import Peft
 from workbench.finetune.techniques.registry import runs_alone
-from workbench.jobs.registry import job_from_dict
-from workbench.jobs.script import Script
+from workbench.jobs.registry import job_from_dict, table_columns
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.events import read_events
@@ -32,7 +29,7 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import state_of
 from workbench.rundir.totals import RunTotals
 
-_PATHS = ("model", "dataset", "deepspeed", "resume", "path")
+_PATHS = {"model", "dataset", "deepspeed", "resume", "path"}
 _MEASURED = tuple(field.name for field in fields(Measurements))
 _DERIVED = ("tflops_per_device", "mfu")
 _OUTCOMES = {
@@ -55,9 +52,10 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         unsaid = {"state": RunState.LOST, "message": "its files do not say how it ended"}
         result = RunResult.at(run_dir, {**facts, **unsaid})
     outcome, reason = _end_of(paths, result)
+    asked = _Asked.of(spec)
     note = part(info, "benchmark")
     columns = {
-        **_spec_columns(spec),
+        **_spec_columns(spec, asked),
         **_result_columns(result),
         **_shortage_columns(result.error, spec),
     }
@@ -72,7 +70,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         reason=reason,
         predicted_memory_gib=result.predicted_memory_gib,
         scaling=part(info, "scaling"),
-        provenance=_provenance(spec, result, read_json(paths.origin)),
+        provenance=_provenance(asked, result, read_json(paths.origin)),
         **columns,  # type: ignore[arg-type]
     )
 
@@ -81,6 +79,7 @@ def skipped_row(
     spec: RunSpec | Json, reason: str, predicted_memory_gib: float | None = None
 ) -> BenchmarkRow:
     raw = _raw(spec)
+    asked = _Asked.of(raw)
     key = key_of(raw)
     return BenchmarkRow(
         name=key,
@@ -89,8 +88,8 @@ def skipped_row(
         key=key,
         reason=reason,
         predicted_memory_gib=predicted_memory_gib,
-        provenance=Provenance(seed=whole(_job_of(raw).get("seed"))),
-        **_spec_columns(raw),  # type: ignore[arg-type]
+        provenance=Provenance(seed=whole(asked.job.get("seed"))),
+        **_spec_columns(raw, asked),  # type: ignore[arg-type]
     )
 
 
@@ -109,11 +108,12 @@ def key_of(spec: RunSpec | Json) -> str:
     pod = dict(part(cluster, "pods"))
     with suppress(WorkbenchError, TypeError):
         pod = PodSpec.from_dict(pod).to_dict()
-    job = {
-        name: _absolute(value) if name in _PATHS else value for name, value in _job_of(raw).items()
-    }
+    asked = _Asked.of(raw)
+    job = dict(asked.job)
+    for name in job.keys() & _PATHS:
+        job[name] = _absolute(job[name])
     backend = text(part(cluster, "backend").get("kind")) or "local"
-    work = {"job": job, "pods": _pods_and_ranks(raw)[0], "pod": pod, "backend": backend}
+    work = {"job": job, "pods": asked.pods, "pod": pod, "backend": backend}
     return hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -121,16 +121,29 @@ def _raw(spec: RunSpec | Json) -> Json:
     return spec.chosen().to_dict() if isinstance(spec, RunSpec) else spec
 
 
-def _job_of(spec: Json) -> Json:
-    """Return the job of a spec, with defaults filled in if this version can read the job."""
-    with suppress(WorkbenchError, TypeError):
-        match job_from_dict(part(spec, "job")):
-            case FineTune() as job:
-                gpus = whole(part(part(spec, "cluster"), "pods").get("gpus")) or 0
-                return choose(job, gpus=gpus, looks=False).to_dict()
-            case script:
-                return script.to_dict()
-    return part(spec, "job")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """Job and numbers of a spec, with defaults filled in if this version can read the job."""
+
+    job: Json
+    """JSON form of the job."""
+    pods: int
+    ranks: int
+    """Number of ranks on all pods."""
+
+    @classmethod
+    def of(cls, spec: Json) -> _Asked:
+        options = part(spec, "job")
+        cluster = part(spec, "cluster")
+        pods = whole(spec.get("pods")) or whole(cluster.get("count")) or 1
+        gpus = whole(part(cluster, "pods").get("gpus")) or 0
+        slots = max(1, gpus)
+        with suppress(WorkbenchError, TypeError):
+            job = job_from_dict(options).chosen(gpus=gpus, ranks=None, apart=False, looks=False)
+            return cls(job=job.to_dict(), pods=job.pods_wanted(pods), ranks=job.ranks(pods * slots))
+        if runs_alone(options.get("technique")):
+            return cls(job=options, pods=1, ranks=1)
+        return cls(job=options, pods=pods, ranks=pods * slots)
 
 
 def _absolute(value: object) -> object:
@@ -141,61 +154,23 @@ def _absolute(value: object) -> object:
     return value
 
 
-def _pods_and_ranks(spec: Json) -> tuple[int, int]:
-    job = part(spec, "job")
-    cluster = part(spec, "cluster")
-    if runs_alone(job.get("technique")):
-        return 1, 1
-    pods = whole(spec.get("pods")) or whole(cluster.get("count")) or 1
-    return pods, pods * max(1, whole(part(cluster, "pods").get("gpus")) or 0)
-
-
-def _spec_columns(spec: Json) -> dict[str, object]:
+def _spec_columns(spec: Json, asked: _Asked) -> dict[str, object]:
     if not part(spec, "job"):
         return {}
-    job = _job_of(spec)
-    pods, ranks = _pods_and_ranks(spec)
-    common = {"launcher": text(job.get("launcher")) or "ssh", "pods": pods, "slots": ranks}
-    if job.get("kind") == Script.kind:
-        return {"model": Path(text(job.get("path"))).name, "technique": "script", **common}
-    micro = whole(job.get("per_device_train_batch_size"))
-    accumulation = whole(job.get("gradient_accumulation_steps"))
-    peft = text(job.get("peft"))
+    columns = dict(table_columns(asked.job))
+    peft = columns.pop("peft", "")
+    if peft not in ("", Peft.NONE):
+        columns["technique"] = f"{columns['technique']} {peft}".strip()
+    micro_batch = whole(columns.get("per_device_batch"))
+    accumulation = whole(columns.get("accumulation"))
+    if micro_batch and accumulation:
+        columns["global_batch"] = micro_batch * accumulation * asked.ranks
     return {
-        **common,
-        "model": text(job.get("model")),
-        "technique": f"{text(job.get('technique'))} {'' if peft == Peft.NONE else peft}".strip(),
-        "precision": text(job.get("precision")),
-        "per_device_batch": micro,
-        "accumulation": accumulation,
-        "global_batch": micro * accumulation * ranks if micro and accumulation else None,
-        "sequence": _sequence(job),
-        "dataset": _dataset(job.get("dataset")),
+        **columns,
+        "launcher": text(asked.job.get("launcher")) or "ssh",
+        "pods": asked.pods,
+        "slots": asked.ranks,
     }
-
-
-def _sequence(job: Json) -> str:
-    source = whole(job.get("max_source_length"))
-    target = whole(job.get("max_target_length"))
-    if source is None or target is None:
-        return ""
-    words = f"source {source}, target {target}, padded to the longest"
-    words += (
-        ", grouped by length"
-        if job.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH
-        else ""
-    )
-    prompt = text(job.get("prompt"))
-    loss_on = text(job.get("loss_on"))
-    words += f", prompt {prompt}" if prompt not in ("", "plain") else ""
-    return words + (f", loss on {loss_on}" if loss_on not in ("", LossOn.ANSWER) else "")
-
-
-def _dataset(value: object) -> str:
-    match value:
-        case {"kind": str(kind), **options}:
-            return " ".join([kind, *(f"{name}={each}" for name, each in options.items())])
-    return text(value)
 
 
 def _result_columns(result: RunResult) -> dict[str, object]:
@@ -228,7 +203,7 @@ def _facts_so_far(paths: RunPaths, spec: Json) -> Json:
         facts = RunTotals.of(read_events(paths.events)).facts(None)
     except OSError:
         return {}
-    return {**facts, "peft": _job_of(spec).get("peft")}
+    return {**facts, "peft": _Asked.of(spec).job.get("peft")}
 
 
 def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
@@ -255,14 +230,14 @@ def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
     }
 
 
-def _provenance(spec: Json, result: RunResult, origin: Json) -> Provenance:
+def _provenance(asked: _Asked, result: RunResult, origin: Json) -> Provenance:
     package = result.package.removeprefix("workbench-").removesuffix(".zip")
     return Provenance(
         versions=result.versions,
         device=result.device,
         devices=result.devices,
         commit=text(origin.get("commit")),
-        seed=whole(_job_of(spec).get("seed")),
+        seed=whole(asked.job.get("seed")),
         command=result.command,
         data=text(origin.get("data")),
         code=" ".join(filter(None, (package, text(origin.get("script"))))),

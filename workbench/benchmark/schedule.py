@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,6 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
-from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.plan.plan import scaling
-from workbench.finetune.techniques.registry import YARDSTICK
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.make.prepare import prepare_run
@@ -148,20 +145,20 @@ class Schedule:
 
         Empty where there is none.
         """
-        techniques = [
-            item.planned.job.technique
-            for item in self._items
-            if isinstance(item.planned.job, FineTune)
-        ]
-        if not isinstance(planned.job, FineTune) or planned.pods < 2 or YARDSTICK not in techniques:
+        # A job that takes one pod of two is the yardstick for jobs of the same kind.
+        alike = [item.planned.job for item in self._items]
+        alike = [job for job in alike if type(job) is type(planned.job)]
+        has_yardstick = any(job.pods_wanted(2) == 1 for job in alike)
+        if planned.pods < 2 or not has_yardstick:
+            return {}
+        spec = self._cluster.spec
+        job = spec.chosen(planned.job)
+        forecast = job.forecast(pods=planned.pods, gpus=spec.pods.gpus)
+        if forecast is None:
             return {}
         if self._exchange is None and alone:
             self._exchange = self._cluster.doctor().exchange
-        spec = self._cluster.spec
-        job = spec.chosen(planned.job)
-        gpus = spec.pods.gpus
-        forecast = scaling(job, pods=planned.pods, gpus=gpus, exchange=self._exchange)
-        return asdict(forecast) if forecast else {}
+        return forecast.scaling(self._exchange)
 
     def _end(self, ended: _Live) -> list[_Item]:
         """Store the row of a finished run; return the row if it must run again."""

@@ -9,7 +9,7 @@ its kind.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
+from workbench.base.json_values import text
 from workbench.base.record import Record
 
 Success = Literal["record", "exit code"]
@@ -226,6 +227,50 @@ def carried(file: Path, root: Path) -> bytes:
         raise ConfigError(f"{file} cannot be carried: {error.strerror}") from error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeed:
+    """Predicted memory of a job on every pod, in GiB."""
+
+    gpu_gib: float | None = None
+    """GiB on a single GPU. None: no GPUs."""
+    pod_gpu_gib: float | None = None
+    """GiB on all GPUs of a pod together. None: no GPUs."""
+    host_gib: float | None = None
+    """GiB of a pod's own memory. None: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Answer of the command `workbench plan`."""
+
+    text: str
+    """Plan as text, for a terminal."""
+    fits: bool
+    """Whether the job fits on the pods."""
+
+
+class Forecast(Protocol):
+    """Predictions for a job on a number of pods, before the job starts."""
+
+    def memory(self) -> MemoryNeed:
+        """Return the memory of every pod. Takes seconds for a new model.
+
+        Raise WorkbenchError if the memory is unknown.
+        """
+
+    def scaling(self, exchange: Any) -> Mapping[str, object]:
+        """Return the effect of the network on a pod's step, by the fields of a benchmark's row.
+
+        `exchange` is the doctor's measurement between the pods, or None. Empty: unknown.
+        """
+
+    def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:
+        """Return the plan for the pods, whose GPUs and own memory have the given sizes."""
+
+    def plan_gpus(self, *, memory_gib: float | None) -> Plan:
+        """Return the least GPUs of every kind, on pods with the given memory."""
+
+
 class Job(Record):
     """Base class of all jobs. The module lists the required members of a subclass."""
 
@@ -263,6 +308,14 @@ class Job(Record):
 
     Empty: no recipe.
     """
+
+    start_phases: ClassVar[Sequence[str]] = ()
+    """Phases of a start in order, by the beginning of the keeper's message or of a `phase` event.
+
+    The panel shows the share of the start that is done. Empty: the panel shows no share.
+    """
+    loss_unit: ClassVar[str] = ""
+    """Unit of the loss in `step` events. Empty: only the author of the program knows the unit."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
@@ -313,6 +366,53 @@ class Job(Record):
         """
         return None
 
+    # In tables, panels and benchmarks.
+
+    @classmethod
+    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the job's cells in tables of runs and benchmarks, from the job's JSON form.
+
+        Names are fields of `BenchmarkRow`, and `peft`. Another version may have written the JSON
+        form, so every value may be missing or of another type.
+        """
+        return {
+            "model": text(options.get("model")),
+            "technique": text(options.get("technique")) or text(options.get("kind")),
+        }
+
+    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
+        """Return names and values for the head of the run's panel, without empty values.
+
+        `start` has the report of rank 0 at the start of training, and is empty before.
+        """
+        return [("job", self.word)]
+
+    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
+        """Return the name of the job in a benchmark's rows, changed by some options.
+
+        `alone`: the benchmark has no other job.
+        """
+        return self.word
+
+    def in_grid(self, options: Mapping[str, object], *, pods: int, slots: int) -> Self:
+        """Return the job with a benchmark row's options, on pods with `slots` slots.
+
+        Raises:
+            ConfigError: The job has no such row, for the reason in the message.
+        """
+        return self.replace(**options)
+
+    def local_files(self) -> Iterable[tuple[str, Path]]:
+        """Return the files of this machine that the job reads, and names for a fingerprint.
+
+        A benchmark runs a finished row again if the content of a file has changed.
+        """
+        return ()
+
+    def forecast(self, *, pods: int, gpus: int) -> Forecast | None:
+        """Return predictions for the job on pods with `gpus` GPUs. None: the kind has none."""
+        return None
+
     # Numbers.
 
     def pods_wanted(self, count: int) -> int:
@@ -344,9 +444,23 @@ class Job(Record):
         """Return the job with every local path made absolute."""
         return self
 
-    def chosen(self, *, gpus: int, ranks: int | None, apart: bool) -> Self:
-        """Return the job with every open option decided; `apart`: a network connects the pods."""
+    def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:
+        """Return the job with every open option decided.
+
+        Args:
+            gpus: Number of GPUs of each pod.
+            ranks: Number of ranks. None: unknown.
+            apart: Whether a network connects the pods.
+            looks: Whether to open files that the job names. False for a job of another user.
+        """
         return self
+
+    def check_early(self, *, gpus: int) -> None:
+        """Check quickly, before pods with `gpus` GPUs start, what `prepare` would refuse later.
+
+        Raises:
+            ConfigError: The job cannot work, for the reason in the message.
+        """
 
     def on_ranks(self, ranks: int, before: int) -> Self:
         """Return the job for `ranks` instead of `before` ranks, with almost the same batch."""

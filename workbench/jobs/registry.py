@@ -53,6 +53,18 @@ def job_from_dict(data: Mapping[str, object]) -> Job:
     return job_class(data.get("kind", DEFAULT)).from_dict(data)
 
 
+def table_columns(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the cells of a job in tables, from the job's JSON form.
+
+    A job of an unknown kind has the cells that any job may have.
+    """
+    try:
+        job = job_class(data.get("kind", DEFAULT))
+    except ConfigError:
+        return Job.table_columns(data)
+    return job.table_columns(data)
+
+
 @cache
 def _loaded(kind: str, place: str) -> type[Job]:
     module, _, name = place.partition(":")

@@ -13,6 +13,7 @@ from pydantic import Field
 from workbench.base import entries
 from workbench.base.errors import ConfigError, suggests
 from workbench.base.files import read_json, user_path, write_bytes
+from workbench.base.json_values import text
 from workbench.base.package import fingerprint
 from workbench.base.record import (
     Allowed,
@@ -39,8 +40,10 @@ from workbench.jobs.launcher import Launcher
 from workbench.jobs.script_folder import (
     check_args,
     check_outputs,
+    check_script,
     digests_of,
     left_out,
+    script_files,
     travelling,
     zip_script,
 )
@@ -142,11 +145,29 @@ class Script(Job):
     def folder_outputs(self) -> FolderOutputs:
         return FolderOutputs(patterns=self.outputs, limit_gib=self.outputs_limit_gib)
 
+    @classmethod
+    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        return {"model": Path(text(options.get("path"))).name, "technique": cls.kind}
+
+    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+        return [("script", self.path.rpartition("/")[2])]
+
+    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:  # noqa: ARG002
+        return f"script {self.path}"
+
+    def local_files(self) -> Iterable[tuple[str, Path]]:
+        folder = Path(self.path).expanduser().parent
+        for path in script_files(folder):
+            yield path.relative_to(folder).as_posix(), path
+
     def moved(self, move: Callable[[object], object]) -> Self:
         return self.replace(path=move(self.path))
 
     def absolute(self) -> Self:
         return self.replace(path=str(user_path(self.path).absolute()))
+
+    def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
+        check_script(Path(self.path).expanduser().absolute())
 
     def prepare(self, run: NewRun) -> Self:
         check_args(self.args, run.environment)

@@ -6,7 +6,7 @@ The verbs are in `submit` and are imported on first use.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,6 +16,9 @@ from workbench.base import entries
 from workbench.base.files import is_folder, user_path
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
+from workbench.finetune.job.columns import panel_facts, table_columns
+from workbench.finetune.job.grid import grid_job
+from workbench.finetune.job.local_files import local_files
 from workbench.finetune.job.refusals import check_together
 from workbench.finetune.options.evaluation import (
     Metric,
@@ -31,6 +34,7 @@ from workbench.jobs.job import (
     Checkpoints,
     Companion,
     FirstPod,
+    Forecast,
     Handover,
     HandoverRequest,
     Job,
@@ -93,6 +97,16 @@ class FineTune(FineTuneOptions, Job):
     run_class: ClassVar[str] = entries.FINETUNE_RUN
     result_class: ClassVar[str] = entries.FINETUNE_RESULT
     recipe: ClassVar[str] = entries.REPEAT
+    start_phases: ClassVar[Sequence[str]] = (
+        "sending",
+        "starting ranks",
+        "joining the other ranks",
+        "loading data",
+        "loading model",
+        "evaluating",
+        "training",
+    )
+    loss_unit: ClassVar[str] = "nats per token"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -133,6 +147,27 @@ class FineTune(FineTuneOptions, Job):
             meanwhile=self.brings_checkpoints and self.save_steps is not None,
         )
 
+    @classmethod
+    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        return table_columns(options)
+
+    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
+        return list(panel_facts(self, start))
+
+    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
+        technique = str(options.get("technique", self.technique))
+        return technique if alone else f"{self.model}, {technique}"
+
+    def in_grid(self, options: Mapping[str, object], *, pods: int, slots: int) -> Self:
+        return grid_job(self, options, pods=pods, slots=slots)
+
+    def local_files(self) -> Iterable[tuple[str, Path]]:
+        return local_files(self)
+
+    def forecast(self, *, pods: int, gpus: int) -> Forecast:
+        forecast: Forecast = _verbs().forecast(self, pods=pods, gpus=gpus)
+        return forecast
+
     def pods_wanted(self, count: int) -> int:
         return 1 if technique_of(self.technique).alone else count
 
@@ -165,8 +200,11 @@ class FineTune(FineTuneOptions, Job):
             changes["model"] = str(folder.absolute())
         return self.replace(**changes) if changes else self
 
-    def chosen(self, *, gpus: int, ranks: int | None, apart: bool) -> Self:
-        return choose(self, gpus=gpus, world_size=ranks, apart=apart)
+    def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:
+        return choose(self, gpus=gpus, world_size=ranks, looks=looks, apart=apart)
+
+    def check_early(self, *, gpus: int) -> None:
+        _verbs().check_early(self, gpus=gpus)
 
     def prepare(self, run: NewRun) -> Job:
         prepared: Job = _verbs().prepare(self, run)

@@ -13,6 +13,7 @@ from workbench.finetune.deepspeed.not_done import own_keys
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.models import model_family, model_kind
 from workbench.finetune.submit.metric_functions import with_metric_files
@@ -23,6 +24,13 @@ from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.paths import RunPaths
 
 _LEFT_OPEN = ("learning_rate", "precision", "communication")
+
+
+def check_early(job: FineTune, *, gpus: int) -> None:
+    """Raise ConfigError for what is quick to find: options, model and dataset. Reads no rows."""
+    check_at_submit(job, gpus=gpus)
+    dataset_from(job.dataset)
+    model_kind(job.model)
 
 
 def prepare(job: FineTune, run: NewRun) -> FineTune:

@@ -16,6 +16,7 @@ from workbench.base.files import read_json, read_text, write_json
 from workbench.base.json_values import part, problem_in, text
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.base.words import plain
+from workbench.jobs.registry import table_columns
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.rundir.events import EventTail
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _DEEPEST = 7  # levels of folders below the first folder
 _TAIL_BYTES = 1 << 15
 _LONGEST = {"name": 80, "note": 2000}  # letters
+_COLUMNS = ("model", "technique", "peft", "precision")
 _RUN_FILE = RunPaths(Path()).info.name
 _CLUSTER_FILE = ClusterPaths(Path()).config.name
 # Large folders without runs: a pod's own files, virtual environments, caches.
@@ -164,9 +166,10 @@ def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:
     job = part(read_json(paths.spec), "job")
-    if job.get("kind") == "script":
-        return {"model": Path(str(job.get("path", ""))).name, "technique": "script"}
-    return {name: job[name] for name in ("model", "technique", "peft", "precision") if name in job}
+    if not job:
+        return {}
+    columns = table_columns(job)
+    return {name: columns[name] for name in _COLUMNS if columns.get(name)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,69 @@
+"""Predict a fine-tuning job for benchmarks and for the command line.
+
+The planner is imported on first use, because keepers import this room too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from workbench.jobs.job import MemoryNeed, Plan
+
+if TYPE_CHECKING:
+    from workbench.finetune.job.finetune import FineTune
+    from workbench.pods.doctor.exchange import Exchange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobForecast:
+    """Predictions for a fine-tuning job by the planner."""
+
+    job: FineTune
+    pods: int
+    gpus: int
+    """Number of GPUs of each pod."""
+
+    def memory(self) -> MemoryNeed:
+        """Return the memory of every pod. Takes seconds for a new model."""
+        from workbench.finetune.plan.plan import predict
+
+        row = predict(self.job, pods=self.pods, gpus=self.gpus)
+        assert row is not None  # a step that is not traced yet is traced now
+        return MemoryNeed(gpu_gib=row.gpu_gib, pod_gpu_gib=row.pod_gpu_gib, host_gib=row.host_gib)
+
+    def scaling(self, exchange: Exchange | None) -> Mapping[str, object]:
+        """Return the fields of `Scaling`; empty if the network's speed or the trace is unknown."""
+        from workbench.finetune.plan.plan import scaling
+
+        forecast = scaling(self.job, pods=self.pods, gpus=self.gpus, exchange=exchange)
+        return asdict(forecast) if forecast else {}
+
+    def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:
+        """Return the plan of all techniques, and whether the job's own technique fits."""
+        from workbench.finetune.plan.plan import plan
+        from workbench.finetune.plan.table import Fit
+
+        table = plan(
+            self.job,
+            pods=self.pods,
+            gpus=max(1, self.gpus),
+            gpu_memory_gib=gpu_memory_gib,
+            memory_gib=memory_gib,
+        )
+        fit = table.row(self.job.technique).fit
+        return Plan(text=str(table), fits=fit is not Fit.NOT)
+
+    def plan_gpus(self, *, memory_gib: float | None) -> Plan:
+        """Return the least GPUs of every kind, and whether the job fits on any of them."""
+        from workbench.finetune.plan.gpus import gpus_for
+
+        table = gpus_for(self.job, memory_gib=memory_gib)
+        fits = any(row.plan for row in table.rows)
+        return Plan(text=str(table), fits=fits)
+
+
+def forecast(job: FineTune, *, pods: int, gpus: int) -> JobForecast:
+    """Return the predictions for a job on pods with `gpus` GPUs each."""
+    return JobForecast(job=job, pods=pods, gpus=gpus)
