@@ -265,10 +265,10 @@ def test_a_script_that_printed_nothing_has_no_empty_places(
     panel = RunPanel(Run.load(written.paths.root))
     page = re.sub(r">\s+<", "><", look(panel))
     assert '<div class="wb-plots"><div><div class="wb-name">memory per pod' in page
-    assert '<div><div class="wb-quiet">the script has printed nothing yet' in page
+    assert '<div><div class="wb-quiet">the ranks have printed nothing yet' in page
     written.end("failed")
     page = look(panel)
-    assert "the script printed nothing" in page and "run.tensorboard()" not in page
+    assert "the ranks printed nothing" in page and "run.tensorboard()" not in page
     assert panel.still() == b""
 
 

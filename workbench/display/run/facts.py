@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.base import json_values
 from workbench.base.files import read_json
 from workbench.base.json_values import items, text, whole
 from workbench.base.words import (
@@ -17,14 +17,10 @@ from workbench.base.words import (
     number,
     percent,
     plain,
-    scaled,
     short_list,
 )
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
-from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import Peft
-from workbench.jobs.script import Script
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
@@ -33,18 +29,6 @@ from workbench.rundir.view import RunView
 _NAMED_PODS = 8
 _ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
 _NAMED_COLUMNS = 20
-_STAGES = (
-    *(
-        "sending",
-        "starting ranks",
-        "joining the other ranks",
-        "loading data",
-        "loading model",
-        "evaluating",
-    ),
-    "training",
-)
-"""Steps of a trainer's start, by the beginning of the message or phase."""
 
 
 class RunFacts:
@@ -78,17 +62,18 @@ class RunFacts:
         the end."""
         self.links = run_links(view.paths) if ended and not alone else []
         """Links to card and model after the end, if a Jupyter server has the files."""
-        self.stop_grace_s: float | None = getattr(job, "stop_grace_s", None)
-        """Seconds for a script's ranks to end on request; None for a trainer, which ends after a
-        step."""
-        self.is_script = self.stop_grace_s is not None
+        self.stop_grace_s = job.stop.grace_s if job else None
+        """Seconds from the request to stop until ranks are killed. None: the ranks end after a
+        step, without a kill."""
+        self.has_only_log = job is not None and not job.events
+        """Whether the ranks send no state events, so that the log is the only news of the run."""
 
 
 def _share(view: RunView, progress: Progress) -> float:
     if view.state is RunState.SUCCEEDED:
         return 1.0
     if view.state is RunState.STARTING:
-        return max(0, _stage(view) - 1) / len(_STAGES)
+        return max(0, _stage(view) - 1) / max(1, len(_phases(view)))
     return (
         min(1.0, progress.step / progress.max_steps)
         if progress.step and progress.max_steps
@@ -98,22 +83,12 @@ def _share(view: RunView, progress: Progress) -> float:
 
 def _head(view: RunView) -> list[tuple[str, str]]:
     job = view.spec.job if view.spec else None
-    pairs = []
-    match job:
-        case FineTune():
-            adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
-            pairs.append(("model", f"{middle_cut(job.model, 40)}{_size(view)}"))
-            # The ranks decide: GPUs without the chosen format use another.
-            precision = text(view.start.get("precision")) or job.number_format
-            pairs.append(("technique", f"{job.technique}{adapters} {precision}"))
-            pairs.append(("chosen for it", _chosen(view)))
-        case Script():
-            pairs.append(("script", job.path.rpartition("/")[2]))
-        case None if view.result:
-            pairs += [
-                ("model", middle_cut(view.result.model, 40)),
-                ("technique", view.result.technique),
-            ]
+    pairs: list[tuple[str, str]] = []
+    if job is not None:
+        pairs += job.panel_facts(view.start)
+    elif view.result:
+        pairs.append(("model", middle_cut(view.result.model, 40)))
+        pairs.append(("technique", view.result.technique))
     pairs.append(("hosts", _hosts(view)))
     if view.batch:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
@@ -143,30 +118,6 @@ def _of_rows(view: RunView) -> tuple[list[str], int]:
     return [text(name) for name in items(known.get("not_read"))], whole(
         known.get("empty_answers")
     ) or 0
-
-
-def _chosen(view: RunView) -> str:
-    """Return the options that the user left open, with the chosen values."""
-    rate = json_values.number(view.start.get("learning_rate"))
-    precision = text(view.start.get("precision"))
-    chosen = view.start.get("chosen")
-    communication = text(view.start.get("communication"))
-    pairs = (
-        ("learning_rate", f"learning rate {number(rate)}"),
-        ("precision", f"precision {precision}"),
-        *([("communication", f"gradients sent in {communication}")] if communication else []),
-    )
-    return ", ".join(words for name, words in pairs if isinstance(chosen, list) and name in chosen)
-
-
-def _size(view: RunView) -> str:
-    parameters, trained = (
-        whole(view.start.get(name)) for name in ("parameters", "trainable_parameters")
-    )
-    if parameters is None:
-        return ""
-    part = "" if trained in (None, parameters) else f", {scaled(float(trained or 0))} trained"
-    return f" ({scaled(float(parameters))} parameters{part})"
 
 
 def _ticking(seconds: float) -> str:
@@ -201,10 +152,10 @@ def _bar(view: RunView, progress: Progress) -> str:
     if view.state is RunState.STARTING and (stage := _stage(view)):
         words = {"starting ranks": "starting ranks; each imports torch and transformers first"}
         words["training"] = (
-            "the first step" if stage == len(_STAGES) else "setting up the optimizer"
+            "the first step" if stage == len(_phases(view)) else "setting up the optimizer"
         )
         return plain(
-            f"start, {stage} of {len(_STAGES)}: {words.get(doing or view.message, doing or view.message)}"
+            f"start, {stage} of {len(_phases(view))}: {words.get(doing or view.message, doing or view.message)}"
         )
     if not view.state.is_terminal and doing and doing != "training":
         parts.append(doing)
@@ -213,12 +164,15 @@ def _bar(view: RunView, progress: Progress) -> str:
     return plain(" · ".join(parts))
 
 
+def _phases(view: RunView) -> Sequence[str]:
+    """Return the phases of the start, in order; empty if the job's kind names none."""
+    return view.spec.job.start_phases if view.spec else ()
+
+
 def _stage(view: RunView) -> int:
-    """Return the number of the start's stage, from 1; 0 if unknown, and for a script."""
-    if not (view.spec and isinstance(view.spec.job, FineTune)):
-        return 0
+    """Return the number of the start's phase, from 1; 0 if unknown."""
     now = view.totals.phases.get(0, view.message)
-    stage = next((n for n, name in enumerate(_STAGES, 1) if now.startswith(name)), 0)
+    stage = next((n for n, name in enumerate(_phases(view), 1) if now.startswith(name)), 0)
     # The phase is named training before the first evaluation.
     return stage - (now == "training" and view.totals.eval_loss is None)
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.display.kit.plots.figure import STEP, Look, Plot, Series, look, time_axis
-from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.view import RunView
 
 CURVE_TITLES: Mapping[str, str] = {
@@ -94,6 +93,7 @@ def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -
 
 
 def _loss_unit(views: Sequence[RunView]) -> str:
-    """Name the unit of a loss; what the loss of a script counts, only its author can say."""
-    ours = all(view.spec is not None and isinstance(view.spec.job, FineTune) for view in views)
-    return "loss, nats per token" if ours else "loss"
+    """Name the unit of a loss, if the jobs of all runs name the same unit."""
+    units = {view.spec.job.loss_unit if view.spec else "" for view in views}
+    unit = units.pop() if len(units) == 1 else ""
+    return f"loss, {unit}" if unit else "loss"
