@@ -78,29 +78,22 @@ def _doctor(args: argparse.Namespace) -> bool:
 
 
 def _plan(args: argparse.Namespace) -> bool:
-    from workbench.finetune.job.finetune import FineTune
-    from workbench.finetune.plan.gpus import gpus_for
-    from workbench.finetune.plan.plan import plan
-    from workbench.finetune.plan.table import Fit
     from workbench.rundir.spec import RunSpec
 
     spec = RunSpec.load(args.spec)
-    if not isinstance(spec.job, FineTune):
-        raise ConfigError("a plan is made for a finetune job; what a script needs is not known")
-    pods = spec.cluster.pods
+    pod = spec.cluster.pods
+    forecast = spec.job.forecast(pods=spec.pods or spec.cluster.count, gpus=pod.gpus)
+    if forecast is None:
+        raise ConfigError(
+            f"{args.spec}: the needs of a {spec.job.kind} job are unknown, so there is no plan. "
+            "Give the SPEC.json of a finetune job"
+        )
     if args.gpus_for:
-        gpus = gpus_for(spec.job, memory_gib=pods.memory_gib)
-        _say(str(gpus))
-        return any(row.plan for row in gpus.rows)
-    table = plan(
-        spec.job,
-        pods=spec.pods or spec.cluster.count,
-        gpus=pods.slots,
-        gpu_memory_gib=args.gpu_memory_gib,
-        memory_gib=pods.memory_gib,
-    )
-    _say(str(table))
-    return table.row(spec.job.technique).fit is not Fit.NOT
+        plan = forecast.plan_gpus(memory_gib=pod.memory_gib)
+    else:
+        plan = forecast.plan(gpu_memory_gib=args.gpu_memory_gib, memory_gib=pod.memory_gib)
+    _say(plan.text)
+    return plan.fits
 
 
 def _report(args: argparse.Namespace) -> bool:
