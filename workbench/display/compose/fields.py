@@ -14,7 +14,7 @@ from workbench.finetune.data.sources.dataset import NAMED
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.evaluation import METRICS
+from workbench.finetune.options.metrics import METRICS
 from workbench.finetune.options.options import PROMPTS, TRACKERS
 from workbench.finetune.techniques.fsdp import FSDP
 from workbench.finetune.techniques.local_sgd import LocalSGD

@@ -26,7 +26,7 @@ from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.choices import ROW_ORDER, Peft
-from workbench.finetune.options.evaluation import carried_metrics
+from workbench.finetune.options.metrics import carried_metrics
 from workbench.finetune.options.models import TINY_T5, Family
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.script import Script, references

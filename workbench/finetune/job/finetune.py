@@ -20,13 +20,8 @@ from workbench.finetune.job.columns import panel_facts, table_columns
 from workbench.finetune.job.grid import grid_job
 from workbench.finetune.job.local_files import local_files
 from workbench.finetune.job.refusals import check_together
-from workbench.finetune.options.evaluation import (
-    Metric,
-    function_name,
-    metric_function,
-    own_metrics,
-)
 from workbench.finetune.options.instead import value_hint
+from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.training import option_hint
 from workbench.finetune.techniques.registry import technique_of

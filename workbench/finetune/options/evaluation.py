@@ -1,30 +1,20 @@
-"""Metrics and times of a job's evaluations, and checks of the evaluation options."""
+"""Figures and times of a job's evaluations, and checks of the evaluation options."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
-from keyword import iskeyword
-from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import Json, text
 from workbench.finetune.options.choices import EvalStrategy
+from workbench.finetune.options.metrics import METRICS, own_metrics
 from workbench.finetune.options.models import Family, family_by_name
+from workbench.finetune.options.options import FineTuneOptions
 
-if TYPE_CHECKING:
-    from workbench.finetune.options.options import FineTuneOptions
-
-METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 LOSS = "eval_loss"
 _MOST_NATS = 700  # exp(700) is near the largest float
 _FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
 _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
 _LESS_IS_BETTER = (LOSS, "perplexity")
-
-Metric = str | Callable[..., object]
-"""One of `METRICS`, `path.py:function`, or a function."""
 
 
 def perplexity(loss: float) -> dict[str, float]:
@@ -47,7 +37,6 @@ def best_metric(job: FineTuneOptions) -> str:
     """Return the name of the metric that compares models, as evaluations name the metric.
 
     Example:
-        >>> from workbench.finetune.options.options import FineTuneOptions
         >>> how = {"eval_steps": 5, "metrics": ["rouge"], "load_best_model_at_end": True}
         >>> best_metric(FineTuneOptions(**how)), best_metric(FineTuneOptions(**how, metric_for_best_model="eval_rougeL"))
         ('eval_loss', 'rougeL')
@@ -65,57 +54,6 @@ def greater_is_better(job: FineTuneOptions) -> bool:
         return job.greater_is_better
     name = best_metric(job)
     return name not in _LESS_IS_BETTER and not name.endswith("loss")
-
-
-def metric_function(metric: str) -> tuple[str, str]:
-    path, _, function = metric.rpartition(":")
-    return path, function
-
-
-def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
-    return [metric for metric in metrics if metric not in METRICS]
-
-
-def function_name(function: Callable[..., object]) -> str:
-    """Return the function's name if a file can define a function of that name, else `metric`.
-
-    Example:
-        >>> function_name(len), function_name(lambda predictions, references: 0)
-        ('len', 'metric')
-    """
-    name = str(getattr(function, "__name__", ""))
-    return name if name.isidentifier() and not iskeyword(name) else "metric"
-
-
-def metric_text(metric: Metric) -> str:
-    """Return a metric as JSON text; a function becomes the name of the file that a run writes."""
-    return metric if isinstance(metric, str) else "{0}-metric.py:{0}".format(function_name(metric))
-
-
-def check_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
-    """Raise ConfigError for an invalid metric.
-
-    A metric is one of `METRICS`, `path.py:function`, or a function that accepts two lists.
-    """
-    for metric in metrics:
-        if not isinstance(metric, str):
-            _check_takes_two(metric)
-        elif metric not in METRICS:
-            path, function = metric_function(metric)
-            if not (path.endswith(".py") and function.isidentifier()):
-                raise one_of("job metrics", metric, [*METRICS, "path.py:function", "a function"])
-    return tuple(metrics)
-
-
-def _check_takes_two(metric: Callable[..., object]) -> None:
-    try:
-        inspect.signature(metric).bind([], [])
-    except ValueError:  # a builtin without a signature
-        return
-    except TypeError as error:
-        raise ConfigError(
-            f"job metrics: {function_name(metric)} must take two lists, predictions and references: {error}"
-        ) from error
 
 
 def check_evaluation(job: FineTuneOptions) -> None:
@@ -204,25 +142,3 @@ def _measured(job: FineTuneOptions) -> list[str]:
             ]
         )
     )
-
-
-def carried_metrics(
-    metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
-) -> tuple[list[str], dict[str, bytes]]:
-    """Return a job's metrics with custom metrics renamed to files of `folder`, and the files.
-
-    Example:
-        >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])
-        (['rouge', 'metric-1.py:f'], {'metric-1.py': b'f = max'})
-    """
-    own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
-    if len(own) != len(sent):
-        return list(metrics), {}
-    files = {
-        f"metric-{number}.py": text(each.get("source")).encode()
-        for number, each in enumerate(sent, 1)
-    }
-    named = {
-        m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()
-    }
-    return [named.get(metric, metric) for metric in metrics], files

@@ -32,7 +32,7 @@ from workbench.finetune.options.choices import (
     Schedule,
     Technique,
 )
-from workbench.finetune.options.evaluation import METRICS, Metric, check_metrics, metric_text
+from workbench.finetune.options.metrics import METRICS, Metric, check_metrics, metric_text
 from workbench.jobs.launcher import Launcher
 
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")

@@ -12,7 +12,7 @@ from workbench.finetune.data.sources.dataset import is_bundled
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Optimizer
-from workbench.finetune.options.evaluation import carried_metrics, metric_text
+from workbench.finetune.options.metrics import carried_metrics, metric_text
 from workbench.finetune.submit.resume import bound_to_ranks
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.job import Handover, HandoverRequest, carried

@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.files import write_bytes
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.evaluation import function_name, metric_text
+from workbench.finetune.options.metrics import function_name, metric_text
 from workbench.jobs.script import Function
 from workbench.rundir.make.function import cloudpickle_files, pickled_function
 

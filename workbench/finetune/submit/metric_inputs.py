@@ -12,12 +12,8 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_given, user_path
 from workbench.finetune.data.sources.dataset import Prepared
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.evaluation import (
-    answered_rows,
-    evaluates,
-    metric_function,
-    own_metrics,
-)
+from workbench.finetune.options.evaluation import answered_rows, evaluates
+from workbench.finetune.options.metrics import metric_function, own_metrics
 
 _LARGEST = 1 << 20  # most bytes of a metric's file
 
