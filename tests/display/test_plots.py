@@ -18,17 +18,18 @@ import workbench
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_bundle
 from workbench.client.comparison import compare
-from workbench.client.plot import PLOTS
+from workbench.client.plot import MEMORY
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_bundles, to_html
 from workbench.display.kit.plots.figure import COLOURS, Plot, Series, look, plot_words, smoothed
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
 from workbench.display.kit.plots.live import LivePlot
-from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, losses_plot, memory_plot
+from workbench.display.kit.plots.runs import curve_plot, losses_plot, memory_plot
 from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg, write_labels
 from workbench.display.records.history import runs_doc
 from workbench.display.run.page import run_view_doc
 from workbench.display.run.panel import run_plot_doc
+from workbench.rundir.metrics import plot_names
 from workbench.rundir.view import RunView
 
 PAGES = {
@@ -91,7 +92,7 @@ def pressed(figure: dict[str, Any], label: str) -> dict[str, Any]:
 
 def test_static_and_interactive_hold_the_same_numbers(view: RunView) -> None:
     plots = [
-        *(curve_plot(view, name) for name in CURVE_TITLES),
+        *(curve_plot(view, name) for name in plot_names()),
         memory_plot(view),
         losses_plot([("a", view)]),
     ]
@@ -273,8 +274,8 @@ def test_a_plot_of_another_name_is_refused_with_the_nearest(written: WrittenRun)
     run = Run.load(written.paths.root)
     with pytest.raises(ConfigError, match="'losses' is not known: did you mean 'loss'"):
         run.plot("losses")
-    assert {*CURVE_TITLES, "memory"} == {*PLOTS}
-    assert all(name in (workbench.Run.plot.__doc__ or "") for name in PLOTS)
+    named = re.findall(r"`(\w+)`", workbench.Run.plot.__doc__ or "")
+    assert {"loss", MEMORY} < {*named} == {run.plot(name).name for name in named}
 
 
 def test_words_say_what_the_plot_shows(view: RunView) -> None:

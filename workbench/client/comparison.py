@@ -17,6 +17,7 @@ from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
+from workbench.rundir.metrics import Column, columns_of
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at
@@ -61,20 +62,24 @@ class RunComparison(ShownLive):
 
     def figures(self) -> Grid:
         """Return the final figures, a run per row."""
-        metrics = list(dict.fromkeys(name for run in self.runs for name in run.record.metrics))
-        rows = [_row(run, metrics) for run in self.runs]
+        records = [run.record for run in self.runs]
+        every = columns_of([r.metrics for r in records], [r.step_figures for r in records])
+        shown = [column for column in every if column.in_tables]
+        rows = [_row(run, place, shown) for place, run in enumerate(self.runs)]
         columns = (
-            *(
-                "run",
-                "state",
-                "steps",
-                "training loss",
-                "eval loss before",
-                "eval loss",
-                "of step",
-                "perplexity",
-            ),
-            *(*metrics, "exact match", "samples/s", "peak memory of a pod", "duration"),
+            "run",
+            "state",
+            "steps",
+            "training loss",
+            "eval loss before",
+            "eval loss",
+            "of step",
+            "perplexity",
+            *(column.title for column in shown),
+            "exact match",
+            "samples/s",
+            "peak memory of a pod",
+            "duration",
         )
         some = [
             place for place in range(len(columns)) if any(row[place] != UNKNOWN for row in rows)
@@ -211,7 +216,7 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
 
 
-def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:
+def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ...]:
     record = run.record
     peak = max(record.peak_memory_gib.values(), default=None)
     return (
@@ -223,7 +228,7 @@ def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:
         number(record.eval_loss),
         count(record.eval_step),
         number(record.perplexity),
-        *(number(record.metrics.get(name)) for name in metrics),
+        *(column.write(column.values[place]) for column in shown),
         percent(record.exact_match),
         number(record.train_samples_per_s),
         gib(peak),

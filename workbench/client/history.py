@@ -16,6 +16,7 @@ from workbench.base.table import as_grid, data_frame
 from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
+from workbench.rundir.metrics import Column, columns_of
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
@@ -78,6 +79,8 @@ class History(ShownLive):
     folder: Path
     """Searched folder, absolute."""
     records: tuple[RunRecord, ...]
+    sorted_by: str = _NEWEST.removeprefix("-")
+    """Column of `to_dataframe` that the runs are sorted by."""
 
     def table(self, limit: int | None = None) -> Grid:
         """Return the table, to print or to show."""
@@ -87,16 +90,28 @@ class History(ShownLive):
         """Return the runs as a pandas DataFrame, a run per row, with units in the column names.
 
         Columns are fields of the result; `peak_memory_gib` is the highest of all pods. Further
-        columns are `metric.NAME` for a metric of an evaluation, and `option.NAME` for an option
-        that differs.
+        columns are `metric.NAME` for a metric of the last evaluation, `step.NAME` for the last
+        value of a figure that the steps report, and `option.NAME` for an option that differs.
         """
         options = self.options()
         rows = []
         for place, record in enumerate(self.records):
             row = {name: _figure(record, name) for name in _COLUMNS}
             row |= {f"metric.{name}": value for name, value in record.metrics.items()}
+            row |= {f"step.{name}": value for name, value in record.step_figures.items()}
             rows.append(row | {f"option.{name}": values[place] for name, values in options.items()})
         return data_frame(rows, _COLUMNS)
+
+    def metrics(self) -> list[Column]:
+        """Return the columns of the table for metrics that are no field of the result.
+
+        The columns are metrics with a row in `rundir/metrics.py`, and the column to sort by.
+        """
+        return [
+            column
+            for column in _metric_columns(self.records)
+            if (column.is_known and column.in_tables) or column.key == self.sorted_by
+        ]
 
     def options(self) -> Mapping[str, Sequence[object]]:
         """Return the options that differ between the runs, with values in the order of the table.
@@ -180,34 +195,50 @@ def history(
         model: Text in the name of the runs' models.
         technique: Technique of the runs, or several techniques.
         pods: Number of pods of the runs.
-        sort: Column of `to_dataframe` to sort by, except options. A leading minus sorts the
-            largest first.
+        sort: Column of `to_dataframe` to sort by, except options; also the name of a metric or of
+            a figure of the steps, such as `rougeL`. A leading minus sorts the largest first.
 
     Raises:
         RunError: There is no such folder.
-        ConfigError: There is no such state or column.
+        ConfigError: There is no such state, or no run below the folder has such a column.
     """
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
         raise RunError(f"there is no folder {root}")
-    column = sort.removeprefix("-")
-    if column not in _COLUMNS:
-        raise one_of("sort", sort, _COLUMNS)
     states, techniques = ([each] if isinstance(each, str) else each for each in (state, technique))
     for each in states:
         if each not in list(RunState):
             raise one_of("state", each, list(RunState))
     is_alive = cache(is_keeper_alive)  # clusters have many runs
+    found = [record_of(paths, is_alive) for paths in find_runs(root)]
+    column = _sort_column(sort, found)
     records = [
         record
-        for record in (record_of(paths, is_alive) for paths in find_runs(root))
+        for record in found
         if (not states or record.state in states)
         and (not techniques or record.technique in techniques)
         and (pods is None or record.pods == pods)
         and model.lower() in record.model.lower()
         and name.lower() in f"{record.name}\n{record.note}\n{record.id}".lower()
     ]
-    return History(root, tuple(_sorted(records, column, largest_first=sort.startswith("-"))))
+    in_order = _sorted(records, column, largest_first=sort.startswith("-"))
+    return History(root, tuple(in_order), sorted_by=column)
+
+
+def _sort_column(sort: str, records: Sequence[RunRecord]) -> str:
+    """Return the column of `to_dataframe` to sort by, for its name or the name of a metric."""
+    name = sort.removeprefix("-")
+    if name in _COLUMNS:
+        return name
+    keys = [column.key for column in _metric_columns(records)]
+    for key in (name, f"metric.{name}", f"metric.{name.removeprefix('eval_')}", f"step.{name}"):
+        if key in keys:
+            return key
+    raise one_of("sort", sort, [*_COLUMNS, *keys])
+
+
+def _metric_columns(records: Sequence[RunRecord]) -> list[Column]:
+    return columns_of([r.metrics for r in records], [r.step_figures for r in records])
 
 
 def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -> list[RunRecord]:
@@ -227,6 +258,9 @@ def _key(value: object) -> tuple[float, str]:
 def _figure(record: RunRecord, name: str) -> object:
     if name == "peak_memory_gib":
         return max(record.peak_memory_gib.values(), default=None)
+    kind, _, metric = name.partition(".")
+    if metric:
+        return (record.metrics if kind == "metric" else record.step_figures).get(metric)
     value = getattr(record, name)
     return str(value) if name in ("path", "state") else value
 

@@ -7,8 +7,12 @@ from pathlib import Path
 
 from workbench.base.errors import one_of
 from workbench.base.shown import ShownLive
+from workbench.rundir.events import read_events
+from workbench.rundir.metrics import curves_of, known, plot_names
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.totals import RunTotals
 
-PLOTS = ("loss", "perplexity", "learning_rate", "grad_norm", "samples_per_s", "memory")
+MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,13 @@ class RunPlot(ShownLive):
     path: Path
     """Run directory."""
     name: str = "loss"
+    """Name of a metric, or `memory`."""
 
     def __post_init__(self) -> None:
-        if self.name not in PLOTS:
-            raise one_of("plot", self.name, PLOTS)
+        if self.name == MEMORY or known(self.name) is not None:
+            return
+        # A number without a row in the table has a plot once the run has reported the number.
+        reported = RunTotals.of(read_events(RunPaths(self.path).events)).curve_names
+        if reported.isdisjoint(curves_of(self.name)):
+            names = [*plot_names(), MEMORY, *sorted(reported)]
+            raise one_of("plot", self.name, dict.fromkeys(names))

@@ -111,11 +111,11 @@ class Run(ShownLive):
         A cell that ends with the plot shows it, and updates it during the run.
 
         Args:
-            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, or `memory`
-                of each pod.
+            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, `memory` of
+                each pod, or any other number that steps or evaluations of the run report.
 
         Raises:
-            ConfigError: There is no such plot.
+            ConfigError: The run has not reported such a number. The message lists the plots.
         """
         return RunPlot(self.paths.root, name)
 

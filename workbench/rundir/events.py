@@ -167,7 +167,7 @@ def log(step: int, **figures: object) -> None:
         step: Optimizer steps so far.
         figures: Numbers, or values that `float` converts. The panel shows `loss`, `max_steps`,
             `epoch`, `learning_rate`, `grad_norm`, `samples_per_s` and `eval_loss`. Every other
-            figure is a curve in TensorBoard.
+            figure is a curve in TensorBoard and in `run.plot(NAME)`, and a column of `compare`.
     """
     if RUN_MARK not in os.environ or os.environ.get("RANK", "0") != "0":
         return

@@ -228,6 +228,8 @@ class ResultRecord(Measurements):
 
     `rouge1`, `accuracy`, results of a user's function.
     """
+    step_figures: Mapping[str, Number] = field(default_factory=dict)
+    """Last value of every figure that the steps reported, by name: `grad_norm`, a script's own."""
     peak_memory_gib: Mapping[str, Number] = field(default_factory=dict)
     """Peak memory by host in GiB: highest sum over the host's ranks.
 

@@ -17,14 +17,15 @@ from typing import Any, Self
 from workbench.base.json_values import number, numbers_of, whole
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.workers import WorkerBook
+from workbench.rundir.metrics import figures_of, perplexity
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
 _MOST_NOTES = 20
+_MOST_FIGURES = 50  # names of figures, so that memory stays bounded
 # Family of models with a next-token loss, and therefore a perplexity.
 _CAUSAL = "causal"
-_MOST_NATS = 700  # e to the 700 is near the largest float
 _START_FIELDS = (
     *(
         "global_batch_size",
@@ -106,6 +107,10 @@ class RunTotals:
         """Loss of the last evaluation, including the evaluation before the first step."""
         self.metrics: Mapping[str, float] = {}
         """Other figures of the last evaluation, by name."""
+        self.step_figures: dict[str, float] = {}
+        """Last value of every figure of the steps, by name."""
+        self.curve_names: set[str] = set()
+        """Names of the curves that the run has so far."""
         self.notes: list[str] = []
         """Notes of rank 0 for the user, shown for every outcome of the run."""
         self.book = WorkerBook()
@@ -146,6 +151,7 @@ class RunTotals:
     def _take(self, event: Event) -> tuple[RunState, str] | None:  # noqa: C901, PLR0912
         self.last_s = event.time_s
         self.book.take(event)
+        self._note_figures(event)
         rank = event.rank
         match event.kind:
             case EventKind.STEP:
@@ -200,6 +206,19 @@ class RunTotals:
             case EventKind.TRAFFIC if rank is not None:
                 self._traffic[rank] = event
         return None
+
+    def _note_figures(self, event: Event) -> None:
+        """Keep the names of a step's or an evaluation's figures, and the last values of steps."""
+        for name, value in figures_of(event).items():
+            if name not in self.curve_names:
+                if len(self.curve_names) >= _MOST_FIGURES:
+                    continue
+                self.curve_names.add(name)
+            if event.kind == EventKind.STEP:
+                # A value that is not finite must not leave an older value in its place.
+                self.step_figures.pop(name, None)
+                if math.isfinite(value):
+                    self.step_figures[name] = value
 
     def _restart(self, event: Event) -> None:
         """Record a restart and reset the totals of the previous attempt."""
@@ -286,10 +305,10 @@ class RunTotals:
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
             "train_samples_per_s": self.samples_per_s,
         }
-        loss = number(facts.get("eval_loss"))
         facts["metrics"] = numbers_of(facts.get("metrics")) or None
-        if self.start.get("family") == _CAUSAL and loss is not None and loss < _MOST_NATS:
-            facts["perplexity"] = math.exp(loss)
+        facts["step_figures"] = self.step_figures or None
+        if self.start.get("family") == _CAUSAL:
+            facts["perplexity"] = perplexity(number(facts.get("eval_loss")))
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
             facts |= {"device": ", ".join(names), "devices": len(self._devices)}

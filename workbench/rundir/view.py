@@ -13,6 +13,7 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.json_values import number, text, whole
+from workbench.rundir import metrics
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
@@ -32,16 +33,12 @@ from workbench.rundir.status import (
 )
 from workbench.rundir.totals import Progress, RunTotals
 
-_CURVES = {
-    EventKind.STEP: ("loss", "aux_loss", "learning_rate", "grad_norm", "samples_per_s"),
-    EventKind.EVAL: ("eval_loss", "perplexity"),
-}
-
 
 class RunView:
     """State and figures of a run as of the last `refresh`."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, curves: Sequence[str] = ()):
+        """Read the run. `curves` names the curves to keep besides the known metrics."""
         self.paths = run_at(path)
         self.id = id_of(self.paths)
         """Id of the run, unique in its cluster."""
@@ -52,10 +49,9 @@ class RunView:
         self.unpredicted = ""
         """Reason for a missing prediction. Empty: the prediction exists or is in progress."""
         self.totals = RunTotals()
-        self.curves: dict[str, Curve] = {
-            name: Curve() for names in _CURVES.values() for name in names
-        }
-        """Curves over optimizer steps, by name."""
+        names = (*(metric.name for metric in metrics.METRICS), *curves)
+        self.curves: dict[str, Curve] = {name: Curve() for name in names}
+        """Curves over optimizer steps, by name: the known metrics, and the requested curves."""
         self.result: ResultRecord | None = None
         self.cluster_phase = ""
         """Phase of the run's cluster; `closed` if the keeper is gone."""
@@ -220,9 +216,9 @@ class RunView:
             if (went_on := event.whole("step")) is not None:
                 for curve in self.curves.values():
                     curve.cut(went_on)
-        for kind, names in _CURVES.items():
-            for name in names if event.kind == kind else ():
-                self.curves[name].add(event.whole("step"), event.number(name), event.time_s)
+        for name, value in metrics.figures_of(event).items():
+            if name in self.curves:
+                self.curves[name].add(event.whole("step"), value, event.time_s)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self.hosts:

@@ -25,12 +25,6 @@ _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total"))
 _OF_EVAL = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev"))
-_SHOWN = {
-    "loss": "loss",
-    "lr": "learning_rate",
-    "learning_rate": "learning_rate",
-    "grad_norm": "grad_norm",
-}
 _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
 # Seconds between reports of steps that the Trainer does not log: by default it logs every 500th.
 _PROGRESS_S = 1.0
@@ -291,7 +285,9 @@ class _Figures:
 
 def _figure(tag: str) -> str:
     """Return the notebook's name for a scalar, or "" for a scalar that only TensorBoard shows."""
+    from workbench.rundir.metrics import scalar_names
+
     words = re.findall("[a-z0-9]+", tag.lower())
     name = "_".join(word for word in words if word not in _OF_TRAINING | _OF_EVAL)
-    shown = _SHOWN.get(name, "")
+    shown = scalar_names().get(name, "")
     return f"eval_{shown or name}" if name and not _OF_EVAL.isdisjoint(words) else shown

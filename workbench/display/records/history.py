@@ -147,8 +147,10 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     """Return the runs as a table, with as many different options, notes and folders as fit."""
     shown = history[:limit]
     columns = _columns(shown)
-    more = [_option(name, values) for name, values in shown.options().items()]
-    more[1:1] = [_texts("note", [record.note for record in shown], cut=True)]
+    more = [_numbers(each.title, each.values, each.write) for each in shown.metrics()]
+    options = [_option(name, values) for name, values in shown.options().items()]
+    note = _texts("note", [record.note for record in shown], cut=True)
+    more += [*options[:1], note, *options[1:]]
     more.append(
         _texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True)
     )

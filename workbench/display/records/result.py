@@ -28,6 +28,7 @@ from workbench.display.kit.templates import render
 from workbench.finetune.profile.compare import ProfileComparison
 from workbench.finetune.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.store import read_label
+from workbench.rundir.metrics import columns_of
 from workbench.rundir.paths import RunPaths
 
 _OPEN = 2  # levels that are open, and shown as text
@@ -74,6 +75,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("evaluation loss", _eval_loss(result)),
         ("perplexity", number(result.perplexity)),
         ("metrics", ", ".join(f"{name} {number(value)}" for name, value in result.metrics.items())),
+        ("figures of the last step", _step_figures(result)),
         ("exact match", percent(result.exact_match)),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         (
@@ -87,6 +89,15 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("files in outputs/", _outputs(result)),
         ("run directory", str(result.path)),
     ]
+
+
+def _step_figures(result: RunResult) -> str:
+    figures = [
+        f"{column.title} {column.write(column.values[0])}"
+        for column in columns_of([result.metrics], [result.step_figures])
+        if column.in_tables and column.key.startswith("step.")
+    ]
+    return plain(", ".join(figures))
 
 
 def _adapters(result: RunResult) -> str:

@@ -21,7 +21,9 @@ from workbench.base.words import (
 )
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
+from workbench.rundir import metrics
 from workbench.rundir.catalog.store import read_label
+from workbench.rundir.events import EventKind
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
@@ -179,34 +181,45 @@ def _stage(view: RunView) -> int:
 
 def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     result = view.result
-    first_eval = next((value for _, value in view.curves["eval_loss"]), None)
-    now_eval = progress.eval_loss
-    evals = number(now_eval)
-    if first_eval is not None and now_eval is not None and len(view.curves["eval_loss"]) > 1:
-        evals = f"{number(first_eval)} → {number(now_eval)}"
-    perplexity = view.curves["perplexity"].last if result is None else result.perplexity
-    metrics = view.totals.metrics if result is None else result.metrics
-    pairs = [
-        ("epoch", number(progress.epoch)),
-        ("training loss", number(progress.loss)),
-        ("load-balancing loss", number(view.curves["aux_loss"].last)),
-        ("evaluation loss", evals),
-        ("perplexity", number(perplexity)),
-        *((name, number(value)) for name, value in metrics.items()),
-        ("learning rate", number(view.curves["learning_rate"].last)),
-        ("gradient norm", number(view.curves["grad_norm"].last)),
-    ]
-    if result is None:
-        pairs.append(("samples/s", number(progress.samples_per_s)))
-    else:
+    evaluated = view.totals.metrics if result is None else result.metrics
+    pairs = [("epoch", number(progress.epoch))]
+    for metric in metrics.METRICS:
+        pairs.append((metric.title, _last(view, progress, metric)))
+        if metric.name == "perplexity":
+            # Figures of the evaluation without a row follow the figures with a row.
+            for name, value in evaluated.items():
+                if metrics.known(metrics.curve_name(name, EventKind.EVAL)) is None:
+                    pairs.append((name, number(value)))
+    if result is not None:
         pairs += [
-            ("samples/s", number(result.train_samples_per_s)),
             ("exact match", percent(result.exact_match)),
             ("time to first step", duration(result.time_to_first_step_s)),
         ]
     busy = [host.gpu_percent for host in view.memory.values() if host.gpu_percent is not None]
     pairs.append(("GPUs busy", percent(sum(busy) / len(busy) / 100 if busy else None)))
     return [(name, text) for name, text in pairs if text != UNKNOWN]
+
+
+def _last(view: RunView, progress: Progress, metric: metrics.Metric) -> str:
+    """Return the last value of a known metric in words. The result's own figures come first."""
+    result = view.result
+    curve = view.curves[metric.name]
+    value = curve.last
+    match metric.name:
+        case "loss":
+            value = progress.loss
+        case "eval_loss":
+            value = progress.eval_loss
+            first = next((first for _, first in curve), None)
+            if first is not None and value is not None and len(curve) > 1:
+                return f"{number(first)} → {number(value)}"
+        case "samples_per_s":
+            value = progress.samples_per_s if result is None else result.train_samples_per_s
+        case "perplexity" if result is not None:
+            value = result.perplexity
+    if result is not None and metric.event == EventKind.EVAL:
+        value = result.metrics.get(metric.name, value)
+    return metric.write(value)
 
 
 def _memory(view: RunView) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.line import text_bar
 from workbench.display.kit.logs import fold, folded_text, ranks_word
-from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
+from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
 from workbench.display.kit.plots.static import plot_svg
 from workbench.display.kit.templates import macro, render, styled
 from workbench.display.records.answers import predictions_grid
@@ -43,6 +43,7 @@ from workbench.display.records.result import facts_of_result, profile_doc, resul
 from workbench.display.run.facts import RunFacts
 from workbench.finetune.notebook.result import FineTuneCard
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
+from workbench.rundir.metrics import curves_of, plot_names
 from workbench.rundir.view import RunView
 
 _BAR = 30
@@ -139,8 +140,9 @@ class RunPage:
         """Draw the curves, the loss first. During a run, folded curves have only a title."""
         curves = self._view.curves
         drawn = []
-        for name, title in CURVE_TITLES.items():
-            points = [len(curves[name]), *([len(curves["eval_loss"])] if name == "loss" else [])]
+        for name in plot_names():
+            title = plot_title(name)
+            points = [len(curves[each]) for each in curves_of(name) if each in curves]
             if any(points):
                 wanted = self._is_whole or name == "loss" or self._folds.get(title)
                 draw = partial(self._draw_curve, name)

@@ -12,19 +12,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from workbench.base.shown import as_html
-from workbench.client.plot import RunPlot
+from workbench.client.plot import MEMORY, RunPlot
 from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import Watched, show_live
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.live import show_live_plot
-from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
+from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
 from workbench.display.kit.plots.static import figure_svg, plot_png, plot_svg
 from workbench.display.kit.templates import styled
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage, run_doc
+from workbench.rundir.metrics import curves_of
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
 
@@ -55,12 +56,12 @@ def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
 
 
 def run_plot_doc(it: RunPlot) -> Doc:
-    return _plot_doc(RunView(it.path), it.name)
+    return _plot_doc(RunView(it.path, curves_of(it.name)), it.name)
 
 
 def show_run_plot(it: RunPlot) -> None:
     """Display a plot of a run, and keep it up to date until the run has ended."""
-    view = RunView(it.path)
+    view = RunView(it.path, curves_of(it.name))
 
     def look() -> tuple[Doc, bool]:
         view.refresh()
@@ -70,17 +71,17 @@ def show_run_plot(it: RunPlot) -> None:
 
 
 def _plot_doc(view: RunView, name: str) -> Doc:
-    plot = memory_plot(view) if name == "memory" else curve_plot(view, name)
+    if name == MEMORY:
+        plot = memory_plot(view)
+        title = "memory of each pod"
+    else:
+        plot = curve_plot(view, name)
+        title = plot_title(name)
     if not plot:
-        return Doc(
-            blocks=[
-                Note(
-                    f"Run {view.id} has not logged two points of {CURVE_TITLES.get(name, name)} yet."
-                )
-            ]
-        )
-    title = f"{CURVE_TITLES.get(name, 'memory of each pod')}, run {view.id}"
-    return Doc(blocks=[Figure(plot_svg(plot), title, plot_words(plot), plot)])
+        what = MEMORY if name == MEMORY else title
+        return Doc(blocks=[Note(f"Run {view.id} has not logged two points of {what} yet.")])
+    figure = Figure(plot_svg(plot), f"{title}, run {view.id}", plot_words(plot), plot)
+    return Doc(blocks=[figure])
 
 
 class RunPanel(Watched):

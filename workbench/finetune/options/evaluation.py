@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.choices import EvalStrategy
 from workbench.finetune.options.metrics import METRICS, own_metrics
 from workbench.finetune.options.models import Family, family_by_name
 from workbench.finetune.options.options import FineTuneOptions
+from workbench.rundir.metrics import less_is_better
 
 LOSS = "eval_loss"
-_MOST_NATS = 700  # exp(700) is near the largest float
 _FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
 _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
-_LESS_IS_BETTER = (LOSS, "perplexity")
-
-
-def perplexity(loss: float) -> dict[str, float]:
-    """Return the perplexity under its name; empty if the perplexity is too large for a float."""
-    return {"perplexity": math.exp(loss)} if loss < _MOST_NATS else {}
 
 
 def evaluates(job: FineTuneOptions) -> bool:
@@ -52,8 +44,7 @@ def greater_is_better(job: FineTuneOptions) -> bool:
     """
     if job.greater_is_better is not None:
         return job.greater_is_better
-    name = best_metric(job)
-    return name not in _LESS_IS_BETTER and not name.endswith("loss")
+    return not less_is_better(best_metric(job))
 
 
 def check_evaluation(job: FineTuneOptions) -> None:

@@ -33,10 +33,11 @@ from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.evaluation import LOSS, answered_rows, perplexity
+from workbench.finetune.options.evaluation import LOSS, answered_rows
 from workbench.finetune.recipe.order import eval_batches
 from workbench.finetune.recipe.standalone import evaluation_sums
 from workbench.rundir.events import emit
+from workbench.rundir.metrics import perplexity
 
 _MOST_NAMES = 50
 Function = Callable[[list[str], list[str]], object]
@@ -126,7 +127,9 @@ class Evaluator:
         """Return all figures by name, the same on every rank; every rank must call the method."""
         figures = {LOSS: loss}
         if self._encoder.causal or "perplexity" in self._job.metrics:
-            figures |= perplexity(loss)
+            uncertainty = perplexity(loss)
+            if uncertainty is not None:
+                figures["perplexity"] = uncertainty
         if self.counts_right:
             figures["accuracy"] = accuracy
         answers = (

@@ -10,8 +10,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from workbench.base.json_values import number, numbers_of, parts
+from workbench.base.json_values import number, parts
 from workbench.rundir.events import Event, EventKind
+from workbench.rundir.metrics import numbers_in, tag_of
 
 
 class Curve:
@@ -167,35 +168,18 @@ class MemoryBook:
         host.gpu_percent = sum(busy) / len(busy) if busy else None
 
 
-_NO_CURVES = frozenset(("step", "max_steps", "epoch", "profiled", "train_samples_per_s"))
-
-
 def scalars_of(event: Event) -> Mapping[str, float]:
-    """Return the numbers of an event that have a curve.
+    """Return the numbers of an event that TensorBoard shows, by tag.
 
     Example:
-        >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"eval_loss": 2.5, "metrics": {"rouge1": 0.5}}))
+        >>> figures = {"eval_loss": 2.5, "metrics": {"rouge1": 0.5}}
+        >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data=figures))
         {'eval/rouge1': 0.5, 'eval/loss': 2.5}
     """
-    picked: dict[str, float | None] = {}
-    match event.kind:
-        case EventKind.STEP:
-            picked = {
-                f"train/{name}": event.number(name) for name in event.data if name not in _NO_CURVES
-            }
-        case EventKind.EVAL:
-            picked = {
-                f"eval/{name}": value
-                for name, value in numbers_of(event.data.get("metrics")).items()
-            }
-            picked |= {
-                "eval/perplexity": event.number("perplexity"),
-                "eval/loss": event.number("eval_loss"),
-            }
-        case EventKind.MEMORY:
-            memory_gib = event.number("cuda_allocated_gib") or event.number("rss_gib")
-            picked = {f"memory/rank-{event.rank}_gib": memory_gib}
-    return {tag: value for tag, value in picked.items() if value is not None}
+    if event.kind == EventKind.MEMORY:
+        memory_gib = event.number("cuda_allocated_gib") or event.number("rss_gib")
+        return {} if memory_gib is None else {f"memory/rank-{event.rank}_gib": memory_gib}
+    return {tag_of(name, event.kind): value for name, value in numbers_in(event).items()}
 
 
 class ScalarWriter:

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from workbench.display.kit.plots.figure import STEP, Look, Plot, Series, look, time_axis
+from workbench.rundir.events import EventKind
+from workbench.rundir.metrics import curves_of, metric_of
 from workbench.rundir.view import RunView
 
-CURVE_TITLES: Mapping[str, str] = {
-    "loss": "loss",
-    "perplexity": "perplexity of the evaluation rows",
-    "learning_rate": "learning rate",
-    "grad_norm": "gradient norm",
-    "samples_per_s": "samples per second",
-}
 SINCE = "since the start was asked for"
-_UNITS: Mapping[str, str] = {
-    "perplexity": "perplexity",
-    "learning_rate": "learning rate, per step",
-    "grad_norm": "L2 norm",
-    "samples_per_s": "samples/s",
-}
 _POINTS = 400
-_EVALUATIONS = ("eval_loss", "perplexity")
+_LOSSES = ("loss", "eval_loss")
+
+
+def plot_title(name: str) -> str:
+    """Return the title of a metric's plot."""
+    metric = metric_of(name)
+    return metric.plot or metric.title
 
 
 def curve_plot(view: RunView, name: str = "loss") -> Plot:
     """Return a curve over optimizer steps and over time.
 
-    With the loss goes the loss on the evaluation rows.
+    The plot of a step metric has the same metric of the evaluations too, as with the loss.
     """
-    title = CURVE_TITLES[name]
-    if name == "loss":
-        evaluated = ("evaluation loss", view, "eval_loss", look(1))
-        return _plot(
-            "loss", _loss_unit([view]), [("training loss", view, "loss", look(0)), evaluated]
-        )
-    return _plot(title, _UNITS[name], [(title, view, name, look(0))])
+    metric = metric_of(name)
+    title = plot_title(name)
+    unit = _loss_unit([view]) if name in _LOSSES else metric.unit or title
+    lines = [
+        (metric_of(curve).title, view, curve, look(place))
+        for place, curve in enumerate(curves_of(name))
+        if curve in view.curves
+    ]
+    return _plot(title, unit, lines)
 
 
 def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
@@ -85,10 +82,9 @@ def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -
     for name, view, curve, style in lines:
         steps, values, times = view.curves[curve].thinned(_POINTS)
         xs = {STEP: steps, by_time: [(at - (view.began_s or 0.0)) / per for at in times]}
+        is_evaluation = metric_of(curve).event == EventKind.EVAL
         if values:
-            series.append(
-                Series(name=name, xs=xs, ys=values, look=style, joined=curve not in _EVALUATIONS)
-            )
+            series.append(Series(name=name, xs=xs, ys=values, look=style, joined=not is_evaluation))
     return Plot(label=f"{label} over optimizer steps", y=y, axes=(STEP, by_time), series=series)
 
 
