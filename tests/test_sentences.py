@@ -14,13 +14,13 @@ from tests.support.sentences import (
     dump,
     load,
     pattern,
-    said,
     says,
+    sentence,
     sentences_of,
     update,
 )
 
-IDENTITY = "finetune.job.refusals.check_at_submit.max-memory-names"
+IDENTITY = "finetune.refusals.check_at_submit.max-memory-names"
 SOURCE = '''
 """Docstring of three words or more."""
 
@@ -37,57 +37,57 @@ class Host:
 
 
 def test_file_has_the_sentences_of_the_package() -> None:
-    written = set(load().values())
+    golden = set(load().values())
     now = collect()
-    gone = [sentence.template for sentence in sorted(written - now)]
-    new = [sentence.template for sentence in sorted(now - written)]
+    gone = [sentence.template for sentence in sorted(golden - now)]
+    new = [sentence.template for sentence in sorted(now - golden)]
     assert (gone, new) == ([], []), f"run `{COMMAND}`; the diff of its file shows what users read"
 
 
 def test_messages_of_errors_and_longer_strings_are_sentences() -> None:
     found = [(sentence.place, sentence.template) for sentence in sentences_of(SOURCE, "pods")]
     assert found == [
-        ("pods.Host.check", "gone"),
-        ("pods.Host.check", "{} has {} slots, and {}; name another"),
-        ("pods.Host.check", "two are needed here"),
+        ("pods.check", "gone"),
+        ("pods.check", "{} has {} slots, and {}; name another"),
+        ("pods.check", "two are needed here"),
     ]
 
 
-def sentence(template: str, place: str = "pods.hosts.check") -> Sentence:
+def written(template: str, place: str = "pods.hosts.check") -> Sentence:
     return Sentence(place=place, template=template)
 
 
 def test_a_reworded_sentence_keeps_its_identity() -> None:
-    slots = sentence("{} has {} slots")
-    old = update({}, [sentence("{} has no sshd, or sshd is not started"), slots]).sentences
+    slots = written("{} has {} slots")
+    old = update({}, [written("{} has no sshd, or sshd is not started"), slots]).sentences
     assert list(old) == ["pods.hosts.check.sshd-sshd-started", "pods.hosts.check.slots"]
-    new = update(old, [sentence("no sshd is started on {}"), slots, sentence("new")])
+    new = update(old, [written("no sshd is started on {}"), slots, written("new")])
     assert new.sentences == {
-        "pods.hosts.check.sshd-sshd-started": sentence("no sshd is started on {}"),
+        "pods.hosts.check.sshd-sshd-started": written("no sshd is started on {}"),
         "pods.hosts.check.slots": slots,
-        "pods.hosts.check.new": sentence("new"),
+        "pods.hosts.check.new": written("new"),
     }
     assert (new.renamed, new.dropped) == ({}, [])
 
 
 def test_a_sentence_that_moves_is_renamed_and_one_that_is_gone_is_dropped() -> None:
-    old = update({}, [sentence("{} has {} slots"), sentence("nothing of the kind")]).sentences
-    new = update(old, [sentence("{} has {} slots", "pods.fleet.check")])
+    old = update({}, [written("{} has {} slots"), written("nothing of the kind")]).sentences
+    new = update(old, [written("{} has {} slots", "pods.fleet.check")])
     assert new.renamed == {"pods.hosts.check.slots": "pods.fleet.check.slots"}
     assert new.dropped == ["pods.hosts.check.nothing-kind"]
 
 
 def test_sentences_survive_the_file(tmp_path: Path) -> None:
-    sentences = update({}, [sentence("a 'b' \"c\"\n{} = d\t… \x1b[0m")]).sentences
+    sentences = update({}, [written("a 'b' \"c\"\n{} = d\t… \x1b[0m")]).sentences
     file = tmp_path / "sentences.txt"
     file.write_text(dump(sentences), encoding="utf-8")
     assert load(file) == sentences
 
 
-def test_said_asks_for_the_sentence_and_each_figure() -> None:
+def test_a_sentence_asks_for_the_sentence_and_each_figure() -> None:
     message = load()[IDENTITY].template.format(2, 22)
     assert says(f"before: {message}", IDENTITY, 2, 22)
-    assert re.search("before: " + said(IDENTITY, 2), f"before: {message}")
+    assert re.search("before: " + sentence(IDENTITY, 2), f"before: {message}")
     assert not says(message, IDENTITY, 3)
     assert not says(message.replace("22", "222"), IDENTITY, 22)
     assert not says(message[5:], IDENTITY)
@@ -101,4 +101,4 @@ def test_patterns_take_any_value_and_any_break_of_a_line() -> None:
 
 def test_an_unknown_identity_names_the_nearest() -> None:
     with pytest.raises(KeyError, match=re.escape(IDENTITY)):
-        said(IDENTITY[:-1])
+        sentence(IDENTITY[:-1])

@@ -4,8 +4,8 @@
 An identity is `room.module.function.few-words`. The words are those of the first wording.
 An identity stays when a sentence is reworded. Tests quote the identity, and never the wording:
 
-    with pytest.raises(ConfigError, match=said("jobs.spec.Job.check.asked-for-pods", "pod-1", 22)):
-    assert says(panel, "display.run.state.waits-for-pods", 3)
+    with pytest.raises(ConfigError, match=sentence("pods.hosts.check.sshd-missing", "pod-1")):
+    assert says(panel, "display.state.waiting.pods-missing", 3)
 
 `make sentences` (`python -m tests.support.sentences`) writes the file anew from the package. Where a
 function moved, the command renames the identities in the tests as well.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Catalogue", "Sentence", "collect", "load", "said", "says", "update"]
+__all__ = ["Catalogue", "Sentence", "collect", "dump", "load", "says", "sentence", "update"]
 
 TESTS = Path(__file__).resolve().parent.parent
 PACKAGE = TESTS.parent / "workbench"
@@ -56,7 +56,7 @@ class Sentence:
     """A sentence where the package writes it."""
 
     place: str
-    """Room, module and function, with dots between: `pods.hosts.check`."""
+    """Room, file and function, with dots between: `pods.hosts.check`. Folders between are left out."""
     template: str
     """Wording, with `{}` for each value."""
 
@@ -73,7 +73,7 @@ class Catalogue:
     """Identities that the package has no longer."""
 
 
-def said(identity: str, *figures: object) -> str:
+def sentence(identity: str, *figures: object) -> str:
     """Return a regular expression for the sentence, wherever a message has it.
 
     Each figure has to occur in the message too. Patterns can be joined by `+`: both are then asked for.
@@ -84,7 +84,7 @@ def said(identity: str, *figures: object) -> str:
 
 def says(text: object, identity: str, *figures: object) -> bool:
     """Return whether the text has the sentence and each of the figures."""
-    return re.search(said(identity, *figures), str(text)) is not None
+    return re.search(sentence(identity, *figures), str(text)) is not None
 
 
 def pattern(template: str) -> str:
@@ -107,8 +107,10 @@ def collect(package: Path = PACKAGE) -> set[Sentence]:
     """Return every sentence of the package."""
     found: set[Sentence] = set()
     for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package).with_suffix("").parts
-        module = ".".join(part for part in parts if part != "__init__") or package.name
+        parts = [*path.relative_to(package).parent.parts]
+        if path.stem != "__init__":
+            parts.append(path.stem)
+        module = ".".join([parts[0], *parts[1:][-1:]]) if parts else package.name
         found.update(sentences_of(path.read_text(encoding="utf-8"), module))
     return found
 
@@ -250,7 +252,13 @@ class _Reader:
         words = _WORD.findall(template)
         spaced = " " in template.strip() or least == 1
         if len(words) >= least and spaced and _reads_as_prose(template):
-            self.found.append(Sentence(place=".".join(self.names), template=template))
+            self.found.append(Sentence(place=self._place(), template=template))
+
+    def _place(self) -> str:
+        """Return the module and the function; the class stands for its methods with underscores."""
+        module, *names = self.names
+        named = [name for name in names if not name.startswith("__")]
+        return ".".join([module, *named[-1:]])
 
 
 def template_of(node: ast.AST) -> str | None:
@@ -344,13 +352,8 @@ def _function(sentence: Sentence) -> str:
 
 
 def _module(sentence: Sentence) -> str:
-    """Return the place without class and function."""
-    parts = sentence.place.split(".")
-    for number in range(len(parts), 0, -1):
-        path = PACKAGE.joinpath(*parts[:number])
-        if path.with_suffix(".py").is_file() or path.is_dir():
-            return ".".join(parts[:number])
-    return sentence.place
+    """Return the room and the file."""
+    return ".".join(sentence.place.split(".")[:2])
 
 
 def _anywhere(_sentence: Sentence) -> str:
