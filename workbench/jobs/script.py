@@ -79,7 +79,7 @@ class Script(Job):
     """
 
     kind: ClassVar[str] = "script"
-    recipe: ClassVar[str] = entries.REPEAT
+    recipe: ClassVar[str] = entries.REPEAT_SCRIPT
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
     """Path of the script, a Python file."""

@@ -16,6 +16,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.shown import as_html
 from workbench.benchmark.result import rows_below, write_report
+from workbench.client.kinds import recipe_for
 from workbench.finetune.export.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths
@@ -89,6 +90,12 @@ def run_of(folder: Path, job: FineTune | Script) -> Run:
     return Run.load(paths.root)
 
 
+def recipe_text(run: Run) -> str:
+    """The recipe by the kind in the spec; where the spec cannot be read, that of a FineTune."""
+    recipe = (recipe_for(run.path) or recipe_of)(run.result)
+    return b"".join(recipe.files.values()).decode() + recipe.commands
+
+
 def shown(run: Run, folder: Path) -> Iterator[str]:
     """All that is made of a run for people, or for a cluster."""
     looks: list[Callable[[], object]] = [
@@ -103,9 +110,7 @@ def shown(run: Run, folder: Path) -> Iterator[str]:
         lambda: "".join(
             path.read_text() for path in write_report(rows_below([run.path])[0], folder / "report")
         ),
-        lambda: (
-            b"".join(recipe_of(run.result).files.values()).decode() + recipe_of(run.result).commands
-        ),
+        lambda: recipe_text(run),
         lambda: f"{history(run.path.parent)}{run.result.predictions}{run.result.profile}",
         lambda: "".join(f(compare([run, run.path], names="ab")) for f in (str, as_html)),
         *(

@@ -18,7 +18,7 @@ from workbench.client.result import RunResult
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.sql.datasets import Mini
 from workbench.finetune.deepspeed.defaults import choose
-from workbench.finetune.export.recipe import recipe_of
+from workbench.finetune.export.recipe import recipe_of, script_recipe_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
@@ -207,12 +207,12 @@ def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(
     result = make_run(tmp_path / "run", Script(path=str(script), args=["--name", "a b"]))
     RunPaths(result.path).script.write_bytes(zip_script(script))
     script.write_text("changed since")
-    recipe = recipe_of(result)
+    recipe = script_recipe_of(result)
     assert recipe.files["ring.py"] == b"print('ring')\n"
     assert recipe.files["lib/a.py"] == b"pass\n"
     assert ".venv/bin/torchrun --nproc-per-node 2 ring.py --name 'a b'" in recipe.commands
     RunPaths(result.path).script.unlink()
-    recipe = recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
+    recipe = script_recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
     assert "ring.py" not in recipe.files
     assert any("is not in the run directory" in line for line in recipe.differs)
 
@@ -226,7 +226,7 @@ def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:
         archive.writestr("../../escape", "x")
         archive.writestr("/etc/passwd", "x")
         archive.writestr("fine.py", "x")
-    recipe = recipe_of(result)
+    recipe = script_recipe_of(result)
     assert set(recipe.files) == {"fine.py", "hostfile", "requirements.txt"}
     assert b"canary" not in b"".join(recipe.files.values())
     page = result.to_html(tmp_path / "card.html").read_text()

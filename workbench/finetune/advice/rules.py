@@ -11,7 +11,6 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.registry import YARDSTICK, runs_alone
 from workbench.jobs.job import Job
-from workbench.jobs.script import Script
 from workbench.rundir.result import RunFault
 
 
@@ -40,7 +39,10 @@ class _Rule:
     kinds: tuple[str, ...] = ()
     """Kinds of fault the rule applies to. Empty: all kinds."""
     script: Sequence[str] = ()
-    """Fixes for a script, without model, technique or batch size. Empty: `fixes`."""
+    """Fixes for a script and other kinds of jobs, without model, technique or batch size.
+
+    Empty: `fixes`.
+    """
     lacked_memory: bool = False
 
 
@@ -58,6 +60,7 @@ def advise(
         (True, [0.5, 0.25, 79.25])
     """
     tuned = job if isinstance(job, FineTune) else None
+    is_of_other_kind = job is not None and tuned is None
     # Every rule searches the whole text. Longer texts do not help to find the cause.
     message = fault.message[:_LONGEST]
     traceback = fault.traceback[-_LONGEST:]
@@ -73,11 +76,8 @@ def advise(
             if (not rule.kinds or fault.kind in rule.kinds) and re.search(
                 rule.words, text, re.IGNORECASE
             ):
-                rule = (
-                    replace(rule, fixes=rule.script)
-                    if rule.script and isinstance(job, Script)
-                    else rule
-                )
+                if rule.script and is_of_other_kind:
+                    rule = replace(rule, fixes=rule.script)
                 return _advice(rule, words, tuned, prediction or {})
     return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
 
@@ -381,11 +381,11 @@ def _general_fixes(fault: RunFault, job: Job | None) -> tuple[str, ...]:
             "the keeper's log is keeper.log in the cluster's directory",
         )
     fixes = [f"run.logs(rank={fault.rank}, tail=None) gives all that the rank printed before"]
-    match job:
-        case Script():
-            fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")
-        case FineTune() if not runs_alone(job.technique):
+    if isinstance(job, FineTune):
+        if not runs_alone(job.technique):
             fixes.append(
                 f'technique="{YARDSTICK}", max_steps=2 tells in seconds whether one process alone fails too'
             )
+    elif job is not None:
+        fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")
     return tuple(fixes)

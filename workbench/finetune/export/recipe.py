@@ -13,7 +13,7 @@ import re
 import shlex
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,7 @@ from workbench.finetune.options.choices import ROW_ORDER, Peft
 from workbench.finetune.options.metrics import carried_metrics
 from workbench.finetune.options.models import TINY_T5, Family
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
-from workbench.jobs.script import Script, references
+from workbench.jobs.script import references
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import hide_values, stored
@@ -66,16 +66,25 @@ class Recipe:
 
 
 def recipe_of(result: ResultRecord) -> Recipe:
-    paths = RunPaths(result.path)
+    """Return the recipe of a fine-tuning run."""
+    return _masked_recipe(_finetune, result)
+
+
+def script_recipe_of(result: ResultRecord) -> Recipe:
+    """Return the recipe of a script's run."""
+    return _masked_recipe(_script, result)
+
+
+def _masked_recipe(
+    write: Callable[[ResultRecord, RunPaths], Recipe], result: ResultRecord
+) -> Recipe:
+    """Write a recipe with checked versions, and mask secrets."""
     # Only versions as in PEP 440: versions become lines of requirements.txt and of a command.
     versions = {
         name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)
     }
     result = replace(result, versions=versions)
-    job = part(read_json(paths.spec), "job")
-    recipe = (
-        _script(result, paths, job) if job.get("kind") == Script.kind else _finetune(result, paths)
-    )
+    recipe = write(result, RunPaths(result.path))
     files = {name: _masked(name, content) for name, content in recipe.files.items()}
     hidden = [name for name, content in recipe.files.items() if files[name] != content]
     differs = [
@@ -198,7 +207,8 @@ def _with_workbench(
     )
 
 
-def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
+def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
+    job = part(read_json(paths.spec), "job")
     name = text(job.get("path")).rpartition("/")[2]
     given = job.get("args")
     args = [str(arg) for arg in given] if isinstance(given, list) else []
