@@ -544,7 +544,10 @@ class SimLink(AgentLink):
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         self.sim.note(self.pod.name, op)
         self._reach()
-        if op == "left" and self.sim.unreadable:
+        known = "left" if self.sim.agents_are_older else "list_outputs"
+        if op in ("left", "list_outputs") and op != known:
+            raise RemoteError(f"{self.pod.name}: unknown or missing: {op}", host=self.pod.address)
+        if op == "list_outputs" and self.sim.unreadable:
             raise RemoteError(f"{self.pod.name}: out/ cannot be read", host=self.pod.address)
         return {}
 

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from workbench.agent.left import files_left
+from workbench.agent.folders import list_outputs
 from workbench.base.errors import RemoteError
-from workbench.keeper.run.batches import FileLeft, fetch_files
+from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file
 
@@ -65,14 +65,14 @@ def there(tmp_path: Path) -> Path:
     return folder
 
 
-def listed(there: Path) -> list[FileLeft]:
+def listed(there: Path) -> list[OutputFile]:
     return [
-        FileLeft(*entry)
-        for entry in files_left(there, there / "none", there / "none", 1 << 23)["out"]
+        OutputFile(*entry)
+        for entry in list_outputs(there, there / "none", there / "none", 1 << 23)["out"]
     ]
 
 
-def fetch(line: OwnLine, there: Path, here: Path, files: Sequence[FileLeft]) -> dict[str, str]:
+def fetch(line: OwnLine, there: Path, here: Path, files: Sequence[OutputFile]) -> dict[str, str]:
     come = [(file, here / file.name) for file in files]
     arrived = fetch_files(line, PurePosixPath(there), come, here / ".pile")  # type: ignore[arg-type]
     return {file.name: digest for file, digest in arrived}
@@ -119,7 +119,7 @@ def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_bel
     # Since the list was made one file has grown, so that all behind it are elsewhere in the stream; one never was so.
     listed_so = (there / files[4].name).read_bytes()
     (there / files[4].name).write_bytes(listed_so + b"more")
-    files[12] = FileLeft(files[12].name, files[12].size, "0" * 64)
+    files[12] = OutputFile(files[12].name, files[12].size, "0" * 64)
     with pytest.raises(RemoteError, match=r"came back from pod-0 3 times with another checksum"):
         fetch(line, there, here, files)
     assert contents(here) == {

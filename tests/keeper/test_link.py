@@ -112,14 +112,14 @@ def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
     monkeypatch.setattr("workbench.keeper.link.agent._SIGN_S", 0.05)
 
     def do(request: Request) -> None:
-        if request.fields["op"] == "left":
+        if request.fields["op"] == "list_outputs":
             request.refuse("it was killed", full=False)
         elif request.fields["op"] == "ping":
             request.answer({})
 
     with near(tmp_path, do) as link:
         with pytest.raises(RemoteError, match="pod-0: it was killed"):
-            link.work("left", 30.0)
+            link.work("list_outputs", 30.0)
         with pytest.raises(RemoteError, match="pod-0: no end in 0 s"):
             link.work("stage", 0.2)
         assert link.call("ping")["ok"]

@@ -436,6 +436,7 @@ def test_a_keeper_takes_over_from_agents_of_an_earlier_version(tmp_path: Path) -
     before = sim.attempts
     assert sim.runner(inherited=True).run() == "succeeded"
     assert sim.attempts == before
+    assert ("pod-0", "left") in sim.asked
 
 
 def test_a_keeper_takes_over_a_run_that_was_asked_to_end(tmp_path: Path) -> None:

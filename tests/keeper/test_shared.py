@@ -15,10 +15,10 @@ import pytest
 
 from tests.fakes.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
-from workbench.agent.left import files_left
+from workbench.agent.folders import list_outputs
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
-from workbench.keeper.run.outputs import FileLeft, fetch
+from workbench.keeper.run.outputs import OutputFile, fetch
 from workbench.pods.guest.machine import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
@@ -116,9 +116,10 @@ class PodLink:
         return hashlib.sha256(local.read_bytes()).hexdigest()
 
 
-def listed(out: Path) -> list[FileLeft]:
+def listed(out: Path) -> list[OutputFile]:
     return [
-        FileLeft(*entry) for entry in files_left(out, out / "none", out / "none", 1 << 62)["out"]
+        OutputFile(*entry)
+        for entry in list_outputs(out, out / "none", out / "none", 1 << 62)["out"]
     ]
 
 

@@ -39,7 +39,7 @@ _LATE_S = 5.0  # a busy processor alone does not delay a tick this much
 _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
 _RUNS_KEPT = 20
-_FOLDERS = "workbench.agent.left"  # imported only in the forks that use it
+_FOLDERS = "workbench.agent.folders"  # imported only in the forks that use it
 
 Reply = dict[str, object]
 
@@ -75,7 +75,7 @@ class Agent:
             "free_port": lambda message: {"port": machine.free_port(str(message["address"]))},
             "stamp": stamp,
             "stage": self._stage,
-            "left": self._left,
+            "list_outputs": self._list_outputs,
             "prepare": self._prepare,
             "prepared": self._prepared,
             "rejoin": self._rejoin,
@@ -182,11 +182,11 @@ class Agent:
         archive = str(message.get("archive") or "")
         return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
 
-    def _left(self, message: Message) -> Later:
+    def _list_outputs(self, message: Message) -> Later:
         folder = self._folder(message)
         archive = Path(str(message.get("archive")))
         below = whole_in(message, "below")
-        return self._begin("files_left", folder / "out", folder / "script", archive, below)
+        return self._begin("list_outputs", folder / "out", folder / "script", archive, below)
 
     def _begin(self, name: str, *args: object) -> Later:
         task = self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))

@@ -205,16 +205,20 @@ class RunPaths:
     """SHA-256 of every file copied from the pods; written last."""
 
 
-def is_left(name: PurePath) -> bool:
+def is_output_name(name: PurePath) -> bool:
     """Whether a run may leave a file of the name.
 
     All other files in the directory are the keeper's.
 
     Example:
-        >>> is_left(PurePath("model/config.json")), is_left(PurePath("spec.json")), is_left(PurePath("files"))
-        (True, False, False)
+        >>> is_output_name(PurePath("model/config.json"))
+        True
+        >>> is_output_name(PurePath("spec.json")), is_output_name(PurePath("files"))
+        (False, False)
     """
-    return name.parts[0] in ("model", "files") if len(name.parts) > 1 else name.name in _LEFT
+    return (
+        name.parts[0] in ("model", "files") if len(name.parts) > 1 else name.name in _OUTPUT_NAMES
+    )
 
 
 def is_output(name: str) -> bool:
@@ -241,7 +245,7 @@ The data are from torch's flight recorder, written at a stall.
 _LONGEST_NAME = 240  # bytes of a path's part; a file in transfer has a longer name
 TRACE = "trace.json.gz"
 TRACE_OPERATORS = "trace-operators.json"
-_LEFT = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
+_OUTPUT_NAMES = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
 
 
 @dataclass(frozen=True, slots=True)

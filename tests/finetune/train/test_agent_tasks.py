@@ -27,7 +27,7 @@ def test_a_folder_is_made_and_listed(agent, tmp_path: Path) -> None:
     (folder / "script" / "train.py").write_text("print(1)\n")
     (folder / "script" / "new.txt").write_text("n" * 100)
     (folder / "out" / "model").write_text("m")
-    left = agent.ask("left", run="r", archive=sent, below=1 << 20)
+    left = agent.ask("list_outputs", run="r", archive=sent, below=1 << 20)
     assert [name for name, _, _ in left["script"]] == ["new.txt", "train.py"]
     assert [name for name, _, _ in left["out"]] == ["model"]
 
@@ -36,7 +36,7 @@ def test_a_list_longer_than_a_pipe_holds_comes_whole(agent) -> None:
     agent.ask("stage", run="r", files={})
     for number in range(1500):
         (agent.root / "runs" / "r" / "out" / f"{number:04}-{'x' * 60}").touch()
-    assert len(agent.ask("left", run="r", archive="-", below=1)["out"]) == 1500
+    assert len(agent.ask("list_outputs", run="r", archive="-", below=1)["out"]) == 1500
 
 
 def test_what_goes_wrong_is_said(agent, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, rank_statuses
 from workbench.rundir.output.collect import Collector
-from workbench.rundir.paths import RunPaths, is_left
+from workbench.rundir.paths import RunPaths, is_output_name
 from workbench.rundir.result import RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -246,7 +246,7 @@ class Coordinator:
             path for path in out.rglob("*") if path.is_file() and not path.is_symlink()
         ):
             name = source.relative_to(out)
-            if not is_left(name):
+            if not is_output_name(name):
                 continue
             target = self._paths.root / name
             target.parent.mkdir(parents=True, exist_ok=True)

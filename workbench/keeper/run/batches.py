@@ -30,7 +30,7 @@ _MOST_LETTERS = 20 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class FileLeft:
+class OutputFile:
     name: str
     """Name of the file relative to its folder."""
     size: int
@@ -38,13 +38,13 @@ class FileLeft:
     """SHA-256 of the file. Empty for a large file, as the hash is computed during the transfer."""
 
 
-Arrival = tuple[FileLeft, Path]
+Arrival = tuple[OutputFile, Path]
 """File on a pod, and its local path."""
 
 
 def fetch_files(
     link: AgentLink, folder: PurePosixPath, files: Sequence[Arrival], pile: Path
-) -> Iterator[tuple[FileLeft, str]]:
+) -> Iterator[tuple[OutputFile, str]]:
     """Fetch and verify files of a folder; yield every file once in place.
 
     `pile` is the temporary file of a stream. An interrupted transfer leaves it behind.
@@ -80,7 +80,7 @@ def _batches(files: Iterable[Arrival]) -> Iterator[Sequence[Arrival]]:
 
 def _fetch_together(
     link: AgentLink, folder: PurePosixPath, batch: Sequence[Arrival], pile: Path
-) -> Generator[tuple[FileLeft, str], None, list[Arrival]]:
+) -> Generator[tuple[OutputFile, str], None, list[Arrival]]:
     """Fetch small files in one stream and return the files with a wrong checksum."""
     others: list[Arrival] = []
     link.get_many(str(folder), [file.name for file, _ in batch], pile)

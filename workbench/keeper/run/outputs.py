@@ -25,9 +25,9 @@ from workbench.base.words import counted, short_list, size
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.batches import FileLeft, fetch_files
+from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.ssh.bulk.transfer import LARGE
-from workbench.rundir.paths import PodRunPaths, RunPaths, is_left, is_output
+from workbench.rundir.paths import PodRunPaths, RunPaths, is_output, is_output_name
 
 logger = logging.getLogger(__name__)
 # The pod hashes its small files before returning the list.
@@ -38,10 +38,10 @@ _HASH_ALL = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FilesLeft:
-    out: Sequence[FileLeft] = ()
+class OutputList:
+    out: Sequence[OutputFile] = ()
     """Files of rank 0 in `out/`."""
-    script: Sequence[FileLeft] = ()
+    script: Sequence[OutputFile] = ()
     """New and changed files of a script's folder."""
     links: Sequence[str] = ()
     """Links, pipes and sockets in the script's folder. They are not followed."""
@@ -63,7 +63,7 @@ class Brought:
     """Invalid names in `out/`. Such files are not copied."""
 
 
-def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
+def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     """Return the list of output files on a pod. A script's unchanged input files are excluded."""
     paths = context.paths
     sent = "-"
@@ -71,16 +71,25 @@ def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     if archive is not None and archive.exists():
         sent = link.put(archive.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
-    raw = link.lasting(
-        lambda _: link.work("left", _LISTED_S, run=context.run_id, archive=sent, below=below)
-    )
+    fields = {"run": context.run_id, "archive": sent, "below": below}
+    raw = link.lasting(lambda _: _ask_for_list(link, fields))
     lists = {name: items(value) for name, value in raw.items()}
-    return FilesLeft(
+    return OutputList(
         out=_files(lists.get("out", [])),
         script=_files(lists.get("script", [])),
         links=[text(name) for name in lists.get("links", [])],
         unread=[text(name) for name in lists.get("unread", [])],
     )
+
+
+def _ask_for_list(link: AgentLink, fields: Mapping[str, object]) -> dict[str, object]:
+    try:
+        return link.work("list_outputs", _LISTED_S, **fields)
+    except RemoteError as error:
+        if "unknown or missing: list_outputs" not in str(error):
+            raise
+        # An agent of an earlier version calls the operation "left".
+        return link.work("left", _LISTED_S, **fields)
 
 
 class FolderCollector:
@@ -108,7 +117,7 @@ class FolderCollector:
         self._lock = threading.Lock()
         self._left = [0, 0]
 
-    def bring(self, first: FilesLeft, before: Mapping[str, str], lost: Collection[str]) -> Brought:
+    def bring(self, first: OutputList, before: Mapping[str, str], lost: Collection[str]) -> Brought:
         """Copy files from all pods at once. `before`: SHA-256 of files copied by earlier calls."""
         links = self._context.links
         same = {file for file in first.script if file.digest}
@@ -120,7 +129,7 @@ class FolderCollector:
             if link.pod.name in lost:
                 return Brought()
             try:
-                left = files_left(self._context, link)
+                left = list_outputs(self._context, link)
                 return self._of_pod(
                     link, left, [file for file in left.script if file not in same], before, places
                 )
@@ -139,15 +148,15 @@ class FolderCollector:
     def _of_pod(
         self,
         link: AgentLink,
-        left: FilesLeft,
-        files: Sequence[FileLeft],
+        left: OutputList,
+        files: Sequence[OutputFile],
         before: Mapping[str, str],
         places: Collection[str],
     ) -> Brought:
         first = link is self._context.links[0]
         below = "outputs" if first else f"outputs/{link.pod.name}"
-        come: list[FileLeft] = []
-        stay: dict[str, list[FileLeft]] = {}
+        come: list[OutputFile] = []
+        stay: dict[str, list[OutputFile]] = {}
         room = self._limit
         for file in sorted(files, key=lambda each: (each.name.endswith(".part"), each.size)):
             if not is_output(f"{below}/{file.name}") or (
@@ -182,12 +191,12 @@ class FolderCollector:
         return Brought(digests=digests, notes=notes + links, keeps=[link.pod.name] if notes else [])
 
     def _carry(
-        self, link: AgentLink, below: str, files: Sequence[FileLeft], before: Mapping[str, str]
+        self, link: AgentLink, below: str, files: Sequence[OutputFile], before: Mapping[str, str]
     ) -> dict[str, str]:
         root = self._context.paths.root
         digests = {}
         self._tell(len(files), sum(file.size for file in files))
-        come: list[tuple[FileLeft, Path]] = []
+        come: list[tuple[OutputFile, Path]] = []
         for file in files:
             name = f"{below}/{file.name}"
             make_folders((root / name).parent, root)
@@ -213,7 +222,7 @@ class FolderCollector:
         self._report(what if left else "bringing results back")
 
 
-def _here(target: Path, file: FileLeft, before: str) -> str:
+def _here(target: Path, file: OutputFile, before: str) -> str:
     """Return the SHA-256 of a file that is already here, or an empty string."""
     if target.is_symlink() or not target.is_file() or target.stat().st_size != file.size:
         return ""
@@ -221,12 +230,12 @@ def _here(target: Path, file: FileLeft, before: str) -> str:
     return digest if digest == (file.digest or digest) else ""
 
 
-def _files(raw: Iterable[object]) -> list[FileLeft]:
+def _files(raw: Iterable[object]) -> list[OutputFile]:
     files = []
     for entry in raw:
         match entry:
             case [str() as name, int() as bytes_, str() as digest] if bytes_ >= 0:
-                files.append(FileLeft(name, bytes_, digest))
+                files.append(OutputFile(name, bytes_, digest))
     return files
 
 
@@ -240,7 +249,7 @@ def bring_back(
     """Copy all outputs back. `rest` includes files beyond the script's output options. Blocks."""
     link = context.links[0]
     paths = context.paths
-    left = files_left(context, link)
+    left = list_outputs(context, link)
     manifest, strange = fetch(link, context.on_pod(link), paths, left.out)
     before = {name: text(digest) for name, digest in read_json(paths.manifest).items()}
     old = {name: digest for name, digest in before.items() if is_output(name)}
@@ -258,18 +267,18 @@ def bring_back(
 
 
 def fetch(
-    link: AgentLink, pod: PodRunPaths, paths: RunPaths, out: Collection[FileLeft]
+    link: AgentLink, pod: PodRunPaths, paths: RunPaths, out: Collection[OutputFile]
 ) -> tuple[dict[str, str], list[str]]:
     """Copy the files of rank 0. Return the SHA-256 of every file, and the invalid names."""
     shared = link.sees(paths.arrivals)
     manifest: dict[str, str] = {}
     strange: list[str] = []
-    come: list[tuple[FileLeft, Path]] = []
+    come: list[tuple[OutputFile, Path]] = []
     for file in out:
         relative = Path(file.name)
         if ".." in relative.parts or relative.is_absolute():
             raise RunError(f"{link.pod.name} names a file outside its run: {file.name}")
-        if not is_left(relative):
+        if not is_output_name(relative):
             strange.append(file.name)
             continue
         target = paths.root / relative

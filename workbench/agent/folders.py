@@ -17,7 +17,7 @@ Entry = tuple[str, int, str]
 """Name below the folder, size in bytes, and SHA-256 ("" for a file that is hashed on its way)."""
 
 
-def files_left(
+def list_outputs(
     out: Path, script: Path, archive: Path, below: int
 ) -> dict[str, list[Entry] | list[str]]:
     """List both folders without the unchanged files of the script's archive.
