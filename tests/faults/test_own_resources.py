@@ -186,13 +186,13 @@ FAULTY = """
 import sys
 from pathlib import Path
 from workbench.keeper import keeper
-from workbench.keeper.turns import Turns
-begin_next = Turns._begin_next
+from workbench.keeper.run_queue import RunQueue
+begin_next = RunQueue._begin_next
 def faulty(self):
     if Path(sys.argv[2]).exists():
         raise ValueError("a mistake of the keeper")
     return begin_next(self)
-Turns._begin_next = faulty
+RunQueue._begin_next = faulty
 sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 """
 

@@ -19,7 +19,7 @@ from workbench.finetune.submit.resume import write_resumption
 from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
-from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.restart import gone_on, inherited_ranks, loss_of, restored
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
@@ -87,11 +87,11 @@ def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> 
 
 
 def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:
-    links = restored(context_of({"pod-1": "its host does not answer"}), ["pod-1"], Wishes())
+    links = restored(context_of({"pod-1": "its host does not answer"}), ["pod-1"], StopRequests())
     assert [link.pod.name for link in links or ()] == ["pod-0"]
     with pytest.raises(RunError, match="its host does not answer; so does this"):
         left = {"pod-1": "its host does not answer", "pod-0": "so does this"}
-        restored(context_of(left), ["pod-0", "pod-1"], Wishes())
+        restored(context_of(left), ["pod-0", "pod-1"], StopRequests())
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -117,9 +117,9 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
 
 
 def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:
-    hold, wishes = threading.Event(), Wishes()
-    threading.Timer(0.1, wishes.cancel.set).start()
-    assert restored(context_of({}, hold), ["pod-1"], wishes) is None
+    hold, requests = threading.Event(), StopRequests()
+    threading.Timer(0.1, requests.cancel.set).start()
+    assert restored(context_of({}, hold), ["pod-1"], requests) is None
     hold.set()
 
 

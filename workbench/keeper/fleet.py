@@ -272,7 +272,9 @@ class Fleet:
             else ""
         )
 
-    def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
+    def renew_leases(
+        self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]
+    ) -> None:
         """Ping every agent often enough to renew its lease, and watch the pods, until closing."""
         pause_s = min(_LOOK_S, self.spec.lease_s / 3)
 

@@ -39,9 +39,9 @@ from workbench.keeper.requests import (
     Submit,
 )
 from workbench.keeper.run.runner import Runner
+from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.keeper.succession import inherited_runs, run_context, wanted_pods
-from workbench.keeper.turns import IdleTime, Turns
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
@@ -88,7 +88,7 @@ class Keeper:
         self._was_ready = False
         self._over = False  # Whether at most the final state remains to be written.
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
-        self._turns = Turns(self._fleet, self._idle, self._closing)
+        self._queue = RunQueue(self._fleet, self._idle, self._closing)
         self._before = before
         self._states = [KeptFile(path) for path in (paths.own_state, paths.state)]
         self._process = {**process_facts(os.getpid()), "lock": lock}
@@ -118,7 +118,7 @@ class Keeper:
                 self._write_queue()
                 write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
                 self._fleet.launch()
-            with self._turns.lock:
+            with self._queue.lock:
                 if not self._closing.is_set():
                     taken = "taken over from a keeper that died" if self._before is not None else ""
                     ready = len(self._fleet.pods)
@@ -128,7 +128,7 @@ class Keeper:
                 self._was_ready = True
             self._keep_pods(self._closing)
             went_on = "went on" if self._before else "started"
-            self._turns.take(self._end_idle, f"the cluster was closed before it {went_on}")
+            self._queue.run_in_order(self._end_idle, f"the cluster was closed before it {went_on}")
         except WorkbenchError as error:
             last = self._failed(error, str(error))
         except Exception as error:  # Process boundary: the state file has the reason.
@@ -144,7 +144,7 @@ class Keeper:
         if not lost:
             with suppress(OSError):
                 self._paths.reserve.unlink()
-        with self._turns.lock:
+        with self._queue.lock:
             self._over = True
             self._say(*(("closed", self._message) if self._phase == "closing" else last))
         return not lost
@@ -171,14 +171,14 @@ class Keeper:
         for runner in self._runners.values():
             try:
                 if not runner.ended:
-                    self._turns.add(runner)
+                    self._queue.add(runner)
             except Exception as error:  # Run boundary: later runs continue.
                 logger.exception("run %s", runner.context.run_id)
                 runner.fail(error)
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
-        with self._turns.lock:
+        with self._queue.lock:
             # The notebook asked to close, so the launch was given up.
             if self._closing.is_set():
                 return "closed", "closed"
@@ -196,22 +196,22 @@ class Keeper:
 
     def close(self, why: str = "closed by a signal") -> None:
         """Ask the keeper to cancel all runs and stop the pods. Returns soon; idempotent."""
-        with self._turns.lock:
+        with self._queue.lock:
             # Keep the final state with its reason.
             if self._over:
                 return
             launching = self._phase == "starting"
             self._closing.set()
             self._say("closing", why)
-            for runner in self._turns.running:
+            for runner in self._queue.running:
                 runner.cancel()
-            self._turns.lock.notify_all()
+            self._queue.lock.notify_all()
         if launching:
             self._fleet.give_up()
 
     def _keep_pods(self, over: threading.Event) -> None:
         threading.Thread(
-            target=self._fleet.keep, args=(over, lambda: self._turns.busy), daemon=True
+            target=self._fleet.renew_leases, args=(over, lambda: self._queue.busy), daemon=True
         ).start()
 
     def _end_idle(self) -> None:
@@ -269,7 +269,7 @@ class Keeper:
         match request.op:
             case "cancel" | "stop":
                 ask = runner.cancel if request.op == "cancel" else runner.stop
-                if not self._turns.withdraw(runner):
+                if not self._queue.withdraw(runner):
                     # The call may wait for a pod, so do not hold the lock.
                     ask()
             case "fetch":
@@ -280,7 +280,7 @@ class Keeper:
             case "outcome":
                 return runner.outcome
             case "stacks":
-                if runner not in self._turns.running:
+                if runner not in self._queue.running:
                     raise RunError(f"run {request.run} is not running")
                 return {"stacks": runner.stacks()}
         return {}
@@ -298,7 +298,7 @@ class Keeper:
 
     def _status(self) -> dict[str, object]:
         running = [
-            run_id for run_id, runner in self._runners.items() if runner in self._turns.running
+            run_id for run_id, runner in self._runners.items() if runner in self._queue.running
         ]
         return {
             "phase": self._phase,
@@ -308,7 +308,7 @@ class Keeper:
         }
 
     def _submit(self, request: Submit) -> dict[str, object]:
-        with self._turns.lock:
+        with self._queue.lock:
             if request.run in self._runners:  # The answer to an earlier request was lost.
                 return {}
             # The submitter has given up the run since.
@@ -317,7 +317,7 @@ class Keeper:
                     f"run {request.run} has ended: {request.path} holds a result; submit the job again"
                 )
             runner = self._runner_for(request)
-            self._turns.add(runner)
+            self._queue.add(runner)
             self._runners[request.run] = runner
             self._write_queue()
         return {}

@@ -115,7 +115,7 @@ class Journal:
         self._change(state=state, message=message)
 
     @property
-    def standing(self) -> tuple[RunState, str]:
+    def current_state(self) -> tuple[RunState, str]:
         hint = f" ({self._now['hint']})" if self._now["hint"] else ""
         return self._now["state"], self._now["message"] + hint
 

@@ -102,7 +102,7 @@ def _holds(path: Path, content: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class StopRequests:
     """Requests from users since the run was submitted."""
 
     cancel: threading.Event = field(default_factory=threading.Event)

@@ -18,7 +18,7 @@ from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import awake
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink, PodGone
-from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.restart import inherited_ranks
 from workbench.keeper.run.stage import (
@@ -75,7 +75,7 @@ class Attempt:
         context: RunContext,
         journal: Journal,
         peaks: MemoryPeaks,
-        wishes: Wishes,
+        requests: StopRequests,
         *,
         rejoin: bool = False,
         around: Surroundings | None = None,
@@ -91,7 +91,7 @@ class Attempt:
         self._context = context
         self._journal = journal
         self._peaks = peaks
-        self._wishes = wishes
+        self._requests = requests
         self._reports = self._around.reports()
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
@@ -165,7 +165,7 @@ class Attempt:
             return False
         self._launcher, self._unwatched = found
         self.begun = self._prepared = True
-        if self._wishes.stop.is_set():
+        if self._requests.stop.is_set():
             self.stop()
         return True
 
@@ -195,17 +195,17 @@ class Attempt:
         self.command = build_command(launch_plan(c, self.master_port))
         write_text(c.paths.command, f"{self.command}\n")
         self._prepared = True
-        if self._wishes.stop.is_set():
+        if self._requests.stop.is_set():
             self.stop()
 
     def _lasting(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
-        return link.lasting(lambda _: action(link), unwanted=self._wishes.cancel.is_set)
+        return link.lasting(lambda _: action(link), unwanted=self._requests.cancel.is_set)
 
     @property
     def _unwanted(self) -> bool:
         """Whether the run must end without starting ranks: cancelled, or stopped by signal."""
         by_signal = self._context.spec.job.stop.by == "signal"
-        return self._wishes.cancel.is_set() or (by_signal and self._wishes.stop.is_set())
+        return self._requests.cancel.is_set() or (by_signal and self._requests.stop.is_set())
 
     def stop(self) -> None:
         """Forward the stop request by file or signal, as the job asks. Idempotent."""
@@ -257,7 +257,7 @@ class Attempt:
             if first_cause(self.ledger.ranks.values()) is not None:
                 self._settle()
                 return self._blame()
-            if self._wishes.cancel.is_set():
+            if self._requests.cancel.is_set():
                 return None
             if self.ledger.lost:
                 return lost_pod(self._context, self.ledger)
@@ -277,7 +277,7 @@ class Attempt:
 
     @property
     def _stopping(self) -> str:
-        if not self._wishes.stop.is_set():
+        if not self._requests.stop.is_set():
             return ""
         how = self._context.spec.job.stop
         if how.by == "signal":
@@ -319,7 +319,7 @@ class Attempt:
             waited_s < patience_s and self._unexplained()
         ):
             self._take(timeout_s=0.05)
-            if self._wishes.cancel.is_set():
+            if self._requests.cancel.is_set():
                 return
 
     def _unexplained(self) -> bool:

@@ -15,7 +15,7 @@ from workbench.jobs.launcher import Launcher
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink, PodGone
-from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.stage import LOG_STREAMS, rank_request
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.rundir.events import Event, EventKind
@@ -48,15 +48,15 @@ def loss_of(ledger: RunLedger, fault: RunFault) -> str:
 
 
 def restored(
-    context: RunContext, lost: Collection[str], wishes: Wishes
+    context: RunContext, lost: Collection[str], requests: StopRequests
 ) -> Sequence[AgentLink] | None:
     """Replace lost pods and return the links to all pods. Return None if the run was cancelled."""
     if not lost:
-        return None if wishes.cancel.is_set() else context.links
+        return None if requests.cancel.is_set() else context.links
     pool = ThreadPoolExecutor(max_workers=1)
     task = pool.submit(context.restore, lost)
     pool.shutdown(wait=False)  # The thread ends on its own.
-    while not wishes.cancel.is_set():
+    while not requests.cancel.is_set():
         if wait([task], timeout=_LOOK_S).done:
             left = task.result()
             if len(left) == len(context.links):

@@ -14,7 +14,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink, stop_ranks
-from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt, Surroundings
 from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
@@ -45,7 +45,7 @@ class Runner:
         """Context of the run. Replaced by `move` and after a restart."""
         self._journal = Journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
-        self._wishes = Wishes()
+        self._requests = StopRequests()
         self._returned = Returned()
         self._brought = Brought()
         # Pods with nothing of the run left but checkpoints.
@@ -63,7 +63,7 @@ class Runner:
     @property
     def outcome(self) -> dict[str, object]:
         """State and message of the run, and the result after its end, even if no file has them."""
-        state, message = self._journal.standing
+        state, message = self._journal.current_state
         return {"state": state, "message": message, "result": self._journal.result}
 
     def enqueue(self) -> None:
@@ -90,7 +90,7 @@ class Runner:
         """Cancel the run; its state becomes cancelled. Does nothing after the end. Idempotent."""
         if self._ended:
             return
-        self._wishes.cancel.set()
+        self._requests.cancel.set()
         self._journal.wish("cancel")
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class Runner:
         """
         if self._ended:
             return
-        self._wishes.stop.set()
+        self._requests.stop.set()
         self._journal.wish("stop")
         self._attempt.stop()
 
@@ -171,7 +171,7 @@ class Runner:
             fault,
             self._returned,
             self._brought,
-            asked_to_stop=self._wishes.stop.is_set() and not self._wishes.cancel.is_set(),
+            asked_to_stop=self._requests.stop.is_set() and not self._requests.cancel.is_set(),
         )
         if companion is not None:
             companion.wait(_COMPANION_S)
@@ -201,7 +201,7 @@ class Runner:
 
     def _loss(self, fault: RunFault) -> str:
         """Describe the loss of the last attempt. Return an empty string if no restart is due."""
-        unwanted = self._wishes.cancel.is_set() or self._wishes.stop.is_set()
+        unwanted = self._requests.cancel.is_set() or self._requests.stop.is_set()
         spent = self.context.restart >= self.context.spec.job.restarts
         return "" if unwanted or spent else loss_of(self._attempt.ledger, fault)
 
@@ -215,7 +215,7 @@ class Runner:
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
         returned = collector.finish(lost)
-        if (links := restored(context, lost, self._wishes)) is None:
+        if (links := restored(context, lost, self._requests)) is None:
             return False
         self.context, event = gone_on(context, links, ledger, (what, lost_s, fault), returned)
         self._journal.event(event)
@@ -234,9 +234,10 @@ class Runner:
         self.context = replace(self.context, restart=len(totals.restarts))
         self._attempt = self._new_attempt(rejoin=True)
         self._attempt.ledger.totals = totals
-        for wish, name in ((self._wishes.cancel, "cancel"), (self._wishes.stop, "stop")):
-            if recovered.wish == name:
-                wish.set()
+        if recovered.wish == "cancel":
+            self._requests.cancel.set()
+        elif recovered.wish == "stop":
+            self._requests.stop.set()
 
     def dry(self) -> dict[str, object]:
         """Prepare the pods and return the launch command as JSON values. Starts no rank."""
@@ -256,7 +257,11 @@ class Runner:
 
     @property
     def failed(self) -> bool:
-        return self._journal.standing[0] in (RunState.FAILED, RunState.STOPPED, RunState.CANCELLED)
+        return self._journal.current_state[0] in (
+            RunState.FAILED,
+            RunState.STOPPED,
+            RunState.CANCELLED,
+        )
 
     def bring(self) -> Returned:
         """Copy the last checkpoint from the pods and update the result. Blocks."""
@@ -319,7 +324,7 @@ class Runner:
             self.context,
             self._journal,
             self._peaks,
-            self._wishes,
+            self._requests,
             rejoin=rejoin,
             around=self._around,
         )

@@ -50,7 +50,7 @@ class IdleTime:
         return left_s <= 0
 
 
-class Turns:
+class RunQueue:
     """Waiting and running runs of a cluster. Runs start in order, on separate pods."""
 
     def __init__(self, fleet: Fleet, idle: IdleTime, closing: threading.Event):
@@ -85,7 +85,7 @@ class Turns:
             runner.abandon("cancelled before it started")
             return True
 
-    def take(self, end_when_idle: Callable[[], None], never_came: str) -> None:
+    def run_in_order(self, end_when_idle: Callable[[], None], never_came: str) -> None:
         """Start runs in turn until the cluster closes, then wait for running runs."""
         self._idle.use()
         with self.lock:
@@ -119,7 +119,7 @@ class Turns:
                 runner.fail(error)
                 return True
         try:
-            threading.Thread(target=self._carry, args=(runner,), name="run", daemon=True).start()
+            threading.Thread(target=self._run, args=(runner,), name="run", daemon=True).start()
         except RuntimeError as error:  # No thread can start now. The run waits for the next look.
             logger.warning("run %s waits: %s", runner.context.run_id, error)
             return False
@@ -128,7 +128,7 @@ class Turns:
         self._idle.suspend()
         return True
 
-    def _carry(self, runner: Runner) -> None:
+    def _run(self, runner: Runner) -> None:
         try:
             runner.run()
         except Exception:  # Run boundary: the pods and the other runs continue.
