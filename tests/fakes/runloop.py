@@ -575,7 +575,7 @@ class SimLink(AgentLink):
     def sees(self, path: Path) -> bool:
         return False
 
-    def lasting(
+    def retry_until_lease(
         self, action: Callable[[Any], Any], *, unwanted: Callable[[], bool] = lambda: False
     ) -> Any:
         until = self.sim.now + self.sim.lease_s

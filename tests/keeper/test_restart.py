@@ -20,7 +20,12 @@ from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
-from workbench.keeper.run.restart import gone_on, inherited_ranks, loss_of, restored
+from workbench.keeper.run.restart import (
+    describe_loss,
+    inherited_ranks,
+    replace_lost_pods,
+    restart_on,
+)
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -60,10 +65,10 @@ from workbench.rundir.view import RunView
     ],
 )
 def test_only_what_came_from_outside_is_a_loss(fault: RunFault, what: str) -> None:
-    assert loss_of(RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3), fault).startswith(
-        what or ""
-    )
-    assert bool(loss_of(RunLedger(pods=[], world_size=3), fault)) is bool(what)
+    assert describe_loss(
+        RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3), fault
+    ).startswith(what or "")
+    assert bool(describe_loss(RunLedger(pods=[], world_size=3), fault)) is bool(what)
 
 
 def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> None:
@@ -71,7 +76,7 @@ def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> Non
         pods=["pod-0", "pod-1", "pod-2"], world_size=3, lost={"pod-2": "gone", "pod-1": "gone"}
     )
     assert (
-        loss_of(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0"))
+        describe_loss(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0"))
         == "pod-1 and pod-2 were lost"
     )
 
@@ -87,11 +92,13 @@ def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> 
 
 
 def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:
-    links = restored(context_of({"pod-1": "its host does not answer"}), ["pod-1"], StopRequests())
+    links = replace_lost_pods(
+        context_of({"pod-1": "its host does not answer"}), ["pod-1"], StopRequests()
+    )
     assert [link.pod.name for link in links or ()] == ["pod-0"]
     with pytest.raises(RunError, match="its host does not answer; so does this"):
         left = {"pod-1": "its host does not answer", "pod-0": "so does this"}
-        restored(context_of(left), ["pod-0", "pod-1"], StopRequests())
+        replace_lost_pods(context_of(left), ["pod-0", "pod-1"], StopRequests())
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -119,7 +126,7 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
 def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:
     hold, requests = threading.Event(), StopRequests()
     threading.Timer(0.1, requests.cancel.set).start()
-    assert restored(context_of({}, hold), ["pod-1"], requests) is None
+    assert replace_lost_pods(context_of({}, hold), ["pod-1"], requests) is None
     hold.set()
 
 
@@ -341,7 +348,7 @@ def test_a_run_that_begins_again_says_why(
     if saved:
         ledger.totals.take(event("checkpoint", 1.0, step=saved))
     fault = RunFault(kind="pod", pod="pod-1", message="gone")
-    _, restarted = gone_on(
+    _, restarted = restart_on(
         context, links, ledger, ("pod-1 was lost", 1.0, fault), Returned(notes=notes)
     )
     ledger.totals.take(restarted)

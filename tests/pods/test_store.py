@@ -66,7 +66,7 @@ class PodHere(PodFiles):
     def _connection(self) -> Any:
         return self.line
 
-    def lasting(self, action: Callable[[Any], _T]) -> _T:
+    def retry_until_lease(self, action: Callable[[Any], _T]) -> _T:
         return action(self.line)
 
 

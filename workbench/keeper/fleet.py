@@ -96,7 +96,9 @@ class Fleet:
             self.look()
             links = [link for link in self._links if link.pod.name in lost]
             gone = {
-                link.pod.name for link in links if self._why_gone(link.pod.name) or not _opens(link)
+                link.pod.name
+                for link in links
+                if self._reason_gone(link.pod.name) or not _try_open(link)
             }
             if not gone:
                 return {}
@@ -161,7 +163,7 @@ class Fleet:
         self.owned = True
         self._connect()
         self._report("looking for the agents")
-        self._everywhere(_opens)
+        self._everywhere(_try_open)
 
     def _context(self) -> LaunchContext:
         return LaunchContext(
@@ -200,7 +202,7 @@ class Fleet:
             for pod in self.pods
         ]
         for link in self._links:
-            link.why_gone = partial(self._why_gone, link.pod.name)
+            link.reason_gone = partial(self._reason_gone, link.pod.name)
 
     def give_up(self) -> None:
         """Make a pending launch fail soon, even from another thread or before the launch starts."""
@@ -264,7 +266,7 @@ class Fleet:
                 )
             return self.pods
 
-    def _why_gone(self, name: str) -> str:
+    def _reason_gone(self, name: str) -> str:
         pod = next(pod for pod in self.look() if pod.name == name)
         return (
             f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
@@ -282,7 +284,7 @@ class Fleet:
         def speak(link: AgentLink) -> None:
             while not closing.wait(pause_s):
                 try:
-                    _speak(link, busy())
+                    _keep_alive(link, busy())
                 except Exception:  # Thread boundary: the loop must run until the cluster ends.
                     logger.exception("speaking to %s", link.pod.name)
 
@@ -309,7 +311,7 @@ class Fleet:
                 list(pool.map(action, self._links))
 
 
-def _speak(link: AgentLink, busy: Collection[AgentLink]) -> None:
+def _keep_alive(link: AgentLink, busy: Collection[AgentLink]) -> None:
     with suppress(WorkbenchError, OSError):
         if link in busy:
             link.call("ping")
@@ -317,7 +319,7 @@ def _speak(link: AgentLink, busy: Collection[AgentLink]) -> None:
             link.ensure()
 
 
-def _opens(link: AgentLink) -> bool:
+def _try_open(link: AgentLink) -> bool:
     try:
         link.open()
     except (WorkbenchError, OSError) as error:

@@ -86,7 +86,7 @@ class AgentLink(PodFiles):
         # Not /tmp, as another user may own the folders that torch expects there.
         self._own = PurePosixPath(pod.root) / "tmp"
         self._lock = threading.RLock()
-        self._lasts = threading.local()
+        self._retrying = threading.local()
         self._ssh: SSHConnection | None = None
         self._stream: RemoteStream | None = None
         self._line: rpc.Client | None = None
@@ -206,7 +206,7 @@ class AgentLink(PodFiles):
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         if again:
-            return self.lasting(lambda _ssh: self.run(argv, timeout_s))
+            return self.retry_until_lease(lambda _ssh: self.run(argv, timeout_s))
         done = self._connection().run(argv, timeout_s=timeout_s)
         if done.exit_code != 0:
             tail = done.stderr[-2000:]
@@ -239,16 +239,16 @@ class AgentLink(PodFiles):
                         part.close()
             self._stream = self._ssh = self._line = None
 
-    def lasting(
+    def retry_until_lease(
         self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False
     ) -> _T:
         """Retry an idempotent action over new connections until the lease ends.
 
         Nested calls share the outer deadline.
         """
-        if getattr(self._lasts, "now", False):
+        if getattr(self._retrying, "now", False):
             return action(self._connection())
-        self._lasts.now = True
+        self._retrying.now = True
         until = awake() + self._lease_s
         pause_s = _PAUSE_S
         try:
@@ -257,33 +257,33 @@ class AgentLink(PodFiles):
                 try:
                     return action(self._connection())
                 except (RemoteError, PodError) as error:
-                    self._check_hope(error, ssh, until, unwanted)
+                    self._raise_if_hopeless(error, ssh, until, unwanted)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, max(_PAUSE_S, self._lease_s / 20), _PAUSE_AT_MOST_S)
-                if not self._stands(self._ssh):
+                if not self._is_alive(self._ssh):
                     with suppress(RemoteError, PodError):
                         self.open()
         finally:
-            self._lasts.now = False
+            self._retrying.now = False
 
-    def _check_hope(
+    def _raise_if_hopeless(
         self,
         error: Exception,
         ssh: SSHConnection | None,
         until: float,
         unwanted: Callable[[], bool],
     ) -> None:
-        if self._stands(ssh):
+        if self._is_alive(ssh):
             raise error
         if unwanted():
             raise self._error(str(error)) from error
-        if why := self.why_gone():
+        if why := self.reason_gone():
             raise PodGone(why, host=self.pod.address) from error
         if awake() > until:
             message = f"no sign from {self.pod.name} for {self._lease_s:.0f} s: {error}"
             raise PodGone(message, host=self.pod.address) from error
 
-    def _stands(self, ssh: SSHConnection | None) -> bool:
+    def _is_alive(self, ssh: SSHConnection | None) -> bool:
         if ssh is None or ssh is not self._ssh or not ssh.is_open:
             return False
         with suppress(RemoteError):

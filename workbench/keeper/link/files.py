@@ -154,7 +154,7 @@ class PodFiles:
         """Probed folders visible to the pod."""
         self.transfer: TransferStatus | None = None
         """Current transfer of a large file. None: no transfer."""
-        self.why_gone: Callable[[], str] = lambda: ""
+        self.reason_gone: Callable[[], str] = lambda: ""
         """Function that returns why the pod will not answer again, or an empty string."""
         self._identity = identity
         self._lease_s = lease_s
@@ -180,7 +180,7 @@ class PodFiles:
         if (here := self._shelf()) is not None:
             return str(shelved(here / name, data))
         path = str(self.store / name)
-        self.lasting(lambda ssh: self._shelve(ssh, path, data))
+        self.retry_until_lease(lambda ssh: self._shelve(ssh, path, data))
         return path
 
     def write(self, data: bytes, path: str) -> None:
@@ -199,17 +199,17 @@ class PodFiles:
                 )
 
         def look(stamp: str) -> str:
-            return self.lasting(lambda ssh: self._look(ssh, path, digest, stamp))
+            return self.retry_until_lease(lambda ssh: self._look(ssh, path, digest, stamp))
 
         self._stock.ensure(path, self.pod.name, look, send)
         return path
 
     def size(self, remote: str) -> int:
-        return self.lasting(lambda ssh: ssh.size(remote))
+        return self.retry_until_lease(lambda ssh: ssh.size(remote))
 
     def get(self, remote: str, local: Path) -> str:
         if self.size(remote) < LARGE:
-            self.lasting(lambda ssh: ssh.get(remote, local))
+            self.retry_until_lease(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
         return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
 
@@ -255,7 +255,7 @@ class PodFiles:
                 local.name, lambda route, tell: send_file(route, local, path, part, tell)
             )
         data = local.read_bytes()
-        self.lasting(lambda ssh: ssh.put_bytes(data, path))
+        self.retry_until_lease(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
@@ -270,14 +270,14 @@ class PodFiles:
             )
 
         try:
-            return carry(route_to(self.pod, self._identity, self._lease_s, self.why_gone), tell)
+            return carry(route_to(self.pod, self._identity, self._lease_s, self.reason_gone), tell)
         finally:
             self.transfer = None
 
     def _connection(self) -> SSHConnection:
         raise NotImplementedError
 
-    def lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+    def retry_until_lease(self, action: Callable[[SSHConnection], _T]) -> _T:
         """Run an idempotent action and retry over a new connection if the old connection breaks."""
         raise NotImplementedError
 

@@ -172,9 +172,9 @@ class Attempt:
     def prepare(self) -> None:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""
         c = self._context
-        c.everywhere(partial(self._lasting, AgentLink.ensure))
+        c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
         address = c.links[0].pod.address
-        self.master_port = self._lasting(
+        self.master_port = self._retry_until_lease(
             lambda link: int(link.call("free_port", address=address)["port"]), c.links[0]
         )
 
@@ -191,15 +191,15 @@ class Attempt:
                 one(link)
 
         for step in (one, again):
-            c.everywhere(partial(self._lasting, step))
+            c.everywhere(partial(self._retry_until_lease, step))
         self.command = build_command(launch_plan(c, self.master_port))
         write_text(c.paths.command, f"{self.command}\n")
         self._prepared = True
         if self._requests.stop.is_set():
             self.stop()
 
-    def _lasting(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
-        return link.lasting(lambda _: action(link), unwanted=self._requests.cancel.is_set)
+    def _retry_until_lease(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
+        return link.retry_until_lease(lambda _: action(link), unwanted=self._requests.cancel.is_set)
 
     @property
     def _unwanted(self) -> bool:
@@ -238,7 +238,7 @@ class Attempt:
         if self._context.spec.job.launcher == Launcher.SSH:
             run_id = self._context.run_id
             self._context.everywhere(
-                partial(self._lasting, lambda link: link.call("start", run=run_id))
+                partial(self._retry_until_lease, lambda link: link.call("start", run=run_id))
             )
         else:
             c = self._context

@@ -72,7 +72,7 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
         sent = link.put(archive.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
     fields = {"run": context.run_id, "archive": sent, "below": below}
-    raw = link.lasting(lambda _: _ask_for_list(link, fields))
+    raw = link.retry_until_lease(lambda _: _ask_for_list(link, fields))
     lists = {name: items(value) for name, value in raw.items()}
     return OutputList(
         out=_files(lists.get("out", [])),

@@ -32,12 +32,12 @@ def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
     return {*ledger.lost, fault.pod} if fault.kind == "pod" else set(ledger.lost)
 
 
-def loss_of(ledger: RunLedger, fault: RunFault) -> str:
+def describe_loss(ledger: RunLedger, fault: RunFault) -> str:
     """Describe the loss of an attempt. Return an empty string if the job itself ended it.
 
     Example:
         >>> fault = RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL")
-        >>> loss_of(RunLedger(pods=[], world_size=2), fault)
+        >>> describe_loss(RunLedger(pods=[], world_size=2), fault)
         'rank 1 on pod-1 was killed by SIGKILL'
     """
     if lost := sorted(pods_lost(ledger, fault)):
@@ -47,7 +47,7 @@ def loss_of(ledger: RunLedger, fault: RunFault) -> str:
     return ""
 
 
-def restored(
+def replace_lost_pods(
     context: RunContext, lost: Collection[str], requests: StopRequests
 ) -> Sequence[AgentLink] | None:
     """Replace lost pods and return the links to all pods. Return None if the run was cancelled."""
@@ -65,7 +65,7 @@ def restored(
     return None
 
 
-def gone_on(
+def restart_on(
     context: RunContext,
     links: Sequence[AgentLink],
     ledger: RunLedger,

@@ -18,7 +18,7 @@ from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt, Surroundings
 from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
-from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
+from workbench.keeper.run.restart import describe_loss, pods_lost, replace_lost_pods, restart_on
 from workbench.keeper.run.stage import check_hostfile, fetch_logs
 from workbench.keeper.run.verdict import in_users_files, verdict
 from workbench.rundir.journal import Journal
@@ -203,7 +203,7 @@ class Runner:
         """Describe the loss of the last attempt. Return an empty string if no restart is due."""
         unwanted = self._requests.cancel.is_set() or self._requests.stop.is_set()
         spent = self.context.restart >= self.context.spec.job.restarts
-        return "" if unwanted or spent else loss_of(self._attempt.ledger, fault)
+        return "" if unwanted or spent else describe_loss(self._attempt.ledger, fault)
 
     def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
         """Prepare a restart after a loss. Return False if the run was cancelled meanwhile."""
@@ -215,9 +215,9 @@ class Runner:
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
         returned = collector.finish(lost)
-        if (links := restored(context, lost, self._requests)) is None:
+        if (links := replace_lost_pods(context, lost, self._requests)) is None:
             return False
-        self.context, event = gone_on(context, links, ledger, (what, lost_s, fault), returned)
+        self.context, event = restart_on(context, links, ledger, (what, lost_s, fault), returned)
         self._journal.event(event)
         self._attempt = self._new_attempt()
         self._attempt.ledger.totals = ledger.totals

@@ -57,12 +57,12 @@ class SshRoute:
     patience_s: float = 120.0
     """Seconds without a new byte before the transfer is given up. A broken connection is reopened
     until then."""
-    why_gone: Callable[[], str] = field(default=lambda: "")
+    reason_gone: Callable[[], str] = field(default=lambda: "")
     """Returns why the pod will not answer again; empty while it may."""
 
 
 def route_to(
-    pod: Pod, identity: Identity, patience_s: float, why_gone: Callable[[], str] = lambda: ""
+    pod: Pod, identity: Identity, patience_s: float, reason_gone: Callable[[], str] = lambda: ""
 ) -> SshRoute:
     """Return the route to a pod through the OpenSSH client, with the cluster's identity alone."""
     options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
@@ -84,7 +84,7 @@ def route_to(
         command=command,
         by_hand=by_hand,
         patience_s=patience_s,
-        why_gone=why_gone,
+        reason_gone=reason_gone,
     )
 
 
@@ -236,7 +236,7 @@ class _Tries:
                     return digest
             except Broken as error:
                 logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
-                if why := self.route.why_gone():
+                if why := self.route.reason_gone():
                     raise RemoteError(why, host=self.route.host) from error
                 if time.monotonic() - self.moved_at > self.route.patience_s:
                     raise self._given_up(error) from error
