@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from measured import MEASURED
 from writtenrun import WrittenRun, write_run
 
@@ -25,6 +26,10 @@ LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(10) if number != 1)
 # A shell that starts this in the background has it ignore interrupts, and every child with it: tests that interrupt
 # a program would find it deaf.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests are never timed: hypothesis would fail a test for slow examples on a machine under load.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 # Under `--no-processes`, which `make check` uses, a test is left out as soon as it starts a process.
