@@ -138,6 +138,7 @@ def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
         "time_to_first_step_s": 2.5,
         "steps": 7,
         "epochs": 0.5,
+        "step_figures": {"loss": 3.0},
     }, "of the trained model there is no evaluation to state"
     events.insert(-1, Event(time_s=12.8, rank=0, kind="eval", data={"step": 5, "eval_loss": 4.0}))
     facts = RunTotals.of(events).facts(10)
