@@ -230,7 +230,7 @@ def flip(path: Path) -> None:
             {"dataset": {"kind": "wikisql-mini", "train_rows": 61, "eval_rows": 4}},
             "the training rows differ",
         ),
-        ({"max_steps": 1}, "max_steps is 1, nothing is left to do after it"),
+        ({"max_steps": 1}, "max_steps is 1, no step is left after the checkpoint"),
         ({"resume": "/nowhere"}, "'/nowhere', which is not the directory of a FineTune run"),
     ],
 )

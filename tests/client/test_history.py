@@ -113,7 +113,7 @@ def test_a_secret_in_a_name_or_a_note_reaches_no_file(
 def test_what_is_no_name_is_refused(folder: Path, name: Any) -> None:
     run = Run.load(folder / "aaa")
     with pytest.raises(
-        ConfigError, match=r"the name of a run is .*; it must be text of at most 80 letters"
+        ConfigError, match=r"the name of a run is .*; give text of at most 80 letters"
     ):
         run.name = name
     assert not RunPaths(run.path).label.exists()

@@ -107,7 +107,9 @@ def test_what_others_may_write_to_is_not_used(run: Path) -> None:
 
 
 def test_a_run_without_checkpoints_says_how_to_get_some(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"its run saved none \(save_steps\), or has not ended"):
+    with pytest.raises(
+        ConfigError, match=r"the run saved no checkpoint \(save_steps\), or has not ended"
+    ):
         newest_good(tmp_path)
 
 
@@ -115,7 +117,7 @@ def test_a_checkpoint_of_the_last_step_is_of_no_use(run: Path) -> None:
     found = newest_good(run, last_step=NEW)
     assert found.step == OLD
     assert found.notes == [
-        f"the checkpoint of step {NEW} was left out: max_steps is {NEW}, nothing is left to do after it"
+        f"the checkpoint of step {NEW} was left out: max_steps is {NEW}, no step is left after the checkpoint"
     ]
 
 

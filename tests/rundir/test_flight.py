@@ -40,7 +40,7 @@ def test_who_has_not_come_is_told_apart_from_who_waits() -> None:
         2: {"entries": [*done, entry(3)]},
     }
     assert flight_words(dumps) == [
-        "collective 3 (nccl:all_reduce of [5]): ranks 0, 2 wait in it, rank 1 has not come to it"
+        "collective 3 (nccl:all_reduce of [5]): ranks 0, 2 wait, rank 1 has not arrived"
     ]
 
 
@@ -78,5 +78,5 @@ def test_both_are_read_from_the_run_directory(tmp_path: Path) -> None:
     paths.flight(0).write_text(json.dumps({"entries": [entry(9)]}))
     paths.flight(1).write_text("not JSON")
     first, second, *_ = communication(paths)
-    assert first == "collective 9 (nccl:all_reduce of [5]): rank 0 waits in it"
+    assert first == "collective 9 (nccl:all_reduce of [5]): rank 0 waits"
     assert second.startswith("NCCL version")

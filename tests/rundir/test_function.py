@@ -164,7 +164,7 @@ def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
         ),
         (Function(train, [(x for x in "ab")]), "argument 1, of type generator, cannot travel"),
         (Function(train, (1,), {"rate": LOCK}), "argument 'rate', of type lock, cannot travel"),
-        (Function(helper, (bytes(151 << 20),)), "are 151 MiB as a pickle, at most 150 travel"),
+        (Function(helper, (bytes(151 << 20),)), "are 151 MiB as a pickle; the limit is 150 MiB"),
         (Function(7), "7 is not a function"),  # type: ignore[arg-type]
     ],
 )
@@ -195,7 +195,10 @@ def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path:
         Function(helper, (1,)), tmp_path / "made"
     )
     other = Pod(name="pod-2", versions={"python": f"{mine}9.1"})
-    refused = rf"helper would be pickled by Python {mine}, which Python {mine}9\.1 of pod-2 cannot load: choose pods"
+    refused = (
+        rf"helper would be pickled by Python {mine}, and Python {mine}9\.1 of pod-2 "
+        "cannot load the pickle: choose pods"
+    )
     with pytest.raises(ConfigError, match=refused):
         as_script(Function(helper, (1,)), tmp_path / "refused", [same, unknown, other])
     assert not (tmp_path / "refused").exists()

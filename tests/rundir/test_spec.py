@@ -79,7 +79,8 @@ def test_no_value_is_written_and_whoever_submits_it_again_is_asked_for_all_by_na
     for name in ("HF_TOKEN", "MODE", "POD_LOGIN"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(
-        ConfigError, match=r"values of HF_TOKEN, MODE from this environment, where they are not set"
+        ConfigError,
+        match=r"values of HF_TOKEN, MODE from the environment, and the environment has no such",
     ):
         expand_env(again.job.env)
     with pytest.raises(ConfigError, match="POD_LOGIN"):

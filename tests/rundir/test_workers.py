@@ -177,4 +177,4 @@ def test_a_run_has_its_result_where_no_figures_can_be_had(
     Journal(run.paths).finish(RunState.FAILED, spec=RunSpec.load(run.paths.spec), **ended)  # type: ignore[arg-type]
     result = read_json(run.paths.result)
     assert result["state"] == "failed"
-    assert "its figures are missing" in str(result["message"])
+    assert "the figures of the run are missing" in str(result["message"])

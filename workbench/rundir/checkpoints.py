@@ -60,7 +60,7 @@ def newest_good(
     notes: list[str] = []
     for step, places in sorted(steps.items(), reverse=True):
         if last_step is not None and step >= last_step:
-            problem = f"max_steps is {last_step}, nothing is left to do after it"
+            problem = f"max_steps is {last_step}, no step is left after the checkpoint"
         else:
             problem = _problem(
                 step, {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()}
@@ -76,7 +76,7 @@ def newest_good(
         )
     why = (
         "; ".join(notes)
-        or f"{paths.checkpoints} is empty: its run saved none (save_steps), or has not ended"
+        or f"{paths.checkpoints} is empty: the run saved no checkpoint (save_steps), or has not ended"
     )
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
 
@@ -133,7 +133,8 @@ def _on_pods(paths: RunPaths) -> dict[int, Places]:
         return {int(step): _places(part(steps, step)) for step in steps}
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{paths.held} does not say where the checkpoints are ({error}); resume needs it"
+            f"{paths.held} does not name the places of the checkpoints ({error}); "
+            "resume needs the places"
         ) from error
 
 
@@ -156,7 +157,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
             size,
         ):
             return f"rank-{rank} is the part of another checkpoint ({pod})"
-    return "" if size and len(parts) == size else "it has no parts with a manifest that can be read"
+    return "" if size and len(parts) == size else "no part has a readable manifest"
 
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:

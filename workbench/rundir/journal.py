@@ -215,7 +215,10 @@ class Journal:
             write_json(self._paths.result, self.result)
         except OSError as error:
             logger.error(
-                "cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result
+                "cannot write the result of %s: %s; the result is %s",
+                self._paths.root,
+                error,
+                self.result,
             )
             self._keep_elsewhere(error)
         self._write_late()
@@ -232,7 +235,7 @@ class Journal:
             logger.exception("the figures of %s", self._paths.root)
             return (
                 {},
-                f"; its figures are missing: {self._paths.events} cannot be summed up ({type(error).__name__})",
+                f"; the figures of the run are missing: {self._paths.events} cannot be summed up ({type(error).__name__})",
             )
 
     def _keep_elsewhere(self, error: OSError) -> None:
@@ -247,7 +250,7 @@ class Journal:
                 self._spare.parent.mkdir(mode=0o700, exist_ok=True)
                 write_json(self._spare, self.result)
             except OSError as again:
-                logger.error("cannot write it to %s either: %s", self._spare, again)
+                logger.error("cannot write the result to %s either: %s", self._spare, again)
 
     def finish_in_memory(self, state: RunState, message: str) -> None:
         """Keep a result that no file can take, for requests to the keeper."""
@@ -291,7 +294,7 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
     """Write the result of a run that never started, with the reason."""
     Journal(paths, Redactor(spec.cluster.pods.env, spec.job.env)).finish(
         RunState.FAILED,
-        message=f"it did not start: {error}",
+        message=f"the run did not start: {error}",
         fault=RunFault(kind=type(error).__name__, message=str(error)),
         facts={"started_s": now_s()},
         spec=spec,

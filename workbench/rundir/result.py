@@ -270,7 +270,7 @@ class ResultRecord(Measurements):
         file = result_file(RunPaths(path))
         if not os.path.lexists(file):
             raise RunError(
-                f"{path} holds no result.json: the run has not ended, or it is not a run directory"
+                f"{path} holds no result.json: the run has not ended, or the path is not a run directory"
             )
         return cls.at(path, Redactor().json(load_json(file)))
 
@@ -284,9 +284,7 @@ class ResultRecord(Measurements):
         try:
             return cls.read({**raw, "path": path})
         except ValidationError as error:
-            raise RunError(
-                f"{RunPaths(path).result} does not say in which state the run is"
-            ) from error
+            raise RunError(f"{RunPaths(path).result} has no valid state of the run") from error
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without the path."""

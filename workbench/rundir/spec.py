@@ -183,8 +183,9 @@ def expand_env(env: Mapping[str, str]) -> dict[str, str]:
     wanted = sorted({name for value in env.values() for name in _REFERENCE.findall(value)})
     if absent := [name for name in wanted if name not in os.environ]:
         raise ConfigError(
-            f"env takes the values of {', '.join(absent)} from this environment, where they are not set (a run "
-            f"directory holds no values): export them, or give them anew, as in env={{{absent[0]!r}: …}}"
+            f"env takes the values of {', '.join(absent)} from the environment, and the environment "
+            "has no such variables (a run directory holds no values): export the variables, "
+            f"or give the values anew, as in env={{{absent[0]!r}: …}}"
         )
     return {
         name: _REFERENCE.sub(lambda match: os.environ[match[1]], value)

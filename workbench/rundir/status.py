@@ -135,7 +135,7 @@ def cluster_status(root: Path) -> ClusterStatus:
         why = str(unreadable(paths.keeper_lock, error))
         return ClusterStatus(phase=UNKNOWN, message=why, unread=why)
     if held:
-        words = f"its keeper lives and has not written {paths.state} yet"
+        words = f"the keeper of the cluster lives and has not written {paths.state} yet"
         return replace(status, phase=UNKNOWN, message=words, held=True)
     return status if status.pid is None else replace(status, phase="lost")
 
@@ -178,7 +178,7 @@ def silence_of(root: Path, status: ClusterStatus) -> str:
         return ""
     if not writable or time.time() - written_s < _SILENCE_S:
         return ""
-    stopped = f": process {status.pid} is stopped; kill -CONT {status.pid} continues it"
+    stopped = f": process {status.pid} is stopped; kill -CONT {status.pid} continues the keeper"
     since = time.strftime("%H:%M:%S", time.localtime(written_s))
     return f"the keeper does not answer since {since}{stopped if activity(status.pid)[1] else ''}"
 
@@ -291,7 +291,7 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         if not (was_taken(paths) or is_listed(paths, cluster_of(paths))):
             return "it was never handed over: its notebook or the keeper ended before the keeper took it; submit it again"
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
-        return printable(f"its keeper died; what it had written is in {paths.root}{why}")
+        return printable(f"its keeper died; the files of the run are in {paths.root}{why}")
     raw = read_json(paths.state)
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
     hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
@@ -330,7 +330,7 @@ def _state_in(file: Path, raw: Json) -> RunState:
         return RunState(text(raw.get("state")))
     except ValueError:
         raise RunError(
-            f"{file} does not say in which state the run is; put back a whole copy, or remove {file.parent}"
+            f"{file} has no valid state of the run; put back a whole copy, or remove {file.parent}"
         ) from None
 
 

@@ -199,7 +199,8 @@ def write_label(paths: RunPaths, **changes: object) -> None:
                 changes[name] = redact(value.strip())
             case _:
                 raise ConfigError(
-                    f"the {name} of a run is {shortened(value)}; it must be text of at most {_LONGEST[name]} letters"
+                    f"the {name} of a run is {shortened(value)}; "
+                    f"give text of at most {_LONGEST[name]} letters"
                 )
     try:
         write_json(paths.label, {**asdict(read_label(paths)), **changes}, mode=0o644)

@@ -45,7 +45,7 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
         >>> entry = {"collective_seq_id": 7, "profiling_name": "nccl:all_reduce", "process_group": ["0", "default_pg"]}
         >>> behind = {**entry, "collective_seq_id": 6, "retired": True}
         >>> flight_words({0: {"entries": [behind, entry]}, 1: {"entries": [behind]}})
-        ['collective 7 (nccl:all_reduce): rank 0 waits in it, rank 1 has not come to it']
+        ['collective 7 (nccl:all_reduce): rank 0 waits, rank 1 has not arrived']
     """
     groups: dict[str, dict[int, _Last]] = {}
     for rank, dump in sorted(dumps.items()):
@@ -88,12 +88,10 @@ def _stuck(ranks: Mapping[int, _Last]) -> Iterator[str]:
         )
         return
     rest = (
-        f", {_ranks(behind)} {'has' if len(behind) == 1 else 'have'} not come to it"
-        if behind
-        else ""
+        f", {_ranks(behind)} {'has' if len(behind) == 1 else 'have'} not arrived" if behind else ""
     )
     yield f"collective {number} ({there[waiting[0]].words}): {_ranks(waiting)} " + (
-        f"{'waits' if len(waiting) == 1 else 'wait'} in it{rest}"
+        f"{'waits' if len(waiting) == 1 else 'wait'}{rest}"
     )
 
 

@@ -76,8 +76,8 @@ def _check_python(name: str, pods: Iterable[Pod]) -> None:
         version = pod.versions.get("python", _PYTHON)
         if version.split(".")[:2] != _PYTHON.split("."):
             raise ConfigError(
-                f"{name} would be pickled by Python {_PYTHON}, which Python {version} of {pod.name} cannot load: "
-                "choose pods with the notebook's Python, or send a file"
+                f"{name} would be pickled by Python {_PYTHON}, and Python {version} of {pod.name} "
+                "cannot load the pickle: choose pods with the notebook's Python, or send a file"
             )
 
 
@@ -115,8 +115,9 @@ def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
             cloudpickle.unregister_pickle_by_value(module)
     if len(pickled) > _LARGEST:
         raise ConfigError(
-            f"{job.name} and what it uses are {len(pickled) >> 20} MiB as a pickle, at most {_LARGEST >> 20} travel: "
-            "give data by path or hub id, and load it in the function"
+            f"{job.name} and all used data are {len(pickled) >> 20} MiB as a pickle; "
+            f"the limit is {_LARGEST >> 20} MiB: "
+            "give data by path or hub id, and load the data in the function"
         )
     return pickled, {"name": job.name, "python": _PYTHON, "sources": sources}
 
