@@ -119,6 +119,20 @@ def test_the_scan_sees_a_shell(source: str) -> None:
     assert len(shell_calls(ast.parse(source))) == 1
 
 
+def test_every_room_that_make_check_tests_is_there() -> None:
+    root = PACKAGE.parent
+    asked = subprocess.run(
+        ["make", "-s", "--eval", "checked: ; @echo $(CHECKED)", "checked"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rooms = asked.stdout.split()
+    assert "tests/base" in rooms
+    assert [room for room in rooms if not (root / room).exists()] == []
+
+
 def test_one_file_alone_reads_a_pickle_and_pods_run_it() -> None:
     readers = {
         f"{room}.{name}"

@@ -77,6 +77,7 @@ def test_a_job_carries_out_a_specification_without_a_notebook(
     assert failing.wait(120) == "ENGINE_FAILED"
 
 
+@pytest.mark.slow  # the server starts a process for it
 def test_tensorboard_outlives_the_session(
     project: CMLProject, server: CMLServer, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_tensorboard_outlives_the_session(
     assert (asked["subdomain"], asked["bypass_authentication"]) == (f"board-{PROJECT}", False)
 
 
+@pytest.mark.slow  # the server starts a process for it
 def test_a_job_is_stopped_and_a_wait_ends(project: CMLProject, tmp_path: Path) -> None:
     job = project.run_job(
         spec(tmp_path, "import time; time.sleep(600)"), name="long", out=tmp_path / "out"
