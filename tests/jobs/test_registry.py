@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from poll import until
+from writtenrun import WrittenRun
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
+from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, history
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_text
+from workbench.benchmark.grid import make_grid
+from workbench.benchmark.row import Outcome
+from workbench.display.kit.doc import blocks_html
+from workbench.display.kit.plots.runs import curve_plot
+from workbench.display.run.facts import RunFacts
+from workbench.display.run.page import run_view_doc
 from workbench.jobs import registry
 from workbench.jobs.job import COMMON, Job
 from workbench.rundir.events import STATE_EVENTS
@@ -100,6 +107,70 @@ def test_an_option_that_would_hide_a_member_of_every_job_is_refused() -> None:
 def test_only_a_fine_tuning_job_may_send_state_events() -> None:
     assert FineTune.events == STATE_EVENTS
     assert not Script.events
+
+
+def test_a_job_of_another_package_is_a_row_of_a_grid() -> None:
+    grid = make_grid([counting(), FineTune()], ["single", "ddp"], [1, 2], {"restarts": [0, 1]})
+    assert [row.name for row in grid.rows if row.job.kind == "count"] == [
+        "count on 1 pod, restarts 0",
+        "count on 2 pods, restarts 0",
+        "count on 1 pod, restarts 1",
+        "count on 2 pods, restarts 1",
+    ]
+    assert "tiny-t5, ddp on 2 pods, restarts 1" in [row.name for row in grid.rows]
+    own = make_grid([counting()], vary={"upto": [2, 3], "say": ["n"]})
+    assert [(row.name, row.job) for row in own.rows] == [
+        ("count on 1 pod, upto 2", counting(upto=2)),
+        ("count on 1 pod, upto 3", counting(upto=3)),
+    ]
+    with pytest.raises(ConfigError, match="global_batch_size"):
+        make_grid([counting()], vary={"global_batch_size": [8]})
+
+
+def test_a_job_of_another_package_has_a_forecast_that_says_what_is_unknown(tmp_path: Path) -> None:
+    forecast = Benchmark([counting()], pods=[2], path=tmp_path / "b").forecast()
+    assert (forecast.runs, forecast.to_go, forecast.without_time) == (1, 1, 1)
+    assert forecast.rows[0].memory.gib is None
+    assert "memory of a count job is not predicted" in forecast.rows[0].memory.unknown
+    assert "count on 2 pods" in as_text(forecast)
+
+
+def test_the_panel_of_a_job_of_another_package_has_its_facts(
+    write: Callable[..., WrittenRun],
+) -> None:
+    written = write({"kind": "count", "upto": 3})
+    written.state("starting", "starting ranks")
+    view = RunView(written.paths.root)
+    facts = RunFacts(view)
+    assert ("job", "count") in facts.head
+    assert not {"model", "technique", "script"} & {name for name, _ in facts.head}
+    assert (facts.share, facts.bar) == (0.0, "starting ranks")
+    assert (facts.stop_grace_s, facts.has_only_log) == (5.0, True)
+    written.state("running", "running")
+    written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
+    view.refresh()
+    assert "the ranks have printed nothing yet" in blocks_html(run_view_doc(view).blocks)
+    assert curve_plot(view).y == "loss"
+    assert [record.technique for record in history(written.paths.root.parent).records] == ["count"]
+
+
+@pytest.mark.slow
+def test_a_benchmark_runs_jobs_of_another_package_and_finds_them_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    grid = Benchmark([counting(upto=2)], ["single", "ddp"], pods=[1, 2], path=tmp_path / "b")
+    table = grid.run(cluster)
+    assert [(row.outcome, row.technique, row.pods, row.slots) for row in table.rows] == [
+        (Outcome.SUCCEEDED, "count", 1, 1),
+        (Outcome.SUCCEEDED, "count", 2, 2),
+    ]
+    assert [row.from_disk for row in grid.run(cluster).rows] == [True, True]
+    assert "2 rows, 2 succeeded" in repr(table)
+    assert "count" in table.report(tmp_path / "report").read_text()
+    refused = counting(upto=2, env={"SOME": "${NOT_SET_ANYWHERE}"})
+    table = Benchmark([refused], path=tmp_path / "b").run(cluster)
+    assert (table.rows[0].outcome, table.rows[0].slots) == (Outcome.FAILED, 1)
+    assert "NOT_SET_ANYWHERE" in table.rows[0].reason
 
 
 @pytest.mark.slow
