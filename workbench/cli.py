@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run directory, new or empty")
     doctor = commands.add_parser(
-        "doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused"
+        "doctor", help="examine the pods of a SPEC.json; exit 0 all checks passed, 1 not, 2 refused"
     )
     plan = commands.add_parser(
         "plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused"
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         "--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs"
     )
     plan.add_argument(
-        "--gpus-for", action="store_true", help="print the least GPUs of every kind that it fits on"
+        "--gpus-for", action="store_true", help="print the least GPUs of every kind for the job"
     )
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
         parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")

@@ -110,8 +110,8 @@ def test_added_grids_run_what_is_in_both_once() -> None:
             {"vary": {"precision": "fp32"}},
             "vary is a dict; it must be an object that holds lists of values",
         ),
-        ({"vary": {"technique": ["ddp"]}}, "give it as `techniques`"),
-        ({"techniques": ["single"], "pods": [2]}, "no row of this grid makes sense"),
+        ({"vary": {"technique": ["ddp"]}}, "give the values as `techniques`"),
+        ({"techniques": ["single"], "pods": [2]}, "no row of the grid makes sense"),
         ({"vary": {"global_batch_size": [0]}}, "global_batch_size is 0"),
     ],
 )

@@ -153,7 +153,7 @@ def test_rows_are_enough(tmp_path: Path) -> None:
     assert "needs 91 GiB" in page
     gone = tmp_path / "gone"
     (problem,) = Report([replace(mixed_rows()[0], path=gone)]).problems
-    assert problem.endswith(f"its run directory {gone} is gone")
+    assert problem.endswith(f"the run directory {gone} is gone")
     assert "Most samples/s: row 3 (tiny-t5 zero1, 3 pods), 249.5." in Page(page).text
 
 
@@ -171,7 +171,7 @@ def test_the_order_and_the_skipped_rows_are_those_of_the_benchmark(tmp_path: Pat
     rows, broken = rows_below([tmp_path])
     assert [row.name for row in rows] == ["b", "3b", "a"]
     assert [row.cost for row in rows] == [1.5, None, None]
-    assert broken == ["left out, as their rows were run again since: 1 older run(s)"]
+    assert broken == ["1 older run(s) left out: newer runs of the same rows exist"]
     assert len(rows_below([tmp_path, tmp_path / "a"])[0]) == 3
 
 
@@ -182,7 +182,7 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "there is no folder" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) == 2
-    assert "a run directory is one that holds a run.json" in capsys.readouterr().out
+    assert "give run directories (with a run.json)" in capsys.readouterr().out
     (tmp_path / "file").write_text("")
     assert main(["report", str(folder / "a"), "--out", str(tmp_path / "file")]) == 1
 

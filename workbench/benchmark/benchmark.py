@@ -98,7 +98,7 @@ class Benchmark(Shown):
         self._price = price_per_pod_hour
         if price_per_pod_hour is not None and not price_per_pod_hour >= 0:
             raise ConfigError(
-                f"price_per_pod_hour is {price_per_pod_hour!r}; it must be a number, 0 or more, or None"
+                f"price_per_pod_hour is {price_per_pod_hour!r}; give a number, 0 or more, or None"
             )
 
     @classmethod
@@ -190,8 +190,8 @@ class Benchmark(Shown):
         except KeyboardInterrupt:
             waiting = sum(not row.outcome.is_terminal for row in schedule.rows)
             raise Stopped(
-                f"Stopped: what ran is cancelled, {waiting} wait. Run the benchmark again to go on; .result "
-                "holds the rows so far."
+                f"Stopped: the running rows are cancelled, and {waiting} rows wait. Run the "
+                "benchmark again to continue; .result holds the rows so far."
             ) from None
         finally:
             price = self._price
@@ -216,7 +216,8 @@ class Benchmark(Shown):
             )
         if self._most_pods > cluster.spec.count:
             raise ConfigError(
-                f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}"
+                f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}. "
+                "Start a cluster with more pods, or give smaller numbers of pods"
             )
         # Errors that are quick to find are refused here; others appear when the row starts.
         for row in self.grid.rows:

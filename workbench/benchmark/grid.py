@@ -80,9 +80,8 @@ class _Factors(Record):
         }
         for key in self.vary:
             if key in ("technique", "pods"):
-                raise ConfigError(
-                    f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`"
-                )
+                argument = "techniques" if key == "technique" else key
+                raise ConfigError(f"vary holds {key!r}; give the values as `{argument}`")
             if key not in allowed:
                 raise one_of("vary key", key, sorted(allowed))
         return self
@@ -116,7 +115,7 @@ def make_grid(
             rows.append(PlannedRun(job=changed, pods=count, repeat=repeat, name=name))
     if not rows:
         first = left_out[0]
-        raise ConfigError(f"no row of this grid makes sense; the first: {first.name}: {first.why}")
+        raise ConfigError(f"no row of the grid makes sense; the first: {first.name}: {first.why}")
     return BenchmarkGrid(_unique(rows), tuple(left_out))
 
 

@@ -49,7 +49,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     try:
         result = RunResult.at(run_dir, {**facts, "state": state_of(paths)})
     except (OSError, ValueError, WorkbenchError):
-        unsaid = {"state": RunState.LOST, "message": "its files do not say how it ended"}
+        unsaid = {"state": RunState.LOST, "message": "the run's files do not say how the run ended"}
         result = RunResult.at(run_dir, {**facts, **unsaid})
     outcome, reason = _end_of(paths, result)
     asked = _Asked.of(spec)
@@ -211,7 +211,7 @@ def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
     if state is RunState.SUCCEEDED or not state.is_terminal:
         return _OUTCOMES.get(state, Outcome.RUNNING), ""
     if state is RunState.LOST:
-        return Outcome.FAILED, result.message or "its keeper died before it ended"
+        return Outcome.FAILED, result.message or "the keeper died before the run ended"
     if state is RunState.FAILED and result.error is not None:
         outcome = Outcome.OUT_OF_MEMORY if advise(result.error).lacked_memory else Outcome.FAILED
         return outcome, " ".join((result.error.message or message).split())

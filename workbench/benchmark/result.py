@@ -153,7 +153,7 @@ class Report:
         for row in rows:
             if not row.outcome.is_terminal:
                 self.problems.append(
-                    f"{row.name} is {row.outcome}: its figures are those so far, and it has no card"
+                    f"{row.name} is {row.outcome}: the figures are preliminary, and there is no card"
                 )
             if row.path is not None and row.path not in self.losses:
                 self._read(row.name, row.path, with_cards)
@@ -161,7 +161,7 @@ class Report:
 
     def _read(self, name: str, path: Path, with_card: bool) -> None:
         if not path.is_dir():
-            self.problems.append(f"{name} has no card: its run directory {path} is gone")
+            self.problems.append(f"{name} has no card: the run directory {path} is gone")
             return
         try:
             view = RunView(path)
@@ -234,13 +234,14 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
         newest = [row for row in read if not _run_again_since(row, kept)]
         if len(newest) < len(read):
             broken.append(
-                f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)"
+                f"{len(read) - len(newest)} older run(s) left out: newer runs of the same rows exist"
             )
         rows += _in_order(newest, kept)
     if not rows and not broken:
         named = ", ".join(map(str, given)) or "nothing"
         raise ConfigError(
-            f"no run is at or below {named}; a run directory is one that holds a run.json"
+            f"no run is at or below {named}; give run directories (with a run.json) or folders "
+            "above"
         )
     return rows, broken
 

@@ -548,6 +548,6 @@ class Job(Record):
             ConfigError: The job cannot run on the other system. The message has reason and remedy.
         """
         raise ConfigError(
-            f"a job of kind {self.kind!r} cannot be handed over: its class has no handed_over(); "
+            f"a job of kind {self.kind!r} cannot be handed over: the class has no handed_over(); "
             "submit it to a cluster instead"
         )

@@ -76,6 +76,7 @@ def _loaded(kind: str, place: str) -> type[Job]:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Job) and found.kind == kind):
         raise ConfigError(
-            f"job kind {kind!r} is registered as {place}, which is no Job of that kind; correct the entry point"
+            f"job kind {kind!r} is registered as {place}, but {place} is no Job of kind {kind!r}; "
+            "correct the entry point"
         )
     return found

@@ -222,8 +222,8 @@ class Script(Job):
             packed = carried(archive, request.root)
         else:
             raise ConfigError(
-                f"{request.root} does not hold the script that it ran (a version before this one made it): name it "
-                f"anew, run.manifest(…, script='FOLDER/{name}')"
+                f"{request.root} does not hold the script of the run, because an older version made "
+                f"the directory. Give the script: run.manifest(…, script='FOLDER/{name}')"
             )
         return Handover(
             job={**self.to_dict(), "path": name},

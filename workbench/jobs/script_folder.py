@@ -109,9 +109,9 @@ def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
         before = f"{args[place - 1]}=" if place and args[place - 1].startswith("-") else ""
         if redact(before + arg) != before + arg:
             raise ConfigError(
-                f"args[{place}] looks like a secret, and `ps` on a pod shows arguments to everybody there. Give the "
-                "value as env={'NAME': …} and read os.environ in the script, or write ${NAME} into args: it is filled "
-                "in within the rank"
+                f"args[{place}] looks like a secret, and `ps` on a pod shows arguments to every user there. "
+                "Give the value as env={'NAME': …} and read os.environ in the script. Or write ${NAME} "
+                "into args: the rank fills in the value"
             )
 
 
@@ -122,7 +122,7 @@ def check_outputs(patterns: Sequence[str]) -> None:
             GitIgnoreSpec.from_lines([pattern])
         except ValueError as error:
             raise ConfigError(
-                f"outputs has {pattern!r}, which is not a pattern of a .gitignore: {error}"
+                f"outputs has {pattern!r}, not a pattern of a .gitignore: {error}; correct the pattern"
             ) from error
 
 
@@ -148,10 +148,10 @@ def check_script(script: Path) -> None:
             f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in largest
         )
         raise ConfigError(
-            f"the script's folder {folder} holds {whole / 2**20:.0f} MiB, which would all travel to the pods (at most "
-            f"{_LARGEST >> 20} MiB). The largest: {named}. Name what the script does not need in "
-            f"{folder / IGNORE_FILE}, one pattern a line as in a .gitignore; or move the script into a folder of its "
-            "own and give data by path or hub id"
+            f"the script's folder {folder} holds {whole / 2**20:.0f} MiB; at most {_LARGEST >> 20} MiB "
+            f"travel to the pods. The largest: {named}. Name files that the script does not need in "
+            f"{folder / IGNORE_FILE}, a pattern per line as in a .gitignore. Or move the script into "
+            "a separate folder, and give data by path or hub id"
         )
 
 
@@ -160,8 +160,8 @@ def _check_name(name: str, folder: Path) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            f"the file {name!a} in the script's folder {folder} has a name that is not UTF-8, and cannot travel so; "
-            f"rename it, or name it in {folder / IGNORE_FILE}"
+            f"the file {name!a} in the script's folder {folder} cannot travel: the name is not UTF-8. "
+            f"Rename the file, or name the file in {folder / IGNORE_FILE}"
         ) from None
 
 
@@ -203,8 +203,8 @@ def zip_script(script: Path) -> bytes:
         return zip_files(script.parent, _with(script))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{error.filename} was in the script's folder and has gone while it was read; submit again, or name it in "
-            f"{script.parent / IGNORE_FILE}"
+            f"{error.filename} vanished from the script's folder while the folder was read. Submit "
+            f"again, or name the file in {script.parent / IGNORE_FILE}"
         ) from error
 
 

@@ -72,7 +72,7 @@ class _Handler(APIHandler):
         match self.get_json_body():
             case dict() as sent:
                 return sent
-        raise web.HTTPError(400, "not a JSON object")
+        raise web.HTTPError(400, "the body of the request is not a JSON object")
 
 
 @cache
@@ -179,7 +179,8 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
         server = await asyncio.get_running_loop().run_in_executor(_ACTOR, find_by_key, key)
         if server is None or server.port:
             raise web.HTTPError(
-                404, "TensorBoard has ended: run its cell again, or open it in the sidebar again"
+                404,
+                "TensorBoard has ended: run the cell again, or open TensorBoard in the sidebar again",
             )
         self.proxy_base = f"{BOARD_PATH}/{key}"
         with short_path(server.socket) as self.unix_socket:
