@@ -228,7 +228,9 @@ def _with_choices(record: type, name: str, text: str) -> str:
 
 
 def _values(kind: object) -> str:
-    """Return the values of an enum or a Literal as Markdown; empty for any other type."""
+    """Return the values of an enum, a Literal or a tuple of names as Markdown; empty for others."""
+    if isinstance(kind, tuple):
+        return ", ".join(f"`{value}`" for value in kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return ", ".join(f"`{value}`" for value in kind)
     if get_origin(kind) is Literal:

@@ -10,10 +10,10 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import Technique as Name
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.registry import (
+    TECHNIQUE_NAMES,
     TECHNIQUES,
     YARDSTICK,
     by_preference,
@@ -40,9 +40,10 @@ def test_a_class_without_a_member_fails_when_it_is_made() -> None:
 
 
 def test_the_registry_and_the_names_of_options_agree() -> None:
-    assert [technique.name for technique in TECHNIQUES] == [str(name) for name in Name]
+    option = next(option for option in FineTune.options() if option.name == "technique")
+    assert [technique.name for technique in TECHNIQUES] == [*option.choices] == [*TECHNIQUE_NAMES]
     assert len({technique.preference for technique in TECHNIQUES}) == len(TECHNIQUES)
-    assert {technique.timed_as for technique in TECHNIQUES} - {""} <= {*Name}
+    assert {technique.timed_as for technique in TECHNIQUES} - {""} <= {*TECHNIQUE_NAMES}
     assert all(technique.description.endswith(".") for technique in TECHNIQUES)
 
 

@@ -14,8 +14,8 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
-from workbench.finetune.options.choices import Technique
 from workbench.finetune.options.instead import ELSEWHERE, LORA, OTHERWISE
+from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
@@ -257,7 +257,7 @@ def test_a_script_needs_its_path_and_a_list_of_strings() -> None:
 
 
 def test_values_of_an_enum_are_kept_as_text() -> None:
-    job = FineTune(technique=Technique.ZERO2, report_to=["mlflow"])
+    job = FineTune(technique="zero2", report_to=["mlflow"])
     assert type(job.technique) is str and job == FineTune(technique="zero2", report_to=("mlflow",))
     assert job.to_dict()["report_to"] == ["mlflow"] and job_from_dict(job.to_dict()) == job
 
@@ -322,7 +322,7 @@ def test_help_explains_every_option(
 
 def test_the_form_and_the_pages_have_choices_units_and_sections() -> None:
     options = {option.name: option for option in FineTune.options()}
-    assert options["technique"].choices == tuple(map(str, Technique))
+    assert options["technique"].choices == TECHNIQUE_NAMES
     assert (options["max_source_length"].unit, options["save_steps"].unit) == ("tokens", "steps")
     assert (options["dataset"].section, options["lora"].section) == ("Model and data", "Technique")
 

@@ -13,10 +13,10 @@ from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
 from workbench.finetune.notebook.checkup import slowdowns
-from workbench.finetune.options.choices import Technique
 from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.plan.table import Fit, Pace, PlanRow, PlanTable
+from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
 from workbench.finetune.techniques.sizes import Memory, Parameters, Trace
 from workbench.pods.doctor.exchange import Exchange
 
@@ -153,15 +153,13 @@ def test_nothing_is_forecast_of_pods_between_which_nothing_was_measured() -> Non
 
 def planned(accumulation: int, *, exchange: Exchange = EXCHANGE) -> PlanTable:
     job = FineTune(gradient_accumulation_steps=accumulation)
-    names = [Technique.SINGLE, Technique.DDP, Technique.ZERO1, Technique.LOCAL_SGD]
-    settings = {
-        str(name): setting_of(job.replace(technique=name), pods=3, gpus=0) for name in names
-    }
+    names = ["single", "ddp", "zero1", "local-sgd"]
+    settings = {name: setting_of(job.replace(technique=name), pods=3, gpus=0) for name in names}
     speeds = Speeds(
         settings=settings, trace=TRACE, micro=8, paces={"single": PACE}, exchange=exchange
     )
     rows = [
-        PlanRow(technique=str(name), fit=Fit.UNKNOWN, host=Memory(), ranks=settings[name].ranks)
+        PlanRow(technique=name, fit=Fit.UNKNOWN, host=Memory(), ranks=settings[name].ranks)
         for name in names
     ]
     rows = [speeds.added(row, accumulation, price=2.0) for row in rows]
@@ -273,9 +271,7 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
         0,
         2,
     )  # none where the doctor saw no sharing, as with other load or more cores
-    assert {row.technique for row in table.rows if row.speed_up} == {
-        str(name) for name in Technique
-    }
+    assert {row.technique for row in table.rows if row.speed_up} == {*TECHNIQUE_NAMES}
     assert table.row("single").speed_up == pytest.approx(1.0)
     assert table.fastest is not None and "Speeds are predicted from steps timed on one pod" in str(
         table

@@ -16,13 +16,12 @@ from workbench.base.child import HELPER, child_environment
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.finetune.model.shapes import KNOWN, model_config
-from workbench.finetune.options.choices import Technique
 from workbench.finetune.plan.gpus import KINDS
 from workbench.finetune.plan.plan import predict
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Answer, Request, cached_trace
-from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
 
 # Forks for all long tests: to import takes 3 s of CPU. The others have processes of their own, as the planner has it.
 TRACER = """
@@ -97,7 +96,7 @@ def test_t5_3b_does_not_fit_one_gpu_of_40_gib_and_does_with_offload(big: PlanTab
     assert single.gpu is not None
     # Weights and two moments of AdamW in FP32 alone are 12 bytes a parameter.
     assert single.gpu.parameters + single.gpu.optimizer >= 12 * big.parameters
-    assert [row.technique for row in big.rows] == [str(t) for t in Technique]
+    assert [row.technique for row in big.rows] == [*TECHNIQUE_NAMES]
     host = big.row("zero3-offload").host
     assert host is not None and host.optimizer > 2**33
 
@@ -416,7 +415,7 @@ def test_mixtures_of_experts_are_planned_under_every_technique_and_precision(
         model=str(tmp_path), precision=precision, max_source_length=16, max_target_length=16
     )
     table = plan(job, pods=2, gpu_memory_gib=gpu_gib, memory_gib=8)
-    assert [row.technique for row in table.rows] == [str(t) for t in Technique]
+    assert [row.technique for row in table.rows] == [*TECHNIQUE_NAMES]
     assert {row.fit for row in table.rows} == {Fit.FITS}, [row.why for row in table.rows]
 
 

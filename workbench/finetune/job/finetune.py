@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from workbench.base import entries
 from workbench.base.files import is_folder, user_path
+from workbench.base.record import Choice
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.columns import panel_facts, table_columns
@@ -24,7 +25,7 @@ from workbench.finetune.options.instead import value_hint
 from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.training import option_hint
-from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
 from workbench.jobs.job import (
     Checkpoints,
     Companion,
@@ -102,6 +103,9 @@ class FineTune(FineTuneOptions, Job):
         "training",
     )
     loss_unit: ClassVar[str] = "nats per token"
+
+    technique: Annotated[str, Choice(TECHNIQUE_NAMES)] = "zero1"
+    """One of `TECHNIQUE_NAMES`. If left open, the stage in `deepspeed` decides."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,24 +1,11 @@
-"""Closed sets of option values, such as technique, adapter, precision, optimizer and schedule."""
+"""Closed sets of option values, such as adapter, precision, optimizer and schedule.
+
+The names of the techniques are in `finetune/techniques/registry`.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-
-
-class Technique(StrEnum):
-    """Names of the techniques.
-
-    `finetune/techniques` has a file for each and describes the technique there.
-    """
-
-    SINGLE = "single"
-    DDP = "ddp"
-    ZERO1 = "zero1"
-    ZERO2 = "zero2"
-    ZERO3 = "zero3"
-    ZERO3_OFFLOAD = "zero3-offload"
-    FSDP = "fsdp"
-    LOCAL_SGD = "local-sgd"
 
 
 class Peft(StrEnum):

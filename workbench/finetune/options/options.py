@@ -30,7 +30,6 @@ from workbench.finetune.options.choices import (
     Precision,
     Sampling,
     Schedule,
-    Technique,
 )
 from workbench.finetune.options.metrics import METRICS, Metric, check_metrics, metric_text
 from workbench.jobs.launcher import Launcher
@@ -87,8 +86,8 @@ class FineTuneOptions(Record):
         PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
     ] = "wikisql-mini"
     """Name (`wikisql-mini`), path, or object with `kind` and the options of that kind."""
-    technique: Annotated[str, Choice(Technique)] = "zero1"
-    """One of `Technique`. If left open, the stage in `deepspeed` decides."""
+    technique: str = "zero1"
+    """Name of a technique. `FineTune` knows the registry of techniques and checks the name."""
     peft: Annotated[str, Choice(Peft)] = "none"
     """One of `Peft`: the weights to train."""
     lora: Annotated[Mapping[str, object], BeforeValidator(_checked(Lora))] = Field(

@@ -125,8 +125,7 @@ def _largest(inquiry: Mapping[str, Any], trace: Trace, limits: Limits) -> dict[s
         return {}
     gpu_gib, pod_gib = (None if limit is None else limit * MARGIN for limit in limits)
     return {
-        setting.technique.value: most_rows(setting, trace, (gpu_gib, pod_gib))
-        for setting in settings
+        setting.technique: most_rows(setting, trace, (gpu_gib, pod_gib)) for setting in settings
     }
 
 

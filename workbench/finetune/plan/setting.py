@@ -8,7 +8,7 @@ from typing import Any
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision, Technique
+from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Setting
 
@@ -37,7 +37,7 @@ def setting_of(
     saved = str(form).removeprefix("torch.")
     # Start with a rank that holds everything. The technique then changes its own numbers.
     plain = Setting(
-        technique=Technique(job.technique),
+        technique=technique.name,
         ranks=ranks,
         shards=technique.shards(job, ranks=ranks, on_pod=on_pod),
         on_pod=on_pod,
@@ -58,9 +58,7 @@ def setting_of(
 
 def setting_from(data: Mapping[str, Any]) -> Setting:
     """Read a setting from the JSON form of `dataclasses.asdict`."""
-    return Setting(
-        **{**data, "technique": Technique(data["technique"]), "offload": tuple(data["offload"])}
-    )
+    return Setting(**{**data, "offload": tuple(data["offload"])})
 
 
 def arithmetic_of(job: FineTune) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.errors import one_of
-from workbench.finetune.options.choices import Technique as Name
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.fsdp import FSDP
 from workbench.finetune.techniques.local_sgd import LocalSGD
@@ -29,11 +28,8 @@ TECHNIQUES: Sequence[Technique] = (
 YARDSTICK = Single.name
 """Technique against which speed and losses of the others are measured."""
 _BY_NAME = {technique.name: technique for technique in TECHNIQUES}
-
-if list(_BY_NAME) != [str(name) for name in Name]:
-    raise TypeError(
-        f"jobs/choices.Technique names {', '.join(Name)}, and the registry has {', '.join(_BY_NAME)}"
-    )
+TECHNIQUE_NAMES = tuple(_BY_NAME)
+"""Names of all techniques: the values of the option `technique`."""
 
 
 def technique_of(name: str) -> Technique:

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
-from workbench.finetune.options.choices import Technique as Name
-
 SAVED_AT_ONCE = 1 << 30
 """Bytes of weights after which rank 0 writes the gathered weights, at the end of a layer."""
 FP32 = 4
@@ -172,7 +170,7 @@ class Setting:
     https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
     """
 
-    technique: Name
+    technique: str
     ranks: int
     shards: int
     """Ranks that share the state; fewer than all ranks if other pods have replicas."""
