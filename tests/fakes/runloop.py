@@ -254,7 +254,7 @@ class Simulation:
             paths=self.paths,
             spec=spec,
             identity=Identity(self.paths.root.parent / "identity"),
-            look=lambda: [pod.pod for pod in self.pods],
+            refresh=lambda: [pod.pod for pod in self.pods],
             restore=self.restore,
             spare=self.paths.root.parent / "spare" / "result.json",
             inherited=inherited,

@@ -166,7 +166,7 @@ def bring(links: list[PodLink], home: Path) -> Returned:
         places=places,
         identity=nothing,
         hostfile_sha256="",
-        look=nothing,
+        refresh=nothing,
     )  # type: ignore[arg-type]
     return bring_checkpoints_back(context)
 

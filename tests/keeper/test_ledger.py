@@ -31,19 +31,19 @@ def report(pod: Pod, rank: int, phase: str, **more: Any) -> PodReport:
 
 def test_a_run_is_over_when_all_have_ended_are_swept_and_read() -> None:
     seen = ledger()
-    seen.see(report(A, 0, "exited"))
+    seen.record(report(A, 0, "exited"))
     assert not seen.over
-    seen.see(report(B, 1, "exited", live_processes=1))
+    seen.record(report(B, 1, "exited", live_processes=1))
     assert (seen.all_exited, seen.over, seen.live_processes) == (True, False, 1)
-    seen.see(report(B, 1, "exited"))
+    seen.record(report(B, 1, "exited"))
     assert (seen.over, seen.all_done, seen.live_processes) == (True, True, 0)
 
 
 def test_what_is_left_on_a_pod_that_was_never_heard_is_not_known() -> None:
     seen = ledger()
-    seen.see(report(A, 0, "exited"))
+    seen.record(report(A, 0, "exited"))
     assert seen.live_processes is None
-    seen.see(PodReport(pod=B, answered=False, lost="gone"))
+    seen.record(PodReport(pod=B, answered=False, lost="gone"))
     assert seen.live_processes == 0
     assert seen.gone
 
@@ -51,18 +51,18 @@ def test_what_is_left_on_a_pod_that_was_never_heard_is_not_known() -> None:
 def test_silence_is_counted_from_the_last_answer_without_further_reports() -> None:
     now = [100.0]
     seen = RunLedger(pods=["pod-0", "pod-1"], world_size=2, clock=lambda: now[0])
-    seen.see(report(A, 0, "running"))
+    seen.record(report(A, 0, "running"))
     now[0] += 0.05
-    seen.see(report(B, 1, "running"))
+    seen.record(report(B, 1, "running"))
     assert list(seen.silent(0.04)) == ["pod-0"]
-    seen.see(PodReport(pod=A, answered=False))
+    seen.record(PodReport(pod=A, answered=False))
     assert list(seen.silent(0.04)) == ["pod-0"]
 
 
 def test_ranks_that_ended_well_alone_are_known() -> None:
     seen = ledger()
-    seen.see(report(A, 0, "running"))
-    seen.see(report(B, 1, "exited"))
+    seen.record(report(A, 0, "running"))
+    seen.record(report(B, 1, "exited"))
     assert list(seen.ended_alone) == [1]
 
 
@@ -74,7 +74,7 @@ def test_what_the_platform_says_goes_before_a_guess_about_this_machine() -> None
     words = "its node gpu-7 is not ready since 14:31:07"
     said = seen.remark("", stopping="", place=lambda: words)
     assert said == f"no sign from any pod: {words}; training goes on there until its lease ends"
-    seen.see(report(A, 0, "running"))
+    seen.record(report(A, 0, "running"))
     said = seen.remark("", stopping="", place=lambda: f"pod-1: {words}")
     assert said.startswith(f"no sign from pod-1 for 20 s: pod-1: {words}; ")
 
@@ -82,13 +82,13 @@ def test_what_the_platform_says_goes_before_a_guess_about_this_machine() -> None
 def run_on(*pods: Pod, kind: str = "kubernetes") -> Any:
     cluster = SimpleNamespace(backend={"kind": kind}, lease_s=2.0)
     links = [SimpleNamespace(pod=pod) for pod in pods]
-    return SimpleNamespace(spec=SimpleNamespace(cluster=cluster), links=links, look=lambda: pods)
+    return SimpleNamespace(spec=SimpleNamespace(cluster=cluster), links=links, refresh=lambda: pods)
 
 
 def test_a_lost_node_is_blamed_and_not_the_network() -> None:
     seen = ledger()
     for pod in (A, B):
-        seen.see(PodReport(pod=pod, answered=False, lost=f"no sign from {pod.name} for 2 s"))
+        seen.record(PodReport(pod=pod, answered=False, lost=f"no sign from {pod.name} for 2 s"))
     away = "the Kubernetes API server https://k:6443 does not answer"
     node = "its node gpu-7 is not ready since 14:31:07"
     lost = replace(B, phase=Phase.UNKNOWN, message=node)

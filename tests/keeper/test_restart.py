@@ -341,7 +341,7 @@ def test_a_run_that_begins_again_says_why(
         paths=paths,
         spec=spec,
         identity=Identity(tmp_path),
-        look=lambda: pods,
+        refresh=lambda: pods,
         places=place_ranks(pods),
     )
     ledger = RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3)

@@ -48,12 +48,12 @@ class Story:
         for _ in range(seconds):
             self.now += 1
             self.cpu_s = [used + share for used, share in zip(self.cpu_s, busy, strict=True)]
-            self.watch.see(
+            self.watch.record(
                 PodReport(pod=POD, ranks=list(self.ranks().values()), drained=not printing)
             )
 
     def step(self, number: int) -> None:
-        self.watch.see_event(Event(time_s=self.now, rank=0, kind="step", data={"step": number}))
+        self.watch.record_event(Event(time_s=self.now, rank=0, kind="step", data={"step": number}))
 
     def stall(self, *, training: bool = False, least_s: float | None = None) -> Stall | None:
         return self.watch.stall(self.ranks(), training=training, least_s=least_s)
@@ -154,11 +154,11 @@ def test_a_launcher_that_starts_no_rank_is_ended(launcher: str) -> None:
     process = SimpleNamespace(halted=False, tail=lambda: "mpirun's last words")
     ledger = SimpleNamespace(ranks=story.ranks(), in_steps=False, started=False)
     story.passes(299)
-    assert guard.look(ledger, process) is None  # type: ignore[arg-type]
+    assert guard.check(ledger, process) is None  # type: ignore[arg-type]
     assert guard.remark == "no rank has started for 299 s"
     story.passes(1)
-    assert guard.look(ledger, None) is None, "agents start ranks without a launcher"  # type: ignore[arg-type]
-    fault = guard.look(ledger, process)  # type: ignore[arg-type]
+    assert guard.check(ledger, None) is None, "agents start ranks without a launcher"  # type: ignore[arg-type]
+    fault = guard.check(ledger, process)  # type: ignore[arg-type]
     assert fault is not None
     assert (fault.kind, fault.traceback) == ("launcher", "mpirun's last words")
     assert fault.message.startswith(
@@ -166,4 +166,4 @@ def test_a_launcher_that_starts_no_rank_is_ended(launcher: str) -> None:
     )
     assert ("NetworkPolicy" in fault.message) == (launcher == "openmpi")
     job.stall_timeout_s = 600
-    assert StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job))).look(ledger, process) is None  # type: ignore[arg-type]
+    assert StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job))).check(ledger, process) is None  # type: ignore[arg-type]

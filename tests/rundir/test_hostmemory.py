@@ -67,7 +67,7 @@ def test_a_pod_is_sampled_every_few_seconds_while_its_ranks_run() -> None:
     sampler = Sampler(clock)
     ranks = [RankStatus(rank=n, pod=POD, phase="running", rss_bytes=1 << 30) for n in (0, 1)]
     report = PodReport(pod=POD, ranks=ranks, gpus=[{"index": 0, "percent": 50.0}])
-    event = sampler.see(report)
+    event = sampler.sample(report)
     assert event is not None
     assert (event.kind, event.rank, event.data["rss_gib"], event.data["host"]) == (
         "sample",
@@ -76,16 +76,16 @@ def test_a_pod_is_sampled_every_few_seconds_while_its_ranks_run() -> None:
         "127.0.0.2",
     )
     assert event.data["gpus"] == [{"index": 0, "percent": 50.0}]
-    assert sampler.see(report) is None
+    assert sampler.sample(report) is None
     other = PodReport(pod=Pod(name="pod-1", address="127.0.0.3"), ranks=ranks)
-    assert sampler.see(other) is not None
+    assert sampler.sample(other) is not None
     clock.now += 5
-    assert sampler.see(PodReport(pod=POD, answered=False)) is None
+    assert sampler.sample(PodReport(pod=POD, answered=False)) is None
     assert (
-        sampler.see(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")])) is None
+        sampler.sample(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")])) is None
     )
-    assert sampler.see(report) is not None
+    assert sampler.sample(report) is not None
     clock.now += 4000  # a long run is sampled less often
-    assert sampler.see(report) is not None
+    assert sampler.sample(report) is not None
     clock.now += 5
-    assert sampler.see(report) is None
+    assert sampler.sample(report) is None

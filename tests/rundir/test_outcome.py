@@ -115,10 +115,10 @@ def test_times_of_a_pod_are_put_on_this_machines_clock() -> None:
 
 def test_peaks_are_sums_over_a_host_and_cuda_wins() -> None:
     peaks, gib = MemoryPeaks(), 1024**3
-    peaks.see([status(0, A, rss_bytes=gib), status(1, A, rss_bytes=gib)])
-    peaks.see([status(0, A, rss_bytes=gib)])
+    peaks.record([status(0, A, rss_bytes=gib), status(1, A, rss_bytes=gib)])
+    peaks.record([status(0, A, rss_bytes=gib)])
     assert (peaks.kind, peaks.gib) == ("resident", {"127.0.0.2": 2.0})
-    peaks.see_event(
+    peaks.record_event(
         Event(time_s=0, rank=0, kind="memory", data={"cuda_reserved_gib": 5.0}), "127.0.0.2"
     )
     assert (peaks.kind, peaks.gib) == ("cuda", {"127.0.0.2": 5.0})
@@ -178,8 +178,8 @@ def test_bytes_of_a_rank_that_has_not_told_are_not_taken_for_none() -> None:
 
 def test_resident_memory_is_kept_where_gpus_are_used_too() -> None:
     peaks = MemoryPeaks()
-    peaks.see([status(0, A, rss_bytes=3 << 29), status(1, A, rss_bytes=1 << 30)])
-    peaks.see_event(
+    peaks.record([status(0, A, rss_bytes=3 << 29), status(1, A, rss_bytes=1 << 30)])
+    peaks.record_event(
         Event(time_s=1.0, rank=0, kind="memory", data={"cuda_reserved_gib": 7.0}), A.address
     )
     assert (peaks.kind, peaks.gib, peaks.resident_gib) == (

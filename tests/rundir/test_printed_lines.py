@@ -97,7 +97,7 @@ def passed_on(folder: Path, lines: list[str]) -> list[Event]:
     events = Collector(run.paths, [0]).take({"rank-0/stdout.log": chunk})
     for event in events:
         journal.event(event)
-        peaks.see_event(event, "127.0.0.2")
+        peaks.record_event(event, "127.0.0.2")
         if (news := totals.take(event)) is not None:
             journal.state(*news)
     journal._close_scalars()

@@ -95,7 +95,7 @@ class OomWatch:
 
     _before: dict[Path, int] = field(default_factory=dict)
 
-    def see(self, pid: int, *, ended: bool = False) -> Path | None:
+    def add_group_of(self, pid: int, *, ended: bool = False) -> Path | None:
         group = memory_group(pid, ended=ended)
         if group is not None and group not in self._before:
             self._before[group] = 0 if ended else _counter(group) or 0
@@ -185,14 +185,14 @@ class GpuWatch:
         if not self._given_up and now >= self._looked_at + _EVERY_S:
             self._looked_at = now
             try:
-                self._found = self._look()
+                self._found = self._read_all()
             except (OSError, AttributeError, RuntimeError) as error:
                 _log.info("no GPUs to watch: %s", error)
                 self._given_up = True
                 self._found = []
         return self._found
 
-    def _look(self) -> list[dict[str, float]]:
+    def _read_all(self) -> list[dict[str, float]]:
         if self._library is None:
             library = ctypes.CDLL(self._name)
             _call(library.nvmlInit_v2)

@@ -190,7 +190,7 @@ class Agent:
 
     def _begin(self, name: str, *args: object) -> Later:
         task = self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))
-        return Later(lambda: self._tasks.take(task))
+        return Later(lambda: self._tasks.result(task))
 
     def _folder(self, message: Message) -> Path:
         return self.root / "runs" / check_run_id(message.get("run"))

@@ -44,7 +44,7 @@ class Tasks:
         self._working[pid] = open(read, "rb", buffering=0), bytearray()  # noqa: SIM115, PTH123
         return pid
 
-    def take(self, task: int) -> Answer | None:
+    def result(self, task: int) -> Answer | None:
         """Return the result of a task once; None until the task ends."""
         if task not in self._working:
             raise ValueError(f"there is no task {task}")

@@ -70,7 +70,7 @@ class PodCheckpoints:
         return sorted(whole, reverse=True)
 
 
-def look(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
+def list_parts(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
     """List the checkpoint parts on the pods of a run.
 
     Pods in `lost` are asked too if a new agent answers there.
@@ -236,7 +236,7 @@ def bring_checkpoints_back(
     context: RunContext, lost: Collection[str] = (), most: int | None = None
 ) -> Returned:
     """Copy the last complete checkpoints of a run from its pods, and verify every file."""
-    checkpoints = look(context, lost)
+    checkpoints = list_parts(context, lost)
     limit = context.spec.job.keeps.most
     with ThreadPoolExecutor(max_workers=max(1, len(context.links))) as pool:
         problems = {
@@ -254,7 +254,7 @@ def bring_checkpoints_back(
 
 def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
     """Record the complete checkpoints left on the pods of a run. Nothing is copied."""
-    checkpoints = look(context, lost)
+    checkpoints = list_parts(context, lost)
     steps = checkpoints.whole
     if steps:
         parts = {

@@ -93,7 +93,7 @@ class Fleet:
     def restore(self, lost: Collection[str]) -> Mapping[str, str]:
         """Reconnect to or replace lost pods. Return the reason for pods still lost, by name."""
         with self._restoring:
-            self.look()
+            self.refresh()
             links = [link for link in self._links if link.pod.name in lost]
             gone = {
                 link.pod.name
@@ -126,7 +126,7 @@ class Fleet:
             self._replacing = True
         try:
             self._report(f"{', '.join(sorted(gone))} lost; looking for others in their place")
-            self._see(self._backend.restore(gone, self.spec.pods, self._context()))
+            self._set_pods(self._backend.restore(gone, self.spec.pods, self._context()))
             _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
             return self.pods
         finally:
@@ -144,7 +144,7 @@ class Fleet:
         self._report(f"{pod.name} is there again")
         return ""
 
-    def _see(self, pods: Sequence[Pod]) -> None:
+    def _set_pods(self, pods: Sequence[Pod]) -> None:
         seen = {pod.name: pod for pod in pods}
         gone = "it is not there any more"
         self.pods = [
@@ -216,7 +216,7 @@ class Fleet:
         if self._given_up:
             raise PodError("the cluster was closed during its start")
 
-    def take(self, count: int) -> list[AgentLink]:
+    def first_live(self, count: int) -> list[AgentLink]:
         if not 1 <= count <= len(self._links):
             raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
         ended = [
@@ -249,14 +249,14 @@ class Fleet:
         ended = {pod.name for pod in self.pods if pod.phase.is_terminal}
         return [link for link in self._links if link.pod.name not in ended]
 
-    def look(self) -> Sequence[Pod]:
+    def refresh(self) -> Sequence[Pod]:
         """Ask the platform for the current state of the pods, and report newly ended pods."""
         with self._looking:
             if self._replacing:
                 return self.pods
             before = {pod.name for pod in self.pods if pod.phase.is_terminal}
             shown = [(pod.phase, pod.message) for pod in self.pods]
-            self._see(self._backend.refresh())
+            self._set_pods(self._backend.refresh())
             if shown != [(pod.phase, pod.message) for pod in self.pods]:
                 self._changed()
             ended = [pod for pod in self.pods if pod.phase.is_terminal and pod.name not in before]
@@ -267,7 +267,7 @@ class Fleet:
             return self.pods
 
     def _reason_gone(self, name: str) -> str:
-        pod = next(pod for pod in self.look() if pod.name == name)
+        pod = next(pod for pod in self.refresh() if pod.name == name)
         return (
             f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
             if pod.phase.is_terminal
@@ -294,7 +294,7 @@ class Fleet:
             ).start()
         while not closing.wait(pause_s):
             try:
-                self.look()
+                self.refresh()
             except Exception:  # Thread boundary.
                 logger.exception("looking after the pods")
 

@@ -251,7 +251,7 @@ class Keeper:
             case OfRun():
                 return self._of_run(request)
             case NewestCheckpoint():
-                links = self._fleet.take(self._spec.count)
+                links = self._fleet.first_live(self._spec.count)
                 good = newest_good(
                     request.path, last_step=request.last_step, on_pods=part_reader(links)
                 )
@@ -346,7 +346,7 @@ class Keeper:
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job = job_from_dict(request.job)
         run = QueuedRun(id=request.run, path=request.path)
-        links = self._fleet.take(wanted_pods(job, request.pods, self._spec.count))
+        links = self._fleet.first_live(wanted_pods(job, request.pods, self._spec.count))
         check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
         return Runner(run_context(self._fleet, links, run, job, self._redact))
 

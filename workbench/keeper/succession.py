@@ -45,7 +45,7 @@ def run_context(
         paths=RunPaths(run.path),
         spec=RunSpec(cluster=fleet.spec, job=job, pods=len(links)),
         identity=fleet.identity,
-        look=fleet.look,
+        refresh=fleet.refresh,
         restore=fleet.restore,
         redact=redact,
         spare=fleet.paths.results / f"{run.id}.json",

@@ -175,12 +175,12 @@ class MemoryPeaks:
         self._resident: dict[str, float] = {}
         self._cuda: dict[str, dict[int, float]] = {}
 
-    def see(self, ranks: Sequence[RankStatus]) -> None:
+    def record(self, ranks: Sequence[RankStatus]) -> None:
         for address in {r.pod.address for r in ranks}:
             now = sum(r.rss_bytes for r in ranks if r.pod.address == address) / _GIB
             self._resident[address] = max(now, self._resident.get(address, 0.0))
 
-    def see_event(self, event: Event, address: str) -> None:
+    def record_event(self, event: Event, address: str) -> None:
         reserved = event.number("cuda_reserved_gib")
         if reserved is not None and event.rank is not None:
             ranks = self._cuda.setdefault(address, {})
@@ -190,7 +190,7 @@ class MemoryPeaks:
         """Restore the peaks from the events of a run, with the address of every rank."""
         for event in events:
             if event.rank is not None:
-                self.see_event(event, addresses.get(event.rank, ""))
+                self.record_event(event, addresses.get(event.rank, ""))
             elif (
                 event.kind == EventKind.SAMPLE and (rss_gib := event.number("rss_gib")) is not None
             ):

@@ -56,8 +56,8 @@ def test_one_that_is_killed_is_told_from_one_that_works() -> None:
         return {}
 
     task = tasks.begin(wait)
-    assert tasks.take(task) is None
+    assert tasks.result(task) is None
     os.kill(task, signal.SIGKILL)
     os.waitpid(task, 0)
-    assert tasks.take(task) == {"error": "it was killed"}
+    assert tasks.result(task) == {"error": "it was killed"}
     assert not tasks.pids

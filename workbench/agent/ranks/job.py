@@ -85,7 +85,7 @@ class PodRun:
             request.binding,
             request.env,
         )
-        rank.group = self._oom.see(pid)
+        rank.group = self._oom.add_group_of(pid)
         self._settled = False
         if self.stopping and rank.process is not None:
             rank.process.send(signal.SIGTERM)
@@ -99,7 +99,7 @@ class PodRun:
     def _ended(self, rank: Rank, exit_code: int) -> None:
         rank.stopped = rank.stopped or self.stopping
         if rank.process is not None:
-            rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
+            rank.group = self._oom.add_group_of(rank.process.pid, ended=True) or rank.group
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
         hint = self._oom.hint(rank.group)
         if exit_code == -signal.SIGKILL and not rank.stopped:
@@ -160,7 +160,7 @@ class PodRun:
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
                 rank.sample(rank.members(table))
-                rank.group = self._oom.see(rank.process.pid) or rank.group
+                rank.group = self._oom.add_group_of(rank.process.pid) or rank.group
 
     def family(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of all living processes of this run on this pod."""

@@ -67,8 +67,8 @@ class RankFollower:
             time.sleep(_LOOK_S)
         self._end.set()
         self._thread.join(timeout=30)
-        self._look()
-        self.peaks.see(self.ended)
+        self._collect()
+        self.peaks.record(self.ended)
 
     @property
     def ended(self) -> list[RankStatus]:
@@ -103,21 +103,21 @@ class RankFollower:
 
     def _loop(self) -> None:
         while not self._end.wait(_LOOK_S):
-            self._look()
+            self._collect()
 
-    def _look(self) -> None:
+    def _collect(self) -> None:
         offsets = self._collector.offsets
         streams = {
             name: OutputStream((self._work / name).parent, Path(name).stem) for name in offsets
         }
         while chunks := read_chunks(streams, offsets, _BLOCK_BYTES):
             for event in self._collector.take(chunks):
-                self._take(event)
+                self._record(event)
 
-    def _take(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         self._journal.event(event)
         for status in self._status(event.rank or 0):
-            self.peaks.see_event(event, status.pod.address)
+            self.peaks.record_event(event, status.pod.address)
         if (news := self._totals.take(event)) is not None:
             self._journal.state(*news)
 

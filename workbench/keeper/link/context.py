@@ -34,7 +34,7 @@ class RunContext:
     paths: RunPaths
     spec: RunSpec
     identity: Identity
-    look: Callable[[], Sequence[Pod]]
+    refresh: Callable[[], Sequence[Pod]]
     restore: Callable[[Collection[str]], Mapping[str, str]] = lambda lost: dict.fromkeys(lost, "")
     """Function that reconnects or replaces lost pods. Returns the reason for pods still lost."""
     restart: int = 0

@@ -252,7 +252,7 @@ class Attempt:
             self.ledger.lost[gone.pod] = gone.message
             return gone
         while True:
-            self._take()
+            self._record_next()
             self._ask_again()
             if first_cause(self.ledger.ranks.values()) is not None:
                 self._settle()
@@ -267,7 +267,7 @@ class Attempt:
                 return stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
             if (fault := self._launcher_fault()) is not None:
                 return fault
-            if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
+            if (fault := self._stalls.check(self.ledger, self._launcher)) is not None:
                 return fault
             place = partial(place_words, self._context)
             remark = self.ledger.remark(
@@ -285,7 +285,7 @@ class Attempt:
             return f"asked to stop, and killed if it has not ended {grace_s:g} s later"
         return "stopping after a checkpoint"
 
-    def _take(self, timeout_s: float = 0.2) -> None:
+    def _record_next(self, timeout_s: float = 0.2) -> None:
         try:
             report = self._reports.get(timeout=timeout_s)
         except queue.Empty:
@@ -293,18 +293,18 @@ class Attempt:
         for note in report.notes:
             logger.warning("%s", note)
         started = self.ledger.started
-        self.ledger.see(report)
-        self._stalls.watch.see(report)
+        self.ledger.record(report)
+        self._stalls.watch.record(report)
         # If ranks send no state events, the start of their processes is the only sign.
         if self.ledger.started and not started and not self._context.spec.job.events:
             self._journal.state(RunState.RUNNING, "running")
-        self._peaks.see(report.ranks)
-        if (sample := self._sampler.see(report)) is not None:
+        self._peaks.record(report.ranks)
+        if (sample := self._sampler.sample(report)) is not None:
             self._journal.event(sample)
         for event in report.events:
             self._journal.event(event)
-            self._peaks.see_event(event, report.pod.address)
-            self._stalls.watch.see_event(event)
+            self._peaks.record_event(event, report.pod.address)
+            self._stalls.watch.record_event(event)
             if (news := self.ledger.totals.take(event)) is not None:
                 self._journal.state(*news)
 
@@ -318,7 +318,7 @@ class Attempt:
         while (waited_s := self._clock() - began) < _SETTLE_S or (
             waited_s < patience_s and self._unexplained()
         ):
-            self._take(timeout_s=0.05)
+            self._record_next(timeout_s=0.05)
             if self._requests.cancel.is_set():
                 return
 
@@ -341,7 +341,7 @@ class Attempt:
         while (waited_s := self._clock() - began) < _LAUNCHER_S or (
             waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)
         ):
-            self._take(timeout_s=0.1)
+            self._record_next(timeout_s=0.1)
             if (
                 first_cause(self.ledger.ranks.values())
                 or self.ledger.lost
@@ -372,7 +372,7 @@ class Attempt:
         while self._clock() < deadline and not self.ledger.gone_from(
             self.ledger.answering(_GIVEN_UP_S)
         ):
-            self._take(timeout_s=0.1)
+            self._record_next(timeout_s=0.1)
             if self._ask_again():
                 deadline = self._clock() + _SWEEP_S
 

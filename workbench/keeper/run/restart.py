@@ -183,7 +183,8 @@ def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
             return answer["phases"], inherited
         except (RemoteError, PodError) as error:
             ended = next(
-                (p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None
+                (p for p in context.refresh() if p.name == link.pod.name and p.phase.is_terminal),
+                None,
             )
             if ended is not None:
                 raise PodGone(

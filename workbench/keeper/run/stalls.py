@@ -79,7 +79,7 @@ class StallWatch:
     def begin(self) -> None:
         self._told_at = self.clock()
 
-    def see(self, report: PodReport) -> None:
+    def record(self, report: PodReport) -> None:
         if not report.answered:
             return
         now = self.clock()
@@ -97,7 +97,7 @@ class StallWatch:
             else:
                 self._halted.pop(rank.rank, None)
 
-    def see_event(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
         self._told_at = self.clock()
         if event.kind == EventKind.STEP:
             if self._step is not None and event.time_s > self._step.time_s:
@@ -169,7 +169,7 @@ class StallGuard:
         self._flight: list[str] = []
         self._launcher_halted_at: float | None = None
 
-    def look(self, ledger: RunLedger, launcher: LauncherProcess | None) -> RunFault | None:
+    def check(self, ledger: RunLedger, launcher: LauncherProcess | None) -> RunFault | None:
         """Check the run for a stall. Return the fault that ends the run, or None."""
         stall = self._launcher_stall(ledger, launcher) or self.watch.stall(
             ledger.ranks, training=ledger.in_steps, least_s=self._limit_s

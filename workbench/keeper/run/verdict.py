@@ -158,7 +158,7 @@ def _platform_pods(context: RunContext) -> list[Pod]:
         return []
     ours = {link.pod.name for link in context.links}
     try:
-        return [pod for pod in context.look() if pod.name in ours]
+        return [pod for pod in context.refresh() if pod.name in ours]
     except WorkbenchError as error:
         logger.warning("%s", error)
         return []

@@ -46,7 +46,7 @@ class RunLedger:
     def __post_init__(self) -> None:
         self._begun_at = self.clock()
 
-    def see(self, report: PodReport) -> None:
+    def record(self, report: PodReport) -> None:
         """Record a report. If the pod did not answer, the known rank states are kept."""
         name = report.pod.name
         if report.lost:

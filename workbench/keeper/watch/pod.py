@@ -97,7 +97,7 @@ class PodWatch:
         failures = 0
         while not self._end.is_set():
             try:
-                more = self._look()
+                more = self._poll()
                 if failures:
                     logger.info(
                         "%s answers again after %.0f s", self._link.pod.name, awake() - heard
@@ -127,7 +127,7 @@ class PodWatch:
 
     def _why_lost(self, silent_s: float) -> str:
         name = self._link.pod.name
-        now = next((pod for pod in self._context.look() if pod.name == name), self._link.pod)
+        now = next((pod for pod in self._context.refresh() if pod.name == name), self._link.pod)
         if now.phase.is_terminal:
             return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
         return (
@@ -136,7 +136,7 @@ class PodWatch:
             else f"no sign from {name} for {silent_s:.0f} s"
         )
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         answer = self._link.call(
             "poll",
             run=self._context.run_id,
@@ -194,7 +194,7 @@ class Sampler:
         self._begun = clock()
         self._due: dict[str, float] = {}
 
-    def see(self, report: PodReport) -> Event | None:
+    def sample(self, report: PodReport) -> Event | None:
         """Process a report. Return the event to record if a sample is due."""
         now = self._clock()
         running = [rank for rank in report.ranks if rank.phase == "running" and rank.rss_bytes]
