@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import random
@@ -56,6 +57,7 @@ class Line:
     begun: int = 0
     breaks: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     """Bytes after which the line is cut, and what is done then."""
+    kills: bool = True
 
     def route(self, patience_s: float = 30.0) -> SshRoute:
         return SshRoute(
@@ -75,7 +77,8 @@ class Line:
         self.heard.append(done)
         if self.breaks and done >= self.breaks[0][0]:
             _, act = self.breaks.pop(0)
-            os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+            if self.kills:
+                os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
             act()
 
     def carry(self, verb: str, source: Path, target: Path, patience_s: float = 30.0) -> str:
@@ -240,6 +243,38 @@ def test_a_disk_that_takes_no_more_is_said_at_once(tmp_path: Path, file: Path) -
     line = Line(tmp_path, wrap=["prlimit", f"--fsize={4 * MIB}"])
     with pytest.raises(RemoteError, match=r"pod-0 .* says: File too large"):
         line.carry("send", file, tmp_path / "there", patience_s=20)
+
+
+@dataclass
+class ImpatientLine(Line):
+    """A line whose far end waits for another writer for a moment only."""
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        wait = "_WRITER_S = 10.0"
+        assert any(wait in word for word in argv)
+        return super().command([word.replace(wait, "_WRITER_S = 0.2") for word in argv])
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["writer ends", "writer stays"])
+def test_a_writer_that_keeps_the_part_locked_costs_no_byte(
+    tmp_path: Path, file: Path, content: bytes, ends: bool
+) -> None:
+    """The far end of a broken line holds the lock for as long as its connection stays open."""
+    line, target = ImpatientLine(tmp_path), tmp_path / "there"
+    part = line.part("send", target)
+    part.write_bytes(content[: 7 * MIB + 1])
+    with part.open("rb") as stalled:
+        fcntl.flock(stalled, fcntl.LOCK_EX)
+        if ends:
+            line.breaks = [(9 * MIB, stalled.close)]
+            line.kills = False
+        digest = line.carry("send", file, target)
+        assert part.exists() is not ends, "the part of a living writer stays"
+    assert line.heard[0] == 7 * MIB + 1, "no byte is sent twice"
+    assert digest == hashlib.sha256(content).hexdigest()
+    assert target.read_bytes() == content
+    left = {path.name for path in tmp_path.iterdir()} - {"pid", file.name, target.name}
+    assert left <= {part.name}, "the copy has become the file"
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def _receive(path: str, shared: str) -> int:
     part, file = _own_part(shared)
     spoilt = part != shared
     try:
-        return _fill(path, part, file)
+        return _fill(path, part, file, shared)
     except OSError:
         spoilt = True  # the room is needed
         raise
@@ -102,7 +102,7 @@ def _receive(path: str, shared: str) -> int:
             os.unlink(part)  # noqa: PTH108
 
 
-def _fill(path: str, part: str, file: int) -> int:
+def _fill(path: str, part: str, file: int, shared: str) -> int:
     digest = hashlib.sha256()
     have = os.fstat(file).st_size
     _read(file, have, digest)
@@ -134,6 +134,8 @@ def _fill(path: str, part: str, file: int) -> int:
             os.dup(file)
         )  # a network's file system may say only at a close that its disk is full
         os.replace(part, path)  # noqa: PTH105
+        if part != shared:
+            _remove_unlocked(shared)
     elif wanted:
         os.unlink(part)  # noqa: PTH108
     _say(sha256=mine)
@@ -141,7 +143,11 @@ def _fill(path: str, part: str, file: int) -> int:
 
 
 def _own_part(part: str) -> tuple[str, int]:
-    """Open a part for exclusive writing; if another writer holds a part, begin a new file."""
+    """Open a part for exclusive writing, or a copy of a part that another writer keeps locked.
+
+    The other writer may be the far end of a broken line. The end of its TCP connection releases
+    the lock, and TCP delivers that end late: up to as long again as the network was away.
+    """
     until = time.monotonic() + _WRITER_S
     while True:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -151,10 +157,39 @@ def _own_part(part: str) -> tuple[str, int]:
                 return part, file
         except BlockingIOError:
             if time.monotonic() > until:
-                part = f"{part}.{os.getpid()}"
+                return _copy_of(file, part)
             time.sleep(0.1)
         except FileNotFoundError:
             pass  # its writer has just given it its name
+        os.close(file)
+
+
+def _copy_of(shared: int, part: str) -> tuple[str, int]:
+    """Copy the bytes of another writer's part: the sender compares them before it resumes."""
+    own = f"{part}.{os.getpid()}-{time.time_ns()}"
+    copy = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        while piece := os.read(shared, _PIECE):
+            _write(copy, piece)
+    except OSError:  # without room for two parts, the rest decides whether the file has room
+        os.ftruncate(copy, 0)
+    os.lseek(copy, 0, os.SEEK_SET)
+    os.close(shared)
+    return own, copy
+
+
+def _remove_unlocked(part: str) -> None:
+    """Remove the part of a writer that has ended meanwhile."""
+    try:
+        file = os.open(part, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(part)  # noqa: PTH108
+    except (BlockingIOError, FileNotFoundError):
+        pass  # the writer is alive, or has given its part the name of the file
+    finally:
         os.close(file)
 
 
