@@ -57,7 +57,7 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
 ) -> None:
     job = Script(script, env={"JOBS": "${WORKBENCH_TEST_JOBS}"})
     with pytest.raises(
-        ConfigError, match=r"env takes the values of WORKBENCH_TEST_JOBS .* not set"
+        ConfigError, match=r"env takes the values of WORKBENCH_TEST_JOBS .* has no such variables"
     ):
         cluster.submit(job)
     monkeypatch.setenv("WORKBENCH_TEST_JOBS", "of this run")
