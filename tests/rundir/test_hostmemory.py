@@ -82,7 +82,8 @@ def test_a_pod_is_sampled_every_few_seconds_while_its_ranks_run() -> None:
     clock.now += 5
     assert sampler.sample(PodReport(pod=POD, answered=False)) is None
     assert (
-        sampler.sample(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")])) is None
+        sampler.sample(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")]))
+        is None
     )
     assert sampler.sample(report) is not None
     clock.now += 4000  # a long run is sampled less often
