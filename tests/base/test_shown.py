@@ -40,11 +40,12 @@ def shown_classes() -> list[type]:
         for module in pkgutil.walk_packages(package.__path__, f"workbench.{room}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    # A dataclass with slots is a copy: the class that it was made of may still be there.
+    # A dataclass with slots is a copy: the class that it was made of may still be there. So may a
+    # class of another test whose module is gone.
     return [
         cls
         for cls in classes(Shown)
-        if getattr(sys.modules[cls.__module__], cls.__name__, None) is cls
+        if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
     ]
 
 
