@@ -17,15 +17,15 @@ from workbench.jobs.job import Job
 from workbench.rundir.catalog.store import find_runs
 
 _KEPT = "benchmark.json"
-_WHOLE_BYTES = (
-    64 << 20
-)  # a larger file is known by its size and time: it would take seconds to read
+# A larger file is known by its size and time, because reading would take seconds.
+_WHOLE_BYTES = 64 << 20
 _HOLDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
 
 
 def code_of() -> str:
     """Return the fingerprint of the package as sent to the pods."""
-    return package_zip()[0].removeprefix("workbench-").removesuffix(".zip")
+    name, _ = package_zip()
+    return name.removeprefix("workbench-").removesuffix(".zip")
 
 
 def data_of(job: Job) -> str:
@@ -33,7 +33,7 @@ def data_of(job: Job) -> str:
     digest = hashlib.sha256()
     for name, path in job.local_files():
         if path.is_file():
-            digest.update(name.encode() + b"\0" + _mark(path).encode() + b"\n")
+            digest.update(f"{name}\0{_mark(path)}\n".encode())
     return digest.hexdigest()[:16]
 
 
@@ -42,35 +42,43 @@ class FinishedRows:
 
     def __init__(self, folder: Path):
         infos = [(paths.root, read_json(paths.info)) for paths in find_runs(folder)]
-        infos.sort(key=lambda info: -(number(info[1].get("submitted_s")) or 0.0))
+        # The newest run comes first.
+        infos.sort(key=lambda found: _submitted_s(found[1]), reverse=True)
         self._by_place: dict[tuple[str, int], list[tuple[Path, Json]]] = defaultdict(list)
         for path, info in infos:
-            if note := part(info, "benchmark"):
+            note = part(info, "benchmark")
+            if note:
                 self._by_place[_place(note)].append((path, note))
 
     def finished(self, note: Mapping[str, object]) -> BenchmarkRow | None:
         """Return the newest valid row that succeeded or ran out of memory, with equal conditions."""
-        rows = (row_of(path) for path in self._same(note))
-        return next((replace(row, from_disk=True) for row in rows if row.outcome in _HOLDS), None)
+        for path in self._same(note):
+            row = row_of(path)
+            if row.outcome in _HOLDS:
+                return replace(row, from_disk=True)
+        return None
 
     def live(self, note: Mapping[str, object]) -> Path | None:
         """Return the directory of the same run if it goes on, or waits for its cluster."""
-        return next(
-            (path for path in self._same(note) if not row_of(path).outcome.is_terminal), None
-        )
+        for path in self._same(note):
+            if not row_of(path).outcome.is_terminal:
+                return path
+        return None
 
     def rows(self) -> Sequence[BenchmarkRow]:
         return [row_of(path) for runs in self._by_place.values() for path, _ in runs]
 
     def _same(self, note: Mapping[str, object]) -> list[Path]:
         wanted = part(note, "benchmark")
-        return [path for path, its in self._by_place.get(_place(wanted), []) if its == wanted]
+        runs = self._by_place.get(_place(wanted), [])
+        return [path for path, its_note in runs if its_note == wanted]
 
 
 def kept_rows(folder: Path) -> list[BenchmarkRow]:
     """Return all rows that the benchmarks of a folder have kept; none where there are none."""
+    kept = read_json(folder / _KEPT)
     try:
-        return [BenchmarkRow.read(row) for row in parts(read_json(folder / _KEPT).get("rows"))]
+        return [BenchmarkRow.read(row) for row in parts(kept.get("rows"))]
     except ValueError:
         return []
 
@@ -79,15 +87,22 @@ def keep_rows(folder: Path, rows: Sequence[BenchmarkRow]) -> None:
     """Replace the rows of equal key and repeat; other rows of the folder stay."""
     kept = {(row.key, row.repeat): row for row in (*kept_rows(folder), *rows)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / _KEPT, {"rows": [row.to_dict() for row in kept.values()]})
+    forms = [row.to_dict() for row in kept.values()]
+    write_json(folder / _KEPT, {"rows": forms})
+
+
+def _submitted_s(info: Json) -> float:
+    return number(info.get("submitted_s")) or 0.0
 
 
 def _place(note: Json) -> tuple[str, int]:
+    """Return key and number of the repeat in a benchmark's note."""
     return text(note.get("key")), whole(note.get("repeat")) or 0
 
 
 def _mark(path: Path) -> str:
+    """Return the fingerprint of a file, or size and time of a large file."""
     stat = path.stat()
-    return (
-        file_digest(path) if stat.st_size <= _WHOLE_BYTES else f"{stat.st_size} {stat.st_mtime_ns}"
-    )
+    if stat.st_size <= _WHOLE_BYTES:
+        return file_digest(path)
+    return f"{stat.st_size} {stat.st_mtime_ns}"

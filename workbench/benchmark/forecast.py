@@ -48,7 +48,9 @@ class ForecastRow:
     @property
     def to_go(self) -> int:
         """Number of runs that are neither finished nor skipped."""
-        return 0 if self.memory.refusal else self.runs - self.finished
+        if self.memory.refusal:
+            return 0
+        return self.runs - self.finished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,14 +96,12 @@ def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> Me
         need = forecast.memory()
     except WorkbenchError as error:
         return MemoryForecast(unknown=str(error))
+    gib = need.host_gib if need.pod_gpu_gib is None else need.pod_gpu_gib
     lacks = [
         _lack(need.gpu_gib, gpu_memory_gib, "GPU"),
         _lack(need.host_gib, spec.cluster.pod_memory_gib(pods), "pod"),
     ]
-    return MemoryForecast(
-        gib=need.host_gib if need.pod_gpu_gib is None else need.pod_gpu_gib,
-        refusal="; ".join(filter(None, lacks)),
-    )
+    return MemoryForecast(gib=gib, refusal="; ".join(filter(None, lacks)))
 
 
 def _lack(need_gib: float | None, limit_gib: float | None, place: str) -> str:
@@ -115,30 +115,36 @@ def _lack(need_gib: float | None, limit_gib: float | None, place: str) -> str:
 
 def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeForecast:
     """Return how long a row takes, by rows that were run before."""
-    done = [r for r in before if r.outcome is Outcome.SUCCEEDED and r.duration_s is not None]
-    same = [r.duration_s for r in done if r.key == row.key and r.duration_s is not None]
+    done = [earlier for earlier in before if earlier.outcome is Outcome.SUCCEEDED]
+    # The very same row was measured.
+    durations = [earlier.duration_s for earlier in done if earlier.key == row.key]
+    same = [duration_s for duration_s in durations if duration_s is not None]
     if same:
         return TimeForecast(seconds=statistics.median(same), basis="measured before")
+    # Rows of the same work on any number of pods.
     steps = whole(part(row.spec, "job").get("max_steps"))
     rows = (row.per_device_batch or 0) * (row.accumulation or 0)
-    alike = [step for r in done if _shape(r) == _shape(row) and (step := _Step.of(r)) is not None]
+    shape = _shape(row)
+    measured = [_Step.of(earlier) for earlier in done if _shape(earlier) == shape]
+    alike = [step for step in measured if step is not None]
     if not alike or not steps or not rows:
         return TimeForecast()
     beside_s = statistics.median(step.beside_s for step in alike)
+    # Rows with as many ranks and rows a step.
     twin = [step.seconds for step in alike if (step.ranks, step.rows) == (row.slots, rows)]
     if twin:
         seconds = beside_s + steps * statistics.median(twin)
         return TimeForecast(seconds=seconds, basis="estimated from as many pods and rows")
+    # The seconds of a row come from one rank, those of the network from several ranks.
     alone = [step for step in alike if step.ranks == 1]
     several = [step for step in alike if step.ranks > 1]
     if not alone or (row.slots > 1 and not several):
         return TimeForecast()
     compute_s = statistics.median(step.seconds / step.rows for step in alone)
-    network_s = (
-        statistics.median(max(0.0, s.seconds - s.rows * compute_s) for s in several)
-        if row.slots > 1
-        else 0.0
-    )
+    network_s = 0.0
+    if row.slots > 1:
+        beyond_s = [step.seconds - step.rows * compute_s for step in several]
+        network_s = statistics.median(max(0.0, seconds) for seconds in beyond_s)
     seconds = beside_s + steps * (rows * compute_s + network_s)
     return TimeForecast(seconds=seconds, basis="estimated from other pod counts")
 
@@ -166,5 +172,14 @@ def _shape(row: BenchmarkRow) -> tuple[object, ...]:
     cluster = part(row.spec, "cluster")
     backend = part(cluster, "backend")
     pod = part(cluster, "pods")
-    where = (backend.get("kind"), pod.get("cpus"), pod.get("gpus"))
-    return row.model, row.technique, row.precision, row.launcher, row.sequence, row.dataset, *where
+    return (
+        row.model,
+        row.technique,
+        row.precision,
+        row.launcher,
+        row.sequence,
+        row.dataset,
+        backend.get("kind"),
+        pod.get("cpus"),
+        pod.get("gpus"),
+    )

@@ -54,6 +54,9 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     outcome, reason = _end_of(paths, result)
     asked = _Asked.of(spec)
     note = part(info, "benchmark")
+    key = text(note.get("key"))
+    if not key and part(spec, "job"):
+        key = key_of(spec)
     columns = {
         **_spec_columns(spec, asked),
         **_result_columns(result),
@@ -65,7 +68,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         path=run_dir,
         title=read_label(paths).name,
         spec=spec,
-        key=text(note.get("key")) or (key_of(spec) if part(spec, "job") else ""),
+        key=key,
         repeat=whole(note.get("repeat")) or 0,
         reason=reason,
         predicted_memory_gib=result.predicted_memory_gib,
@@ -114,7 +117,8 @@ def key_of(spec: RunSpec | Json) -> str:
         job[name] = _absolute(job[name])
     backend = text(part(cluster, "backend").get("kind")) or "local"
     work = {"job": job, "pods": asked.pods, "pod": pod, "backend": backend}
-    return hashlib.sha256(json.dumps(work, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    written = json.dumps(work, sort_keys=True, default=str)
+    return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def _raw(spec: RunSpec | Json) -> Json:
@@ -139,7 +143,8 @@ class _Asked:
         gpus = whole(part(cluster, "pods").get("gpus")) or 0
         slots = max(1, gpus)
         with suppress(WorkbenchError, TypeError):
-            job = job_from_dict(options).chosen(gpus=gpus, ranks=None, apart=False, looks=False)
+            job = job_from_dict(options)
+            job = job.chosen(gpus=gpus, ranks=None, apart=False, looks=False)
             return cls(job=job.to_dict(), pods=job.pods_wanted(pods), ranks=job.ranks(pods * slots))
         if runs_alone(options.get("technique")):
             return cls(job=options, pods=1, ranks=1)
@@ -148,8 +153,12 @@ class _Asked:
 
 def _absolute(value: object) -> object:
     # A folder is kept as an absolute path once it is submitted.
+    named = text(value)
+    if not named:
+        return value
     with suppress(OSError, ValueError):
-        if (named := text(value)) and (path := Path(named).expanduser()).exists():
+        path = Path(named).expanduser()
+        if path.exists():
             return str(path.absolute())
     return value
 
@@ -174,64 +183,83 @@ def _spec_columns(spec: Json, asked: _Asked) -> dict[str, object]:
 
 
 def _result_columns(result: RunResult) -> dict[str, object]:
-    given = {
+    columns: dict[str, object] = {}
+    # What the run reports takes the place of what the spec asks for.
+    reported = {
         "pods": len(result.hosts),
         "slots": result.world_size,
         "global_batch": result.global_batch_size,
         "precision": result.precision,
     }
+    for name, value in reported.items():
+        if value:
+            columns[name] = value
+    for name in _MEASURED:
+        columns[name] = _finite(getattr(result, name))
+    derived = result.derived
+    for name in _DERIVED:
+        columns[name] = _finite(derived.get(name))
+    columns["samples_per_s"] = _finite(result.train_samples_per_s)
+    # On CPUs, the measured peak is the resident memory.
     kind = result.memory_kind if result.peak_memory_gib else ""
     peak = _highest(result.peak_memory_gib)
     host = _highest(result.host_memory_gib)
+    if host is None and kind == "resident":
+        host = peak
+    columns["peak_memory_gib"] = peak
+    columns["memory_kind"] = kind
+    columns["host_memory_gib"] = host
     pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
-    derived = result.derived
-    return {
-        **{name: value for name, value in given.items() if value},
-        **{name: _finite(getattr(result, name)) for name in _MEASURED},
-        **{name: _finite(derived.get(name)) for name in _DERIVED},
-        "samples_per_s": _finite(result.train_samples_per_s),
-        "peak_memory_gib": peak,
-        "memory_kind": kind,
-        "host_memory_gib": peak if host is None and kind == "resident" else host,
-        "pod_hours": pod_seconds / 3600 if pod_seconds else None,
-    }
+    columns["pod_hours"] = pod_seconds / 3600 if pod_seconds else None
+    return columns
 
 
 def _facts_so_far(paths: RunPaths, spec: Json) -> Json:
     """Return the facts reported by an unfinished run; the start time is unknown."""
     try:
-        facts = RunTotals.of(read_events(paths.events)).facts(None)
+        totals = RunTotals.of(read_events(paths.events))
     except OSError:
         return {}
-    return {**facts, "peft": _Asked.of(spec).job.get("peft")}
+    peft = _Asked.of(spec).job.get("peft")
+    return {**totals.facts(None), "peft": peft}
 
 
 def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
-    state, message = result.state, result.message or text(read_json(paths.state).get("message"))
+    """Return the outcome of a run and the reason, on a single line."""
+    state = result.state
+    message = result.message or text(read_json(paths.state).get("message"))
     if state is RunState.SUCCEEDED or not state.is_terminal:
         return _OUTCOMES.get(state, Outcome.RUNNING), ""
     if state is RunState.LOST:
         return Outcome.FAILED, result.message or "the keeper died before the run ended"
     if state is RunState.FAILED and result.error is not None:
-        outcome = Outcome.OUT_OF_MEMORY if advise(result.error).lacked_memory else Outcome.FAILED
-        return outcome, " ".join((result.error.message or message).split())
-    return _OUTCOMES[state], " ".join(message.split())
+        advice = advise(result.error)
+        outcome = Outcome.OUT_OF_MEMORY if advice.lacked_memory else Outcome.FAILED
+        return outcome, _one_line(result.error.message or message)
+    return _OUTCOMES[state], _one_line(message)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
 
 
 def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
     advice = advise(fault) if fault else None
     if advice is None or not advice.lacked_memory:
         return {}
-    pod_gib = number(part(part(spec, "cluster"), "pods").get("memory_gib"))
-    free = (gib_of(advice.free), gib_of(advice.limit), pod_gib)
-    return {
-        "wanted_gib": gib_of(advice.asked),
-        "free_gib": next((gib for gib in free if gib is not None), None),
-    }
+    pod = part(part(spec, "cluster"), "pods")
+    # The free memory, else the limit in the error, else the limit of the pod.
+    free_gib = gib_of(advice.free)
+    if free_gib is None:
+        free_gib = gib_of(advice.limit)
+    if free_gib is None:
+        free_gib = number(pod.get("memory_gib"))
+    return {"wanted_gib": gib_of(advice.asked), "free_gib": free_gib}
 
 
 def _provenance(asked: _Asked, result: RunResult, origin: Json) -> Provenance:
     package = result.package.removeprefix("workbench-").removesuffix(".zip")
+    script = text(origin.get("script"))
     return Provenance(
         versions=result.versions,
         device=result.device,
@@ -240,15 +268,17 @@ def _provenance(asked: _Asked, result: RunResult, origin: Json) -> Provenance:
         seed=whole(asked.job.get("seed")),
         command=result.command,
         data=text(origin.get("data")),
-        code=" ".join(filter(None, (package, text(origin.get("script"))))),
+        code=f"{package} {script}".strip(),
     )
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def _highest(by_host: Mapping[str, float]) -> float | None:
-    return max(
-        (size for size in by_host.values() if size), default=None
-    )  # 0: a rank that was gone before a look
+    # A rank that was gone before the first sample has 0.
+    sizes = [size for size in by_host.values() if size]
+    return max(sizes, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ class _Item:
     memory: MemoryForecast
     row: BenchmarkRow
     left: Path | None
-    """The directory of the same run of an earlier kernel, where that still goes on."""
+    """The directory of the same run of an earlier kernel, if the run continues. Else None."""
 
 
 class _Live:
@@ -54,11 +55,14 @@ class _Live:
 
     def goes_on(self) -> bool:
         """Whether the run continues; reads its progress now and then."""
+        if self.run.state.is_terminal:
+            return False
         began = time.monotonic()
-        if not (over := self.run.state.is_terminal) and began >= self._due:
+        if began >= self._due:
             self.progress = self.run.progress
-            self._due = began + max(_LOOK_S, (time.monotonic() - began) / _SHARE)
-        return not over
+            took_s = time.monotonic() - began
+            self._due = began + max(_LOOK_S, took_s / _SHARE)
+        return True
 
 
 class Schedule:
@@ -82,8 +86,14 @@ class Schedule:
         self._items: list[_Item] = []
         for planned in rows:
             spec = RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
-            facts = {"code": code, "data": data_of(planned.job), "versions": versions}
-            note = {"benchmark": {"key": key_of(spec), "repeat": planned.repeat, **facts}}
+            conditions = {
+                "key": key_of(spec),
+                "repeat": planned.repeat,
+                "code": code,
+                "data": data_of(planned.job),
+                "versions": versions,
+            }
+            note = {"benchmark": conditions}
             memory = forecast_memory(spec, gpu_memory_gib=gpu_memory_gib)
             row = finished.finished(note) or _unstarted(spec, planned, memory, force)
             self._items.append(_Item(planned, spec, note, memory, row, finished.live(note)))
@@ -95,18 +105,22 @@ class Schedule:
     def run(self, show: ShowRows, *, side_by_side: bool = False) -> None:
         """Run all unfinished rows, in turn or side by side as far as pods suffice."""
         show(self.rows, {})
-        # What is left of an earlier kernel goes on already, alone: nothing may start beside it and slow it down.
+        # A run of an earlier kernel comes first and runs alone: a second run would slow it down.
         waiting = [item for item in self._items if not item.row.outcome.is_terminal]
         todo = deque(sorted(waiting, key=lambda item: item.left is None))
         live: list[_Live] = []
         try:
             while todo or live:
+                # Start the next rows that have room.
                 while todo and self._has_room(todo[0], live, side_by_side):
                     live += self._begin(todo.popleft(), live)
-                for each in [each for each in live if not each.goes_on()]:
+                # Store the rows of finished runs. A row that must run again comes next.
+                ended = [each for each in live if not each.goes_on()]
+                for each in ended:
                     live.remove(each)
                     todo.extendleft(self._end(each))
-                show(self.rows, {each.item.row.name: each.progress for each in live})
+                progress = {each.item.row.name: each.progress for each in live}
+                show(self.rows, progress)
                 time.sleep(_LOOK_S if live else 0)
         except KeyboardInterrupt:
             for each in live:
@@ -118,12 +132,16 @@ class Schedule:
             keep_rows(self._folder, self.rows)
 
     def _has_room(self, item: _Item, live: Sequence[_Live], side_by_side: bool) -> bool:
-        alone = not side_by_side or any(each.was_left for each in live)
+        if not live:
+            return True
+        if not side_by_side or any(each.was_left for each in live):
+            return False
         taken = sum(each.item.planned.pods for each in live)
-        return not live or (not alone and taken + item.planned.pods <= len(self._cluster.pods))
+        return taken + item.planned.pods <= len(self._cluster.pods)
 
     def _begin(self, item: _Item, live: Sequence[_Live]) -> list[_Live]:
-        if (left := item.left) is not None:
+        left = item.left
+        if left is not None:
             item.left = None
             return [_Live(item, Run.load(left), was_left=True)]
         if self._cluster.phase != "ready":
@@ -165,28 +183,37 @@ class Schedule:
         item = ended.item
         item.row = replace(self._read(item, ended.run), from_disk=ended.was_left)
         unfinished = (Outcome.FAILED, Outcome.STOPPED, Outcome.CANCELLED)
-        return [item] if ended.was_left and item.row.outcome in unfinished else []
+        if ended.was_left and item.row.outcome in unfinished:
+            return [item]
+        return []
 
     def _read(self, item: _Item, run: Run) -> BenchmarkRow:
         row = row_of(run.path)
-        if (
-            row.predicted_memory_gib is None
-        ):  # the process that writes it may come later than the run's end
+        # The process that writes the prediction may end later than the run.
+        if row.predicted_memory_gib is None:
             row = replace(row, predicted_memory_gib=item.memory.gib)
         return row
 
     def _new_folder(self, item: _Item) -> Path:
-        pods = item.planned.pods
-        number = f"-r{item.planned.repeat}" if item.planned.repeat else ""
-        stem = f"{item.planned.job.word}-{pods}{'pod' if pods == 1 else 'pods'}-{key_of(item.spec)[:6]}{number}"
-        tries = [self._folder / stem, *(self._folder / f"{stem}-try{n}" for n in range(2, 1000))]
-        return next(path for path in tries if not path.exists())
+        planned = item.planned
+        pods = f"{planned.pods}{'pod' if planned.pods == 1 else 'pods'}"
+        stem = f"{planned.job.word}-{pods}-{key_of(item.spec)[:6]}"
+        if planned.repeat:
+            stem += f"-r{planned.repeat}"
+        path = self._folder / stem
+        for number in itertools.count(2):
+            if not path.exists():
+                break
+            path = self._folder / f"{stem}-try{number}"
+        return path
 
 
 def _unstarted(
     spec: RunSpec, planned: PlannedRun, memory: MemoryForecast, force: bool
 ) -> BenchmarkRow:
-    row = replace(skipped_row(spec, memory.refusal, memory.gib), repeat=planned.repeat)
+    """Return a skipped row, or a waiting row if the memory fits or `force` asks for the run."""
+    row = skipped_row(spec, memory.refusal, memory.gib)
+    row = replace(row, repeat=planned.repeat)
     if memory.refusal and not force:
         return row
     return replace(row, outcome=Outcome.WAITING, reason="", name=f"{row.name}-{planned.repeat}")
