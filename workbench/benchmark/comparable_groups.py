@@ -14,31 +14,25 @@ from workbench.finetune.plan.table import Pace
 from workbench.finetune.techniques.registry import YARDSTICK
 
 FIGURES = (
-    *(
-        "duration_s",
-        "train_runtime_s",
-        "time_to_first_step_s",
-        "samples_per_s",
-        "useful_tokens_per_s",
-    ),
-    *(
-        "padded_tokens_per_s",
-        "tflops_per_device",
-        "mfu",
-        "peak_memory_gib",
-        "host_memory_gib",
-        "sent_bytes_per_step",
-    ),
-    *(
-        "train_loss",
-        "eval_loss",
-        "perplexity",
-        "exact_match",
-        "pod_hours",
-        "cost",
-        "step_s",
-        "micro_batch_s",
-    ),
+    "duration_s",
+    "train_runtime_s",
+    "time_to_first_step_s",
+    "samples_per_s",
+    "useful_tokens_per_s",
+    "padded_tokens_per_s",
+    "tflops_per_device",
+    "mfu",
+    "peak_memory_gib",
+    "host_memory_gib",
+    "sent_bytes_per_step",
+    "train_loss",
+    "eval_loss",
+    "perplexity",
+    "exact_match",
+    "pod_hours",
+    "cost",
+    "step_s",
+    "micro_batch_s",
 )
 """Measured fields of `BenchmarkRow`; repeats yield a median and a spread of them."""
 
@@ -95,46 +89,61 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
     """Put rows that may be compared together, fold repeats, and work out speed-up and efficiency."""
     given = list(rows)
     grouped: list[tuple[dict[str, object], list[BenchmarkRow]]] = []
-    # Those that tell most decide what the groups are.
-    for row in sorted(given, key=lambda r: sum(value is None for value in _work(r).values())):
+    # Rows with the most known facts come first and decide the groups.
+    for row in sorted(given, key=_unknown_facts):
         work = _work(row)
         for same, members in grouped:
-            if all(
-                None in (same[name], value) or same[name] == value for name, value in work.items()
-            ):
+            if _may_be_equal(same, work):
                 members.append(row)
-                same.update({name: value for name, value in work.items() if same[name] is None})
+                # A fact that the group did not know is known from now on.
+                for name, value in work.items():
+                    if same[name] is None:
+                        same[name] = value
                 break
         else:
             grouped.append((work, [row]))
+    # Rows are in the given order. The largest group comes first.
     order = {id(row): number for number, row in enumerate(given)}
     for _, members in grouped:
         members.sort(key=lambda row: order[id(row)])
     grouped.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
     names = names_of(given)
-    first = grouped[0][0] if grouped else {}
-    return tuple(
-        Group(
-            same={
-                "data" if name == "dataset" else name: value
-                for name, value in same.items()
-                if name != "data"
-            },
-            summaries=_summaries(members, names),
-            difference=_difference(first, same),
-        )
-        for same, members in grouped
-    )
+    made = []
+    for same, members in grouped:
+        first, _ = grouped[0]
+        summaries = _summaries(members, names)
+        difference = _difference(first, same)
+        made.append(Group(same=_shown(same), summaries=summaries, difference=difference))
+    return tuple(made)
+
+
+def _unknown_facts(row: BenchmarkRow) -> int:
+    return sum(value is None for value in _work(row).values())
+
+
+def _may_be_equal(same: Mapping[str, object], work: Mapping[str, object]) -> bool:
+    """Whether no known fact of a row's work differs from the group's."""
+    pairs = [(same[name], value) for name, value in work.items()]
+    known = [pair for pair in pairs if None not in pair]
+    return all(one == other for one, other in known)
+
+
+def _shown(same: Mapping[str, object]) -> dict[str, object]:
+    """Return the facts of a group with the name of the dataset as `data`, without fingerprint."""
+    shown = {}
+    for name, value in same.items():
+        if name != "data":
+            shown["data" if name == "dataset" else name] = value
+    return shown
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
     """Whether the ranges of a figure, from smallest to largest, share no value."""
-    spread, others = one.spreads.get(figure), other.spreads.get(figure)
-    return (
-        spread is not None
-        and others is not None
-        and (spread.low > others.high or others.low > spread.high)
-    )
+    spread = one.spreads.get(figure)
+    others = other.spreads.get(figure)
+    if spread is None or others is None:
+        return False
+    return spread.low > others.high or others.low > spread.high
 
 
 def _work(row: BenchmarkRow) -> dict[str, object]:
@@ -152,25 +161,33 @@ def _work(row: BenchmarkRow) -> dict[str, object]:
 
 
 def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
+    """State the facts of a group that differ from the first group, in words."""
+    shown = _shown(same)
+    firsts = _shown(first)
     parts = [
-        f"{'data' if name == 'dataset' else name} {value} instead of {first[name]}"
-        for name, value in same.items()
-        if name != "data" and None not in (value, first[name]) and value != first[name]
+        f"{name} {value} instead of {firsts[name]}"
+        for name, value in shown.items()
+        if None not in (value, firsts[name]) and value != firsts[name]
     ]
-    if same["dataset"] == first["dataset"] and None not in (same["data"], first["data"]):
-        parts += ["other rows in the data of that name"] if same["data"] != first["data"] else []
+    prints = (same["data"], first["data"])
+    if same["dataset"] == first["dataset"] and None not in prints and prints[0] != prints[1]:
+        parts.append("other rows in the data of that name")
     return ", ".join(parts)
 
 
 def _summaries(rows: Sequence[BenchmarkRow], names: Mapping[str, str]) -> tuple[Summary, ...]:
+    """Fold the repeats of every row, and compare the lines."""
     by_key: dict[str, list[BenchmarkRow]] = {}
     for row in rows:
         by_key.setdefault(row.key or row.name, []).append(row)
     short = [names[key] for key in by_key]
-    folded = [
-        _fold(names[key] if short.count(names[key]) == 1 else f"{names[key]}, {key[:6]}", members)
-        for key, members in by_key.items()
-    ]
+    folded = []
+    for key, members in by_key.items():
+        name = names[key]
+        # Rows with the same name have the beginning of the key behind the name.
+        if short.count(name) > 1:
+            name = f"{name}, {key[:6]}"
+        folded.append(_fold(name, members))
     return tuple(_compared(summary, folded) for summary in folded)
 
 
@@ -179,21 +196,22 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
     good = [row for row in ordered if row.outcome is Outcome.SUCCEEDED]
     if len(good) < 2:
         return Summary(name=name, row=good[0] if good else ordered[-1], rows=ordered)
-    values = {f: [v for row in good if (v := getattr(row, f)) is not None] for f in FIGURES}
-    spreads = {
-        figure: Spread(
-            median=statistics.median(seen), low=min(seen), high=max(seen), count=len(seen)
-        )
-        for figure, seen in values.items()
-        if len(seen) > 1
-    }
+    spreads = {}
+    for figure in FIGURES:
+        values = [getattr(row, figure) for row in good]
+        seen = [value for value in values if value is not None]
+        if len(seen) > 1:
+            middle = statistics.median(seen)
+            spreads[figure] = Spread(median=middle, low=min(seen), high=max(seen), count=len(seen))
     medians = {figure: spread.median for figure, spread in spreads.items()}
-    return Summary(name=name, row=replace(good[0], **medians), rows=ordered, spreads=spreads)  # type: ignore[arg-type]
+    row = replace(good[0], **medians)  # type: ignore[arg-type]
+    return Summary(name=name, row=row, rows=ordered, spreads=spreads)
 
 
 def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
     """Add the speed-up over the one-pod line, and the prediction from that line and the exchange."""
-    row, base = summary.row, _baseline(summary.row, among)
+    row = summary.row
+    base = _baseline(row, among)
     if base is None:
         return summary
     one = base.row
@@ -203,34 +221,48 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
         speed_up = row.samples_per_s / one.samples_per_s
         figures = {"speed_up": speed_up, "efficiency": speed_up / (row.slots / one.slots)}
         baseline = base.name
-    match row.scaling.get("sending_s"), row.scaling.get("slowdown"), row.scaling.get("shards"):
-        case float() as sending_s, float() as slowdown, int() as shards if one.step_s is not None:
-            counts = {"rows": one.per_device_batch or 1, "accumulation": one.accumulation or 1}
-            pace = Pace.of(
-                step_s=one.step_s, micro_batch_s=one.micro_batch_s or one.step_s, **counts
-            )
-            rows = row.per_device_batch or 1
-            accumulation = row.accumulation or 1
-            step_s = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards).step_s(
-                pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s
-            )
-            figures["predicted_samples_per_s"] = rows * accumulation * row.slots / step_s
-    return replace(summary, row=replace(row, **figures), baseline=baseline)  # type: ignore[arg-type]
+    predicted = _predicted_samples_per_s(row, one)
+    if predicted is not None:
+        figures["predicted_samples_per_s"] = predicted
+    compared = replace(row, **figures)  # type: ignore[arg-type]
+    return replace(summary, row=compared, baseline=baseline)
+
+
+def _predicted_samples_per_s(row: BenchmarkRow, one: BenchmarkRow) -> float | None:
+    """Return the rows per second from the one-pod row and the scaling; None if unknown."""
+    sending_s = row.scaling.get("sending_s")
+    slowdown = row.scaling.get("slowdown")
+    shards = row.scaling.get("shards")
+    if not isinstance(sending_s, float) or not isinstance(slowdown, float):
+        return None
+    if not isinstance(shards, int) or one.step_s is None:
+        return None
+    pace = Pace.of(
+        step_s=one.step_s,
+        micro_batch_s=one.micro_batch_s or one.step_s,
+        rows=one.per_device_batch or 1,
+        accumulation=one.accumulation or 1,
+    )
+    rows = row.per_device_batch or 1
+    accumulation = row.accumulation or 1
+    scaling = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards)
+    step_s = scaling.step_s(pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s)
+    return rows * accumulation * row.slots / step_s
 
 
 def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
     """Find the one-pod line of the same technique, else that of `single` with the same adapters."""
     if row.outcome is not Outcome.SUCCEEDED:
         return None
-    technique, _, peft = row.technique.partition(" ")
-    wanted = [" ".join(filter(None, (name, peft))) for name in (technique, YARDSTICK)]
+    _, _, peft = row.technique.partition(" ")
+    yardstick = f"{YARDSTICK} {peft}".strip()
     ones = [s for s in among if s.row.pods == 1 and s.row.outcome is Outcome.SUCCEEDED]
-    candidates = [s for name in wanted for s in ones if s.row.technique == name]
-    # Of several, one with the same launcher is the nearer yardstick.
-    nearest = (
-        s for s in candidates if s.row.technique == row.technique and s.row.launcher == row.launcher
-    )
-    return next(nearest, None) or next(iter(candidates), None)
+    same = [s for s in ones if s.row.technique == row.technique]
+    # Of several lines, the line with the same launcher is the nearer yardstick.
+    nearest = [s for s in same if s.row.launcher == row.launcher]
+    singles = [s for s in ones if s.row.technique == yardstick]
+    candidates = [*nearest, *same, *singles]
+    return candidates[0] if candidates else None
 
 
 def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
@@ -242,14 +274,15 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     jobs = {key: part(row.spec, "job") for key, row in firsts.items()}
     named = {}
     for key, row in firsts.items():
+        # Options that tell a row from rows of the same short name come behind the name.
         twins = [
-            k for k, other in firsts.items() if (short[k], other.model) == (short[key], row.model)
+            jobs[other_key]
+            for other_key, other in firsts.items()
+            if short[other_key] == short[key] and other.model == row.model
         ]
-        varied = [
-            name
-            for name, value in jobs[key].items()
-            if name != "technique" and any(jobs[twin].get(name) != value for twin in twins)
-        ]
-        extra = [f"{name.removeprefix('per_device_')} {jobs[key][name]}" for name in varied]
-        named[key] = ", ".join([short[key], *extra])
+        parts = [short[key]]
+        for name, value in jobs[key].items():
+            if name != "technique" and any(twin.get(name) != value for twin in twins):
+                parts.append(f"{name.removeprefix('per_device_')} {value}")
+        named[key] = ", ".join(parts)
     return named

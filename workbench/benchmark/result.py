@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,37 +58,28 @@ class BenchmarkResult(Shown):
         `option.NAME` for every option of the job with several values. `speed_up`, `efficiency` and
         `predicted_samples_per_s` are computed over all repeats of a row.
         """
-        folded = {
-            id(row): summary.row
-            for group in self.groups
-            for summary in group.summaries
-            for row in summary.rows
-        }
+        # The folded row of every row, with the comparisons over all repeats.
+        folded: dict[int, BenchmarkRow] = {}
+        for group in self.groups:
+            for summary in group.summaries:
+                for row in summary.rows:
+                    folded[id(row)] = summary.row
+        # The options of the first job that have several values.
         jobs = [part(row.spec, "job") for row in self.rows]
-        varied = [
-            name
-            for job in jobs[:1]
-            for name in job
-            if len({str(other.get(name)) for other in jobs}) > 1
-        ]
+        names = jobs[0] if jobs else {}
+        varied = [name for name in names if len({str(job.get(name)) for job in jobs}) > 1]
         rows = []
         for row, job in zip(self.rows, jobs, strict=True):
-            its = folded[id(row)]
-            compared = {
-                name: getattr(its, name)
-                for name in ("speed_up", "efficiency", "predicted_samples_per_s")
-            }
-            facts = {**row.to_dict(), **compared}
-            facts = {
-                name: value
-                for name, value in facts.items()
-                if name not in ("spec", "provenance", "scaling")
-            }
-            facts |= {
-                name: getattr(row.provenance, name)
-                for name in ("device", "devices", "seed", "commit")
-            }
-            rows.append(facts | {f"option.{name}": job.get(name) for name in varied})
+            facts = row.to_dict()
+            for name in ("speed_up", "efficiency", "predicted_samples_per_s"):
+                facts[name] = getattr(folded[id(row)], name)
+            for name in ("spec", "provenance", "scaling"):
+                del facts[name]
+            for name in ("device", "devices", "seed", "commit"):
+                facts[name] = getattr(row.provenance, name)
+            for name in varied:
+                facts[f"option.{name}"] = job.get(name)
+            rows.append(facts)
         return data_frame(rows)
 
     @property
@@ -105,14 +97,15 @@ class BenchmarkResult(Shown):
 
     def __add__(self, other: BenchmarkResult) -> BenchmarkResult:
         """Append the rows of another benchmark; of a row in both, the other's is kept."""
-        places = {(row.key, row.repeat) for row in other.rows}
-        mine = tuple(row for row in self.rows if (row.key, row.repeat) not in places)
+        places = {_place(row) for row in other.rows}
+        mine = tuple(row for row in self.rows if _place(row) not in places)
         return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
 
     def __repr__(self) -> str:
-        counts = {outcome: sum(row.outcome is outcome for row in self.rows) for outcome in Outcome}
-        ends = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
-        return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {ends}; {len(self.from_disk)} from disk)"
+        counts = Counter(row.outcome for row in self.rows)
+        ends = [f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]]
+        rows = f"{len(self.rows)} rows, {', '.join(ends)}; {len(self.from_disk)} from disk"
+        return f"BenchmarkResult({self.name}: {rows})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +160,9 @@ class Report:
             view = RunView(path)
             curve = view.curves["loss"]
             began_s = view.began_s or 0.0
-            points = zip(*curve.thinned(len(curve)), strict=True)
-            self.losses[path] = [
-                LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points
-            ]
+            steps, losses, times = curve.thinned(len(curve))
+            seconds = [max(0.0, at_s - began_s) for at_s in times]
+            self.losses[path] = list(map(LossPoint, steps, seconds, losses))
             if with_card and RunPaths(path).result.exists():
                 self.cards[path] = card_of(RunResult.load(path), HTML_NAME)
         except Exception as error:  # run boundary
@@ -218,18 +210,17 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
             raise ConfigError(
                 f"there is no folder {place}; give run directories, a cluster's directory or a benchmark's folder"
             )
-        roots = sorted(paths.root.resolve() for paths in find_runs(place))
+        found = {paths.root.resolve() for paths in find_runs(place)}
         read: list[BenchmarkRow] = []
-        for root in roots:
-            if root not in seen:
-                seen.add(root)
-                try:
-                    read.append(row_of(root))
-                except (
-                    Exception
-                ) as error:  # run boundary: bad files of one run must not hide the others
-                    logger.debug("reading %s", root, exc_info=True)
-                    broken.append(f"{root} cannot be read: {error}")
+        for root in sorted(found - seen):
+            seen.add(root)
+            # Run boundary: damaged files of a run must not hide the other runs.
+            try:
+                read.append(row_of(root))
+            except Exception as error:
+                logger.debug("reading %s", root, exc_info=True)
+                broken.append(f"{root} cannot be read: {error}")
+        # A run that the benchmark ran again since is left out.
         kept = kept_rows(place)
         newest = [row for row in read if not _run_again_since(row, kept)]
         if len(newest) < len(read):
@@ -251,25 +242,26 @@ def _run_again_since(row: BenchmarkRow, kept: Sequence[BenchmarkRow]) -> bool:
 
     By name, as the folder may have been moved.
     """
-    taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
+    same = [other for other in kept if _place(other) == _place(row)]
+    taken = [other.path.name for other in same if other.path]
     return bool(taken) and row.path is not None and row.path.name not in taken
+
+
+def _place(row: BenchmarkRow) -> tuple[str, int]:
+    """Return key and repeat, the place of a row in a benchmark."""
+    return row.key, row.repeat
 
 
 def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     """Sort rows in the order of their benchmark, with rows that never started; others come last."""
-    before = {(row.key, row.repeat): (number, row) for number, row in enumerate(kept)}
-    there = {(row.key, row.repeat) for row in read}
-    never = [
-        row
-        for row in kept
-        if row.path is None and row.outcome.is_terminal and (row.key, row.repeat) not in there
-    ]
-    # What money a row cost is known to the benchmark that ran it, not to the run directory.
-    last = (len(kept), BenchmarkRow(name="", outcome=Outcome.WAITING))
-    priced = [
-        replace(row, cost=row.cost or before.get((row.key, row.repeat), last)[1].cost)
-        for row in read
-    ]
-    return sorted(
-        [*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name)
-    )
+    # The benchmark knows the cost of a row in money; the run directory does not.
+    costs = {_place(row): row.cost for row in kept}
+    rows = [replace(row, cost=row.cost or costs.get(_place(row))) for row in read]
+    # Rows that never started have no run directory.
+    there = {_place(row) for row in read}
+    for row in kept:
+        if row.path is None and row.outcome.is_terminal and _place(row) not in there:
+            rows.append(row)
+    numbers = {_place(row): number for number, row in enumerate(kept)}
+    last = len(kept)
+    return sorted(rows, key=lambda row: (numbers.get(_place(row), last), row.name))
