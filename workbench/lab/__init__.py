@@ -21,5 +21,5 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
     from workbench.lab.handlers import routes
 
     app.web_app.add_handlers(".*$", routes(app.base_url, app.root_dir))  # type: ignore[no-untyped-call]
-    # Kernels learn by it that they can go through us, and to what.
+    # The variable tells kernels that this server forwards TensorBoard, and at which address.
     os.environ[JUPYTER_VARIABLE] = f"{os.getpid()} {app.base_url} {app.root_dir}"

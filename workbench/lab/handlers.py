@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from workbench.lab.listing import Listing
 
 _MOST = 2000  # rows at once
-_READER = ThreadPoolExecutor(
-    1, "workbench-reader"
-)  # one look at a time, however many windows are open
+# One look at a time, for any number of open windows.
+_READER = ThreadPoolExecutor(1, "workbench-reader")
 _ACTOR = ThreadPoolExecutor(4, "workbench-actor")
 
 
@@ -41,16 +40,22 @@ def routes(
 ) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
     """Return the routes for a server with a contents root."""
     api: dict[str, object] = {"root": root}
-    boards: dict[str, object] = {"update_last_activity": False}  # its page asks anew all day
-    return [
-        (url_path_join(base_url, "workbench/api/runs"), RunsHandler, api),
-        (url_path_join(base_url, "workbench/api/page"), PageHandler, api),
-        (url_path_join(base_url, "workbench/api/stop"), StopHandler, api),
-        (url_path_join(base_url, "workbench/api/tensorboard"), BoardsHandler, api),
-        (url_path_join(base_url, "workbench/api/(card|report)"), DownloadHandler, api),
-        (url_path_join(base_url, "workbench/api/model"), ModelHandler, api),
-        (url_path_join(base_url, BOARD_PATH, "([0-9a-f]{20})/(.*)"), BoardHandler, boards),
-    ]
+    # A page of TensorBoard asks all day; these requests must not keep an idle server up.
+    boards: dict[str, object] = {"update_last_activity": False}
+    handlers: Mapping[str, type[web.RequestHandler]] = {
+        "runs": RunsHandler,
+        "page": PageHandler,
+        "stop": StopHandler,
+        "tensorboard": BoardsHandler,
+        "(card|report)": DownloadHandler,
+        "model": ModelHandler,
+    }
+    found: list[tuple[str, type[web.RequestHandler], dict[str, object]]] = []
+    for name, handler in handlers.items():
+        found.append((url_path_join(base_url, "workbench/api", name), handler, api))
+    board = url_path_join(base_url, BOARD_PATH, "([0-9a-f]{20})/(.*)")
+    found.append((board, BoardHandler, boards))
+    return found
 
 
 class _Handler(APIHandler):
@@ -59,10 +64,9 @@ class _Handler(APIHandler):
 
     async def answer(self, pool: ThreadPoolExecutor, work: Callable[[Listing], object]) -> None:
         """Run the work in a thread; answer with its result or with the error's message."""
+        loop = asyncio.get_running_loop()
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(
-                pool, lambda: work(_listing(self.root))
-            )
+            answer = await loop.run_in_executor(pool, lambda: work(_listing(self.root)))
         except (WorkbenchError, OSError) as error:
             self.set_status(409)
             answer = {"message": plain(str(error))}
@@ -77,17 +81,15 @@ class _Handler(APIHandler):
 
 @cache
 def _listing(root: str) -> Listing:
-    from workbench.lab.listing import (
-        Listing,
-    )  # at the first question: a server that is asked none starts as before
+    # Imported at the first question, so that a server without questions starts as fast as before.
+    from workbench.lab.listing import Listing
 
     return Listing(Path(root))
 
 
 class RunsHandler(_Handler):
-    _track_activity = (
-        False  # an open sidebar asks all day; these requests must not keep an idle server up
-    )
+    # An open sidebar asks all day; these requests must not keep an idle server up.
+    _track_activity = False
 
     @web.authenticated
     async def get(self) -> None:
@@ -120,13 +122,11 @@ class BoardsHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
         """Start TensorBoard for `runs`, unless already running, and answer with its page's path."""
-        match self.body():
-            case {"runs": [_, *_] as runs}:
-                await self.answer(
-                    _ACTOR, lambda listing: listing.open_board([str(run) for run in runs])
-                )
-            case _:
-                raise web.HTTPError(400, "runs must be a list of paths")
+        runs = self.body().get("runs")
+        if not isinstance(runs, list) or not runs:
+            raise web.HTTPError(400, "runs must be a list of paths")
+        names = [str(run) for run in runs]
+        await self.answer(_ACTOR, lambda listing: listing.open_board(names))
 
     @web.authenticated
     async def delete(self) -> None:
@@ -144,8 +144,9 @@ class DownloadHandler(_Handler):
         place = self.get_query_argument("of")
         listing = _listing(self.root)
         make = listing.card if what == "card" else listing.report
+        loop = asyncio.get_running_loop()
         try:
-            page = await asyncio.get_running_loop().run_in_executor(_ACTOR, make, place)
+            page = await loop.run_in_executor(_ACTOR, make, place)
         except (WorkbenchError, OSError) as error:
             raise web.HTTPError(409, plain(str(error))) from error
         self.set_header("Content-Disposition", f'attachment; filename="{what}.html"')
@@ -160,8 +161,9 @@ class ModelHandler(_Handler):
         """Send the model of the run at `of`, a path below the server's root."""
         place = self.get_query_argument("of")
         loop = asyncio.get_running_loop()
+        listing = _listing(self.root)
         try:
-            pieces = await loop.run_in_executor(_ACTOR, _listing(self.root).model, place)
+            pieces = await loop.run_in_executor(_ACTOR, listing.model, place)
         except (WorkbenchError, OSError) as error:
             raise web.HTTPError(409, plain(str(error))) from error
         self.set_header("Content-Disposition", 'attachment; filename="model.zip"')
@@ -176,7 +178,8 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
     """Forwards requests of a logged-in browser to a TensorBoard on a Unix socket of the user."""
 
     async def http_get(self, key: str, path: str) -> None:
-        server = await asyncio.get_running_loop().run_in_executor(_ACTOR, find_by_key, key)
+        loop = asyncio.get_running_loop()
+        server = await loop.run_in_executor(_ACTOR, find_by_key, key)
         if server is None or server.port:
             raise web.HTTPError(
                 404,
@@ -193,4 +196,5 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
     async def _refuse(self, *_: str) -> None:
         raise web.HTTPError(405, "TensorBoard is only read here")
 
-    put = delete = patch = options = _refuse  # those of the proxy take other words
+    # The proxy's own methods have other parameters.
+    put = delete = patch = options = _refuse

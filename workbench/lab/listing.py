@@ -73,15 +73,11 @@ class Listing:
                 clusters.append(self._cluster(paths))
             else:
                 runs.append(self._run(paths, is_alive))
-        runs.sort(
-            key=lambda r: (
-                not r["live"],
-                r["state"] == RunState.QUEUED,
-                -r["submitted_s"],
-                r["path"],
-            )
-        )
-        shown = [{**row, **self._so_far(row)} if row["live"] else row for row in runs[:limit]]
+        runs.sort(key=_place_in_list)
+        shown = runs[:limit]
+        for place, row in enumerate(shown):
+            if row["live"]:
+                shown[place] = {**row, **self._so_far(row)}
         live = sum(bool(row["live"]) for row in runs)
         return {
             "runs": shown,
@@ -117,10 +113,11 @@ class Listing:
 
     def model(self, name: str) -> Iterator[bytes]:
         """Return the model of a run as the pieces of a zip; links in its folder are left out."""
-        folder = self._place(self._name(self.run(name).model))
-        files = sorted(
-            path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
-        )
+        # The folder may be a link: the place of the link's target must be below the root too.
+        model = self._name(self.run(name).model)
+        folder = self._place(model)
+        paths = sorted(folder.rglob("*"))
+        files = [path for path in paths if path.is_file() and not path.is_symlink()]
         if not files:
             raise RunError(f"there is no model in {folder}")
         return _zip(folder, files)
@@ -132,10 +129,11 @@ class Listing:
 
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard for runs, unless already running, and return its page's path."""
-        runs = map(self.run, names)
-        server = serve_folders(
-            {read_label(run).name or run.root.name: board_folder(run) for run in runs}
-        )
+        folders = {}
+        for name in names:
+            run = self.run(name)
+            folders[read_label(run).name or run.root.name] = board_folder(run)
+        server = serve_folders(folders)
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
     def close_board(self, key: str) -> Row:
@@ -159,11 +157,13 @@ class Listing:
         return path
 
     def _name(self, path: Path) -> str:
-        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+        if path.is_relative_to(self.root):
+            return str(path.relative_to(self.root))
+        return str(path)
 
     def _run(self, paths: RunPaths, is_alive: Callable[[Path], bool]) -> Row:
         stamp = stamp_of(paths)
-        (seen, row) = self._ended.get(paths.root, ("", {}))
+        seen, row = self._ended.get(paths.root, ("", {}))
         if not row or seen != stamp:
             record = record_of(paths, is_alive)
             row = self._row(record)
@@ -173,12 +173,14 @@ class Listing:
 
     def _row(self, record: RunRecord) -> Row:
         peak = max(record.peak_memory_gib.values(), default=None)
+        # A run without a name is named by its model and technique.
+        details = [record.trained, record.id] if record.name else [record.id]
         return {
             "path": self._name(record.path),
             "cluster": self._name(cluster_of(RunPaths(record.path))),
             "id": plain(record.id),
             "what": plain(record.name or record.trained),
-            "detail": plain(" · ".join(filter(None, (record.name and record.trained, record.id)))),
+            "detail": plain(" · ".join(filter(None, details))),
             "state": record.state,
             "live": record.is_live,
             "message": plain(record.message),
@@ -197,25 +199,31 @@ class Listing:
         except Exception:  # run boundary: bad files of one run must not hide the others
             logger.exception("reading %s", row["path"])
             return {}
-        now = max(
-            (size for host in view.memory.values() if (size := host.gib.last) is not None),
-            default=None,
-        )
-        memory = f"{gib(now)} now" if now is not None else ""
-        share = facts.share if facts.progress.max_steps else None
-        # What a run that trains says of itself is in the bar.
-        message = facts.hint if view.state is RunState.RUNNING else facts.hint or facts.message
-        return {"message": message, "share": share, "bar": facts.bar, "memory": memory}
+        sizes = [host.gib.last for host in view.memory.values()]
+        now = max((size for size in sizes if size is not None), default=None)
+        # The message of a running job is in the bar already.
+        message = facts.hint
+        if not message and view.state is not RunState.RUNNING:
+            message = facts.message
+        return {
+            "message": message,
+            "share": facts.share if facts.progress.max_steps else None,
+            "bar": facts.bar,
+            "memory": f"{gib(now)} now" if now is not None else "",
+        }
 
     def _view(self, path: Path) -> tuple[RunView, Drawings]:
         kept = self._views.pop(path, None)
         if kept is None:
             kept = RunView(path), Drawings()
         else:
-            kept[0].refresh()
+            view, _ = kept
+            view.refresh()
+        # The view that was used last is at the end. The first view is forgotten.
         self._views[path] = kept
         if len(self._views) > _VIEWS:
-            del self._views[next(iter(self._views))]
+            oldest = next(iter(self._views))
+            del self._views[oldest]
         return kept
 
     def _cluster(self, paths: ClusterPaths) -> Row:
@@ -247,10 +255,12 @@ class _Pieces(io.RawIOBase):
 
 
 def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
+    """Yield a zip of the files, with a piece of a file in memory at a time."""
     pieces = _Pieces()
     with ZipFile(pieces, "w") as archive:
         for path in files:
-            about = ZipInfo.from_file(path, path.relative_to(folder), strict_timestamps=False)
+            name = path.relative_to(folder)
+            about = ZipInfo.from_file(path, name, strict_timestamps=False)
             with path.open("rb") as source, archive.open(about, "w") as target:
                 while piece := source.read(_PIECE):
                     target.write(piece)
@@ -258,7 +268,14 @@ def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
     yield pieces.take()
 
 
+def _place_in_list(row: Row) -> tuple[bool, bool, float, str]:
+    """Return the key to sort rows: live runs first, queued runs behind them, newest first."""
+    is_queued = row["state"] == RunState.QUEUED
+    return not row["live"], is_queued, -row["submitted_s"], row["path"]
+
+
 def _came_to(record: RunRecord) -> Iterator[str]:
+    """Yield steps, duration and loss of a run, as known."""
     if record.steps:
         yield f"{count(record.steps)} steps"
     if record.duration_s is not None:
