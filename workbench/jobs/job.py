@@ -320,9 +320,11 @@ class Job(Record):
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
         super().__pydantic_init_subclass__(**options)
-        if missing := [name for name in COMMON if name not in cls.model_fields]:
+        missing = [name for name in COMMON if name not in cls.model_fields]
+        if missing:
             raise TypeError(f"the job class {cls.__name__} lacks the options {', '.join(missing)}")
-        if hidden := [name for name in cls.model_fields if hasattr(Job, name)]:
+        hidden = [name for name in cls.model_fields if hasattr(Job, name)]
+        if hidden:
             raise TypeError(
                 f"options of the job class {cls.__name__} hide members of Job: {', '.join(hidden)}; "
                 "rename the options"

@@ -29,7 +29,8 @@ def kinds() -> Mapping[str, str]:
 
     Built-in kinds take precedence over those of other packages.
     """
-    return {**{each.name: each.value for each in entry_points(group=GROUP)}, **entries.JOBS}
+    added = {each.name: each.value for each in entry_points(group=GROUP)}
+    return {**added, **entries.JOBS}
 
 
 def job_class(kind: object) -> type[Job]:
@@ -39,13 +40,14 @@ def job_class(kind: object) -> type[Job]:
         ConfigError: The kind is unknown (the message names all kinds), or its package cannot be
             imported.
     """
-    place = next((place for name, place in entries.JOBS.items() if name == kind), None)
-    if place is None:
-        others = kinds()  # reads the metadata of every installed package
-        place = next((place for name, place in others.items() if name == kind), None)
-        if place is None:
-            raise one_of("job kind", kind, others)
-    return _loaded(str(kind), place)
+    if not isinstance(kind, str):
+        raise one_of("job kind", kind, kinds())
+    if kind in entries.JOBS:
+        return _loaded(kind, entries.JOBS[kind])
+    others = kinds()  # reads the metadata of every installed package
+    if kind not in others:
+        raise one_of("job kind", kind, others)
+    return _loaded(kind, others[kind])
 
 
 def job_from_dict(data: Mapping[str, object]) -> Job:
@@ -74,9 +76,9 @@ def _loaded(kind: str, place: str) -> type[Job]:
         raise ConfigError(
             f"job kind {kind!r} cannot be loaded from {place}: {error}. Install or repair its package"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Job) and found.kind == kind):
-        raise ConfigError(
-            f"job kind {kind!r} is registered as {place}, but {place} is no Job of kind {kind!r}; "
-            "correct the entry point"
-        )
-    return found
+    if isinstance(found, type) and issubclass(found, Job) and found.kind == kind:
+        return found
+    raise ConfigError(
+        f"job kind {kind!r} is registered as {place}, but {place} is no Job of kind {kind!r}; "
+        "correct the entry point"
+    )

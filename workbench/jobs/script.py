@@ -64,7 +64,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def references(texts: Iterable[str]) -> list[str]:
     """Return the variables in `${NAME}` references of the texts, without duplicates."""
-    return list(dict.fromkeys(name for text in texts for name in _REFERENCE.findall(text)))
+    names: dict[str, None] = {}
+    for each in texts:
+        names.update(dict.fromkeys(_REFERENCE.findall(each)))
+    return list(names)
 
 
 class Script(Job):
@@ -131,11 +134,13 @@ class Script(Job):
     """
 
     def __init__(self, path: object = None, /, **options: object) -> None:
-        super().__init__(**({} if path is None else {"path": path}), **options)
+        given = {} if path is None else {"path": path}
+        super().__init__(**given, **options)
 
     @property
     def word(self) -> str:
-        return "".join(c for c in Path(self.path).stem if c.isalnum()) or "script"
+        letters = [letter for letter in Path(self.path).stem if letter.isalnum()]
+        return "".join(letters) or "script"
 
     @property
     def stop(self) -> Stop:
@@ -186,15 +191,20 @@ class Script(Job):
         return root / ARCHIVE
 
     def travels(self, root: Path) -> str:
+        packed = travelling((root / ARCHIVE).read_bytes())
         left = read_json(root / "origin.json").get("left_out")
-        stays = f", without {short_list(left)}," if isinstance(left, list) and left else ""
-        return travelling((root / ARCHIVE).read_bytes()) + stays
+        if isinstance(left, list) and left:
+            return f"{packed}, without {short_list(left)},"
+        return packed
 
     def program_on(self, pod: PodView) -> Program:
-        theirs = pod.environment.get("PYTHONPATH", "")
         # The package is last in the path, so it hides no module of the job.
-        path = [f"{pod.package}/{entries.SCRIPT_SITE}", *([theirs] if theirs else []), pod.package]
-        forced = {"PYTHONPATH": ":".join(path)}
+        path = [
+            f"{pod.package}/{entries.SCRIPT_SITE}",
+            pod.environment.get("PYTHONPATH", ""),
+            pod.package,
+        ]
+        forced = {"PYTHONPATH": ":".join(filter(None, path))}
         if self.restarts:
             forced["TORCHELASTIC_RESTART_COUNT"] = str(pod.restart)
         return Program(
@@ -206,8 +216,9 @@ class Script(Job):
     def command(self, environment: Mapping[str, str]) -> list[str]:
         """Return the arguments of `python -u` in the script's folder."""
         name = self.path.rpartition("/")[2]
-        is_filled = any(variable in environment for variable in references(self.args))
-        return [*(["-c", _FILL_IN] if is_filled else []), name, *self.args]
+        if any(variable in environment for variable in references(self.args)):
+            return ["-c", _FILL_IN, name, *self.args]
+        return [name, *self.args]
 
     def handed_over(self, request: HandoverRequest) -> Handover:
         name = Path(request.script or self.path).name
@@ -217,7 +228,8 @@ class Script(Job):
             return Handover(job=asked, put=put)
         archive = self.archive_in(request.root)
         if request.script:
-            packed = zip_script(Path(request.script).expanduser().absolute())
+            script = Path(request.script).expanduser()
+            packed = zip_script(script.absolute())
         elif archive.is_file():
             packed = carried(archive, request.root)
         else:
