@@ -152,6 +152,7 @@ class Script(Job):
 
     @classmethod
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the cells of a script in tables: the file's name stands for the model."""
         return {"model": Path(text(options.get("path"))).name, "technique": cls.kind}
 
     def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:  # noqa: ARG002

@@ -148,6 +148,7 @@ class FineTune(FineTuneOptions, Job):
 
     @classmethod
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the cells of a fine-tuning job in tables, from a JSON form of any version."""
         return table_columns(options)
 
     def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
