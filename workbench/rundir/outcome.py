@@ -12,6 +12,7 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import parts
+from workbench.base.words import counted
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
@@ -63,11 +64,9 @@ class RankStatus(TolerantRecord):
 
     @property
     def failed(self) -> bool:
-        return (
-            not self.done
-            and not self.stopped
-            and (self.error is not None or self.phase == "exited")
-        )
+        if self.done or self.stopped:
+            return False
+        return self.error is not None or self.phase == "exited"
 
 
 def rank_statuses(
@@ -83,9 +82,9 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
     error = status.error
     if error is not None and error.time_s is not None:
         error = replace(error, time_s=error.time_s - clock_offset_s)
-    return replace(
-        status, ended_s=None if ended_s is None else ended_s - clock_offset_s, error=error
-    )
+    if ended_s is not None:
+        ended_s = ended_s - clock_offset_s
+    return replace(status, ended_s=ended_s, error=error)
 
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
@@ -94,10 +93,10 @@ def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
     failed = sorted((r for r in ranks if r.failed), key=_order)
     if not failed:
         return None
-    if only_echoes(ranks) and (early := _ended_early(ranks, failed[0])) is not None:
-        return _fault(
-            early, RankError(message="ended early with 0 while others waited for it"), failed
-        )
+    early = _ended_early(ranks, failed[0]) if only_echoes(ranks) else None
+    if early is not None:
+        error = RankError(message="ended early with 0 while others waited for it")
+        return _fault(early, error, failed)
     cause, *others = failed
     return _fault(cause, cause.error or RankError(), others)
 
@@ -141,31 +140,36 @@ def _fault(cause: RankStatus, error: RankError, others: Sequence[RankStatus]) ->
 
 
 def _order(status: RankStatus) -> tuple[bool, float, int]:
-    failed_s = status.error.time_s if status.error else None
-    when_s = failed_s if failed_s is not None else status.ended_s or float("inf")
+    when_s = status.error.time_s if status.error else None
+    if when_s is None:
+        when_s = status.ended_s or float("inf")
     return _is_echo(status), when_s, status.rank
 
 
 def _fold(others: Sequence[RankStatus]) -> str:
     if not others:
         return ""
-    lost = [r.rank for r in others if _is_echo(r)]
-    also = [r for r in others if not _is_echo(r)]
-    parts = (
-        [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"]
-        if lost
-        else []
-    )
+    lost: list[int] = []
     by_message: dict[str, list[int]] = {}
-    for r in also:
-        message = r.error.message if r.error else ""
-        by_message.setdefault(message or f"exit {r.exit_code}", []).append(r.rank)
-    parts += [f"also {_numbers(ranks)}: {message}" for message, ranks in by_message.items()]
+    for status in others:
+        if _is_echo(status):
+            lost.append(status.rank)
+            continue
+        message = status.error.message if status.error else ""
+        ranks = by_message.setdefault(message or f"exit {status.exit_code}", [])
+        ranks.append(status.rank)
+    parts = []
+    if lost:
+        parts.append(f"{counted(len(lost), 'rank')} lost their peer ({_numbers(lost)})")
+    for message, ranks in by_message.items():
+        parts.append(f"also {_numbers(ranks)}: {message}")
     return "; ".join(parts)
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r) for r in ranks)
+    word = "rank" if len(ranks) == 1 else "ranks"
+    numbers = ", ".join(str(rank) for rank in ranks)
+    return f"{word} {numbers}"
 
 
 class MemoryPeaks:
@@ -176,9 +180,12 @@ class MemoryPeaks:
         self._cuda: dict[str, dict[int, float]] = {}
 
     def record(self, ranks: Sequence[RankStatus]) -> None:
-        for address in {r.pod.address for r in ranks}:
-            now = sum(r.rss_bytes for r in ranks if r.pod.address == address) / _GIB
-            self._resident[address] = max(now, self._resident.get(address, 0.0))
+        sizes: dict[str, int] = {}
+        for rank in ranks:
+            address = rank.pod.address
+            sizes[address] = sizes.get(address, 0) + rank.rss_bytes
+        for address, size in sizes.items():
+            self._record_resident(address, size / _GIB)
 
     def record_event(self, event: Event, address: str) -> None:
         reserved = event.number("cuda_reserved_gib")
@@ -191,11 +198,13 @@ class MemoryPeaks:
         for event in events:
             if event.rank is not None:
                 self.record_event(event, addresses.get(event.rank, ""))
-            elif (
-                event.kind == EventKind.SAMPLE and (rss_gib := event.number("rss_gib")) is not None
-            ):
-                host = event.text("host")
-                self._resident[host] = max(rss_gib, self._resident.get(host, 0.0))
+                continue
+            rss_gib = event.number("rss_gib")
+            if event.kind == EventKind.SAMPLE and rss_gib is not None:
+                self._record_resident(event.text("host"), rss_gib)
+
+    def _record_resident(self, address: str, now_gib: float) -> None:
+        self._resident[address] = max(now_gib, self._resident.get(address, 0.0))
 
     @property
     def kind(self) -> str:
@@ -211,6 +220,7 @@ class MemoryPeaks:
 
     @property
     def gib(self) -> dict[str, float]:
+        peaks = self._resident
         if self._cuda:
-            return {address: round(sum(ranks.values()), 4) for address, ranks in self._cuda.items()}
-        return {address: round(peak, 4) for address, peak in self._resident.items()}
+            peaks = {address: sum(ranks.values()) for address, ranks in self._cuda.items()}
+        return {address: round(peak, 4) for address, peak in peaks.items()}

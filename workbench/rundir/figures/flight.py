@@ -51,7 +51,10 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
     for rank, dump in sorted(dumps.items()):
         for group, last in _last_of_groups(dump).items():
             groups.setdefault(group, {})[rank] = last
-    return [words for _, ranks in sorted(groups.items()) for words in _stuck(ranks)]
+    stuck: list[str] = []
+    for _, ranks in sorted(groups.items()):
+        stuck += _stuck(ranks)
+    return stuck
 
 
 def _last_of_groups(dump: Json) -> dict[str, _Last]:
@@ -59,14 +62,15 @@ def _last_of_groups(dump: Json) -> dict[str, _Last]:
     for entry in parts(dump.get("entries")):
         number = whole(entry.get("collective_seq_id"))
         group = " ".join(map(str, items(entry.get("process_group"))))
-        if (
-            number is None
-            or entry.get("is_p2p") is True
-            or (group in last and last[group].number >= number)
-        ):
+        is_p2p = entry.get("is_p2p") is True
+        if number is None or is_p2p:
             continue
+        if group in last and last[group].number >= number:
+            continue
+        words = text(entry.get("profiling_name"))
         sizes = " ".join(str(size) for size in items(entry.get("input_sizes")))
-        words = " of ".join(filter(None, (text(entry.get("profiling_name")), sizes)))
+        if sizes:
+            words = f"{words} of {sizes}" if words else sizes
         done = entry.get("retired") is True or entry.get("state") == "completed"
         last[group] = _Last(number=number, words=words, done=done)
     return last
@@ -83,16 +87,16 @@ def _stuck(ranks: Mapping[int, _Last]) -> Iterator[str]:
     for rank, last in there.items():
         kinds.setdefault(last.words, []).append(rank)
     if len(kinds) > 1:
-        yield f"collective {number} is not the same: " + ", ".join(
-            f"{_ranks(who)} {w}" for w, who in kinds.items()
-        )
+        differing = ", ".join(f"{_ranks(who)} {words}" for words, who in kinds.items())
+        yield f"collective {number} is not the same: {differing}"
         return
-    rest = (
-        f", {_ranks(behind)} {'has' if len(behind) == 1 else 'have'} not arrived" if behind else ""
-    )
-    yield f"collective {number} ({there[waiting[0]].words}): {_ranks(waiting)} " + (
-        f"{'waits' if len(waiting) == 1 else 'wait'}{rest}"
-    )
+    rest = ""
+    if behind:
+        has = "has" if len(behind) == 1 else "have"
+        rest = f", {_ranks(behind)} {has} not arrived"
+    name = there[waiting[0]].words
+    wait = "waits" if len(waiting) == 1 else "wait"
+    yield f"collective {number} ({name}): {_ranks(waiting)} {wait}{rest}"
 
 
 def nccl_words(lines: Iterable[str]) -> list[str]:
@@ -105,48 +109,62 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
     facts: dict[str, None] = {}
     warnings: dict[str, None] = {}
     ways: Counter[str] = Counter()
-    for line in (each[:_LONGEST_LINE] for each in lines):
-        if version := _VERSION.search(line):
+    for long_line in lines:
+        line = long_line[:_LONGEST_LINE]
+        version = _VERSION.search(line)
+        if version:
+            # The version stands first.
             facts = {version[0]: None, **facts}
             continue
-        if not (match := _NCCL.search(line)):
+        match = _NCCL.search(line)
+        if not match:
             continue
         kind = match[1]
         rest = match[2].strip()
+        network = _NETWORK.search(rest)
+        way = _VIA.search(rest)
         if kind == "WARN":
             warnings[f"NCCL warns: {rest}"] = None
-        elif network := _NETWORK.search(rest):
+        elif network:
             facts[network[1]] = None
-        elif way := _VIA.search(rest):
+        elif way:
             ways[way[1]] += 1
-    via = [f"{counted(number, 'channel')} via {way}" for way, number in ways.most_common()]
-    return [*facts, *([", ".join(via)] if via else []), *warnings][:_MOST_LINES]
+    summary = list(facts)
+    if ways:
+        via = [f"{counted(number, 'channel')} via {name}" for name, number in ways.most_common()]
+        summary.append(", ".join(via))
+    return [*summary, *warnings][:_MOST_LINES]
 
 
 def communication(paths: RunPaths) -> list[str]:
-    dumps = {rank: read_json(path, within=paths.root) for rank, path in flights(paths)}
-    return [
-        *flight_words({rank: dump for rank, dump in dumps.items() if dump}),
-        *nccl_words(_printed(paths)),
-    ]
+    dumps = {}
+    for rank, path in flights(paths):
+        dump = read_json(path, within=paths.root)
+        if dump:
+            dumps[rank] = dump
+    return flight_words(dumps) + nccl_words(_printed(paths))
 
 
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the copied dumps of the recorder, by rank."""
-    named = (
-        (path.stem.partition("-")[2], path) for path in sorted(paths.logs.glob("flight-*.json"))
-    )
-    return [(int(rank), path) for rank, path in named if rank.isdigit()]
+    dumps = []
+    for path in sorted(paths.logs.glob("flight-*.json")):
+        rank = path.stem.removeprefix("flight-")
+        if rank.isdigit():
+            dumps.append((int(rank), path))
+    return dumps
 
 
 def _printed(paths: RunPaths) -> Iterator[str]:
     for path in sorted(paths.logs.glob("rank-*.std*.log")):
         # `open_record` refuses a link in place of the log.
         with contextlib.suppress(OSError), open_record(path) as log:
-            for line in log.read(_MOST_BYTES).decode(errors="replace").splitlines():
+            printed = log.read(_MOST_BYTES).decode(errors="replace")
+            for line in printed.splitlines():
                 if "NCCL" in line:
                     yield line
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + short_list([str(rank) for rank in ranks])
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {short_list(ranks)}"

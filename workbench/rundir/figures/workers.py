@@ -82,65 +82,78 @@ class WorkerBook:
             case EventKind.EPOCH if event.rank is not None:
                 self._epoch(event.rank, event)
             case EventKind.DEVICE if event.rank is not None:
-                pod = event.text("pod")
-                threads = event.whole("threads")
-                cores = event.text("cores")
-                backend = event.text("backend")
-                before = self._of(event.rank)
                 self._workers[event.rank] = replace(
-                    before, pod=pod, threads=threads, cores=cores, backend=backend
+                    self._of(event.rank),
+                    pod=event.text("pod"),
+                    threads=event.whole("threads"),
+                    cores=event.text("cores"),
+                    backend=event.text("backend"),
                 )
             case EventKind.MEMORY if event.rank is not None:
                 worker = self._of(event.rank)
-                rss = _most(worker.peak_rss_gib, number(event.data.get("peak_rss_gib")))
-                cuda = _most(worker.peak_cuda_gib, number(event.data.get("cuda_reserved_gib")))
-                self._workers[event.rank] = replace(worker, peak_rss_gib=rss, peak_cuda_gib=cuda)
+                rss_gib = number(event.data.get("peak_rss_gib"))
+                cuda_gib = number(event.data.get("cuda_reserved_gib"))
+                self._workers[event.rank] = replace(
+                    worker,
+                    peak_rss_gib=_most(worker.peak_rss_gib, rss_gib),
+                    peak_cuda_gib=_most(worker.peak_cuda_gib, cuda_gib),
+                )
 
     def _of(self, rank: int) -> WorkerUse:
         return self._workers.get(rank, WorkerUse(rank=rank))
 
     def _epoch(self, rank: int, event: Event) -> None:
         # A rank may print any number, so only finite numbers count.
-        epoch, seconds, total_s = (
-            number(event.data.get(name)) for name in ("epoch", "seconds", "total_s")
-        )
+        epoch = number(event.data.get("epoch"))
+        seconds = number(event.data.get("seconds"))
         steps = event.whole("steps")
-        if epoch is not None and steps and seconds is not None:
-            self._ends.setdefault(epoch, {})[rank] = steps, seconds
-            self._workers[rank] = replace(self._of(rank), seconds=total_s)
+        if epoch is None or seconds is None or not steps:
+            return
+        ranks = self._ends.setdefault(epoch, {})
+        ranks[rank] = steps, seconds
+        total_s = number(event.data.get("total_s"))
+        self._workers[rank] = replace(self._of(rank), seconds=total_s)
 
     def _gpu(self, pod: str, raw: Mapping[str, object]) -> None:
-        if (index := whole(raw.get("index"))) is None:
+        index = whole(raw.get("index"))
+        if index is None:
             return
         gpu = self._gpus.get((pod, index), GpuUse(pod=pod, index=index))
         looks = gpu.looks
         busy = number(raw.get("percent"))
         mean = gpu.percent
         if busy is not None:
-            mean = ((mean or 0.0) * looks + busy) / (looks + 1)
+            sum_before = (mean or 0.0) * looks
             looks = looks + 1
-        peak = _most(gpu.peak_gib, number(raw.get("used_gib")))
-        total = number(raw.get("total_gib"))
+            mean = (sum_before + busy) / looks
+        used_gib = number(raw.get("used_gib"))
         self._gpus[pod, index] = replace(
-            gpu, peak_gib=peak, total_gib=total, percent=mean, looks=looks
+            gpu,
+            peak_gib=_most(gpu.peak_gib, used_gib),
+            total_gib=number(raw.get("total_gib")),
+            percent=mean,
+            looks=looks,
         )
 
     @property
     def epochs(self) -> Sequence[EpochTime]:
-        ends = ((epoch, list(ranks.values())) for epoch, ranks in sorted(self._ends.items()))
-        return [
-            EpochTime(epoch=e, steps=took[0][0], seconds=max(s for _, s in took))
-            for e, took in ends
-        ]
+        epochs = []
+        for epoch, ranks in sorted(self._ends.items()):
+            steps, _ = next(iter(ranks.values()))
+            slowest_s = max(seconds for _, seconds in ranks.values())
+            epochs.append(EpochTime(epoch=epoch, steps=steps, seconds=slowest_s))
+        return epochs
 
     @property
     def workers(self) -> Sequence[WorkerUse]:
-        return [worker for _, worker in sorted(self._workers.items())]
+        return [self._workers[rank] for rank in sorted(self._workers)]
 
     @property
     def gpus(self) -> Sequence[GpuUse]:
-        return [gpu for _, gpu in sorted(self._gpus.items())]
+        return [self._gpus[place] for place in sorted(self._gpus)]
 
 
 def _most(before: float | None, now: float | None) -> float | None:
-    return max((value for value in (before, now) if value is not None), default=None)
+    if before is None or now is None:
+        return now if before is None else before
+    return max(before, now)

@@ -7,15 +7,15 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from workbench.base.files import open_record
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK
 from workbench.rundir.paths import RunPaths
 
+_T = TypeVar("_T")
 # Maximum bytes of a read, and the first distance from the end of the log.
 _WINDOW_BYTES = 64 << 10
 # Maximum distance of the first read, if event lines fill the window.
@@ -42,16 +42,20 @@ def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
         for name in ("stdout", "stderr")
     }
     merged: list[str] = []
-    for name, end in [
-        *_turns(paths.rank_log(rank, "order"), paths.root),
-        ("stdout", None),
-        ("stderr", None),
-    ]:
+    for name, end in _turns(paths.rank_log(rank, "order"), paths.root):
         lines = logs[name]
-        count = len(lines) if end is None else bisect_right(lines, end, key=lambda line: line[0])
+        count = bisect_right(lines, end, key=lambda line: line[0])
         merged += [line for _, line in lines[:count]]
         del lines[:count]
-    return merged if most is None else merged[len(merged) - min(most, len(merged)) :]
+    # Lines without a recorded order come last.
+    for lines in logs.values():
+        merged += [line for _, line in lines]
+    return _last(merged, most)
+
+
+def _last(lines: list[_T], most: int | None) -> list[_T]:
+    """Return the last `most` entries. None: all entries."""
+    return lines if most is None else lines[max(0, len(lines) - most) :]
 
 
 def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
@@ -66,19 +70,19 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
 def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
     with open_record(path, within=root) as file:
         for start, data in _ends(file, None if most is None else _MOST_BYTES):
-            parts = data.split(b"\n")
-            ends = accumulate(
-                (len(part) + 1 for part in parts[1:]), initial=start + len(parts[0]) + 1
-            )
-            lines = [
-                (end, part.decode("utf-8", "replace"))
-                for end, part in zip(ends, parts, strict=True)
-            ]
-            lines = lines if start == 0 else lines[1:]  # the first line may be incomplete
-            lines = [(end, line) for end, line in lines if line and not line.startswith(MARK)]
+            lines = []
+            end = start
+            for number, part in enumerate(data.split(b"\n")):
+                end += len(part) + 1
+                # The first line of a later start may be incomplete.
+                if number == 0 and start > 0:
+                    continue
+                line = part.decode("utf-8", "replace")
+                if line and not line.startswith(MARK):
+                    lines.append((end, line))
             if most is not None and len(lines) >= most:
                 break
-    return lines if most is None else lines[max(0, len(lines) - most) :]
+    return _last(lines, most)
 
 
 def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
@@ -112,8 +116,11 @@ class LogTail:
 
         A half-drawn progress bar is the last line, as in a terminal.
         """
+        lines = list(self._kept)
         live = _shown(self._pending)
-        return [*self._kept, live] if live and not live.startswith(MARK) else list(self._kept)
+        if live and not live.startswith(MARK):
+            lines.append(live)
+        return lines
 
     def refresh(self) -> bool:
         try:
@@ -151,11 +158,14 @@ class LogTail:
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = rest[-_WINDOW_BYTES:]
         # The first line of a window may be incomplete.
-        shown = map(_shown, lines if whole else lines[1:])
-        self._kept += [text for text in shown if text and not text.startswith(MARK)]
+        for line in lines if whole else lines[1:]:
+            text = _shown(line)
+            if text and not text.startswith(MARK):
+                self._kept.append(text)
 
 
 def _shown(line: bytes) -> str:
     r"""Decode a line as a terminal does: a carriage return restarts the line."""
-    text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST_LINE]
-    return mask_secrets(text.decode("utf-8", errors="replace").rstrip())
+    last_drawn = line.rstrip(b"\r").rpartition(b"\r")[2]
+    text = last_drawn[:_LONGEST_LINE].decode("utf-8", errors="replace")
+    return mask_secrets(text.rstrip())
