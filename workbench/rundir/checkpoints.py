@@ -56,28 +56,36 @@ def newest_good(
     Every byte is read. Raise ConfigError if no checkpoint is valid.
     """
     paths = RunPaths(root)
-    read, steps = (on_pods, _on_pods(paths)) if on_pods else (_read_here, _here(paths.checkpoints))
+    if on_pods:
+        read = on_pods
+        steps = _on_pods(paths)
+    else:
+        read = _read_here
+        steps = _here(paths.checkpoints)
     notes: list[str] = []
     for step, places in sorted(steps.items(), reverse=True):
         if last_step is not None and step >= last_step:
             problem = f"max_steps is {last_step}, no step is left after the checkpoint"
         else:
-            problem = _problem(
-                step, {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()}
-            )
+            looked_at = {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()}
+            problem = _problem(step, looked_at)
         if not problem:
             parts = {rank: part for rank, (_, part) in places.items()}
-            pods = {rank: pod for rank, (pod, _) in places.items()} if on_pods else {}
+            pods = {}
+            if on_pods:
+                pods = {rank: pod for rank, (pod, _) in places.items()}
             return Checkpoint(step=step, parts=parts, pods=pods, notes=notes)
         notes.append(f"the checkpoint of step {step} was left out: {problem}")
     if on_pods:
         raise ConfigError(
             f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}"
         )
-    why = (
-        "; ".join(notes)
-        or f"{paths.checkpoints} is empty: the run saved no checkpoint (save_steps), or has not ended"
-    )
+    why = "; ".join(notes)
+    if not notes:
+        why = (
+            f"{paths.checkpoints} is empty: the run saved no checkpoint (save_steps), "
+            "or has not ended"
+        )
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
 
 
@@ -86,7 +94,8 @@ def keep_newest(folder: Path, most: int = 2) -> list[int]:
 
     Return the remaining steps, newest first.
     """
-    steps = sorted((number_in(path.name, "step") for path in folder.glob("step-*")), reverse=True)
+    steps = [number_in(path.name, "step") for path in folder.glob("step-*")]
+    steps.sort(reverse=True)
     for step in steps[most:]:
         shutil.rmtree(folder / f"step-{step}", ignore_errors=True)
     return steps[:most]
@@ -115,16 +124,13 @@ Places = Mapping[int, tuple[str, Path]]
 
 
 def _here(folder: Path) -> dict[int, Places]:
-    steps = {number_in(path.name, "step"): path for path in folder.glob("step-*")}
-    return {
-        step: {
-            number_in(part.name, "rank"): (part.parent.name, part)
-            for part in path.glob("*/rank-*")
-            if part.is_dir()
-        }
-        for step, path in steps.items()
-        if step >= 0
-    }
+    steps: dict[int, Places] = {}
+    for path in folder.glob("step-*"):
+        step = number_in(path.name, "step")
+        if step >= 0:
+            parts = [part for part in path.glob("*/rank-*") if part.is_dir()]
+            steps[step] = {number_in(part.name, "rank"): (part.parent.name, part) for part in parts}
+    return steps
 
 
 def _on_pods(paths: RunPaths) -> dict[int, Places]:
@@ -139,42 +145,50 @@ def _on_pods(paths: RunPaths) -> dict[int, Places]:
 
 
 def _places(parts: Json) -> Places:
-    pairs = {int(rank): items(place) for rank, place in parts.items()}
-    return {rank: (str(pod), Path(str(folder))) for rank, (pod, folder) in pairs.items()}
+    places = {}
+    for rank, place in parts.items():
+        pod, folder = items(place)
+        places[int(rank)] = (str(pod), Path(str(folder)))
+    return places
 
 
 def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]]) -> str:
-    sizes = [manifest.get("world_size") for _, _, manifest in parts.values()]
-    size = (whole(sizes[0]) if sizes else None) or 0
-    if missing := [rank for rank in range(size) if rank not in parts]:
-        return f"the part of rank {missing[0]} of {size} is missing"
+    # The first part says how many ranks wrote the checkpoint.
+    manifests = [manifest for _, _, manifest in parts.values()]
+    reported = whole(manifests[0].get("world_size")) if manifests else None
+    size = reported or 0
+    for rank in range(size):
+        if rank not in parts:
+            return f"the part of rank {rank} of {size} is missing"
     for rank, (pod, problem, manifest) in parts.items():
         if problem:
             return f"{problem} ({pod})"
-        if (manifest.get("rank"), manifest.get("step"), manifest.get("world_size")) != (
-            rank,
-            step,
-            size,
-        ):
+        written = [manifest.get(name) for name in ("rank", "step", "world_size")]
+        if written != [rank, step, size]:
             return f"rank-{rank} is the part of another checkpoint ({pod})"
     return "" if size and len(parts) == size else "no part has a readable manifest"
 
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
     # Another user may have changed files with foreign ownership or write access.
-    if foreign := next(filter(None, map(not_ours, (part, *part.iterdir()))), ""):
-        return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
+    for path in (part, *part.iterdir()):
+        foreign = not_ours(path)
+        if foreign:
+            return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
     return problem_of(part), read_manifest(part)
 
 
 def write_manifest(folder: Path, **facts: object) -> int:
-    files = {path.name: path for path in sorted(folder.iterdir()) if path.name != NAME}
-    listed = {
-        name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        for name, path in files.items()
-    }
+    """Write the manifest of a part, and return the bytes of the files."""
+    listed = {}
+    total = 0
+    for path in sorted(folder.iterdir()):
+        if path.name != NAME:
+            size = path.stat().st_size
+            total += size
+            listed[path.name] = {"bytes": size, "sha256": file_digest(path)}
     write_json(folder / NAME, {**facts, "files": listed})
-    return sum(path.stat().st_size for path in files.values())
+    return total
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any]:
@@ -196,7 +210,8 @@ def problem_of(folder: Path) -> str:
         path = folder / name
         if path.is_symlink() or not path.is_file():
             return f"{folder.name}/{name} is missing"
-        if (size := path.stat().st_size) != entry["bytes"]:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
             return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
         if file_digest(path) != entry["sha256"]:
             return f"the checksum of {folder.name}/{name} is wrong"

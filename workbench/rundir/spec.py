@@ -83,8 +83,10 @@ class ClusterSpec(Record):
         """
         if self.pods.memory_gib is not None:
             return float(self.pods.memory_gib)
-        machine_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        return machine_gib / pods if self.is_local else None
+        if not self.is_local:
+            return None
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return machine_bytes / 2**30 / pods
 
     def resolved(self) -> ClusterSpec:
         """Return a copy with every `${NAME}` filled in from the environment; see `expand_env`."""
@@ -109,7 +111,11 @@ class RunSpec(Record):
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without a value of an environment variable."""
         return stored(
-            {"cluster": self.cluster.to_dict(), "job": self.job.to_dict(), "pods": self.pods}
+            {
+                "cluster": self.cluster.to_dict(),
+                "job": self.job.to_dict(),
+                "pods": self.pods,
+            }
         )
 
     def resolved(self) -> RunSpec:
@@ -118,7 +124,8 @@ class RunSpec(Record):
 
     @property
     def world_size(self) -> int:
-        return self.job.ranks(self.cluster.pods.slots * (self.pods or self.cluster.count))
+        pods = self.pods or self.cluster.count
+        return self.job.ranks(self.cluster.pods.slots * pods)
 
     def chosen(self) -> RunSpec:
         """Return a copy with every open option of the job decided."""
@@ -132,7 +139,8 @@ class RunSpec(Record):
         run must not be a link; a user's own may be a link.
         """
         try:
-            spec = cls.from_dict(parse_json(read_bytes(path) if of_run else path.read_bytes()))
+            content = read_bytes(path) if of_run else path.read_bytes()
+            spec = cls.from_dict(parse_json(content))
         except OSError as error:
             raise ConfigError(f"cannot read the spec {path}: {error.strerror}") from error
         except ConfigError as error:
@@ -151,23 +159,29 @@ def hide_values(env: Mapping[str, object]) -> dict[str, str]:
         >>> hide_values({"NCCL_DEBUG": "INFO", "LOGIN": "me:${PW}", "HEADER": "Bearer ${HF_TOKEN}"})
         {'NCCL_DEBUG': '${NCCL_DEBUG}', 'LOGIN': '${LOGIN}', 'HEADER': 'Bearer ${HF_TOKEN}'}
     """
-    return {
-        name: str(value) if _ONLY_REFERENCES.fullmatch(str(value)) else f"${{{name}}}"
-        for name, value in env.items()
-    }
+    hidden = {}
+    for name, value in env.items():
+        is_reference = _ONLY_REFERENCES.fullmatch(str(value))
+        hidden[name] = str(value) if is_reference else f"${{{name}}}"
+    return hidden
 
 
 def stored(spec: Json) -> dict[str, object]:
     """Return the JSON form of a spec of any version without secrets, for files and display."""
     cluster = part(spec, "cluster")
-    both = part(cluster, "pods"), part(spec, "job")
-    redact = Redactor(*(_texts(part(each, "env")) for each in both))
-    pods, job = (
-        {**each, "env": hide_values(part(each, "env"))} if "env" in each else each for each in both
-    )
-    return redact.json(
-        {**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job}
-    )
+    pods = part(cluster, "pods")
+    job = part(spec, "job")
+    # Values of the environment may also stand in other options.
+    redact = Redactor(_texts(part(pods, "env")), _texts(part(job, "env")))
+    if pods:
+        cluster = {**cluster, "pods": _without_values(pods)}
+    return redact.json({**spec, "cluster": cluster, "job": _without_values(job)})
+
+
+def _without_values(record: Json) -> Json:
+    if "env" not in record:
+        return record
+    return {**record, "env": hide_values(part(record, "env"))}
 
 
 def resolved(record: _WithEnv) -> _WithEnv:
@@ -180,25 +194,27 @@ def expand_env(env: Mapping[str, str]) -> dict[str, str]:
 
     Raise ConfigError with all unset variables.
     """
-    wanted = sorted({name for value in env.values() for name in _REFERENCE.findall(value)})
-    if absent := [name for name in wanted if name not in os.environ]:
+    wanted: set[str] = set()
+    for value in env.values():
+        wanted.update(_REFERENCE.findall(value))
+    absent = sorted(wanted - set(os.environ))
+    if absent:
         raise ConfigError(
             f"env takes the values of {', '.join(absent)} from the environment, and the environment "
             "has no such variables (a run directory holds no values): export the variables, "
             f"or give the values anew, as in env={{{absent[0]!r}: …}}"
         )
-    return {
-        name: _REFERENCE.sub(lambda match: os.environ[match[1]], value)
-        for name, value in env.items()
-    }
+    return {name: _REFERENCE.sub(_value_of, value) for name, value in env.items()}
+
+
+def _value_of(reference: re.Match[str]) -> str:
+    return os.environ[reference[1]]
 
 
 def _texts(env: Json) -> dict[str, str]:
-    return {
-        name: str(value)
-        for name, value in env.items()
-        if not _ONLY_REFERENCES.fullmatch(str(value))
-    }
+    """Return the values of an environment that are more than references."""
+    texts = {name: str(value) for name, value in env.items()}
+    return {name: text for name, text in texts.items() if not _ONLY_REFERENCES.fullmatch(text)}
 
 
 def _relative_to(job: Job, folder: Path) -> Job:

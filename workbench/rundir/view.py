@@ -122,9 +122,11 @@ class RunView:
             return ""
         rows = self.spec.job.global_batch(self.world_size)
         factors = self.spec.job.batch_factors(self.world_size)
-        if not factors or self.start.get("global_batch_size") not in (None, rows):
+        reported = self.start.get("global_batch_size")
+        if not factors or reported not in (None, rows):
             return ""
-        return f"{' x '.join(map(str, factors))} = {rows}"
+        product = " x ".join(map(str, factors))
+        return f"{product} = {rows}"
 
     @property
     def elapsed_s(self) -> float | None:
@@ -135,42 +137,43 @@ class RunView:
         if self.result is not None:
             return self.result.duration_s
         ended = self.totals.last_s if self.state.is_terminal else time.time()
-        return (
-            None
-            if self._submitted_s is None or ended is None
-            else max(0.0, ended - self._submitted_s)
-        )
+        if self._submitted_s is None or ended is None:
+            return None
+        return max(0.0, ended - self._submitted_s)
 
     @property
     def began_s(self) -> float | None:
         """Time of submission in seconds since 1970, or of the first event if earlier."""
-        return min(
-            (at for at in (self._submitted_s, self._first_s) if at is not None), default=None
-        )
+        times = [at for at in (self._submitted_s, self._first_s) if at is not None]
+        return min(times, default=None)
 
     @property
     def ranks(self) -> list[int]:
-        numbers = (
-            path.name.split(".")[0].partition("-")[2]
-            for path in self.paths.logs.glob("rank-*.std*.log")
-        )
-        return sorted({int(number) for number in numbers if number.isdigit()})
+        ranks: set[int] = set()
+        for path in self.paths.logs.glob("rank-*.std*.log"):
+            name, _, _ = path.name.partition(".")
+            rank = name.removeprefix("rank-")
+            if rank.isdigit():
+                ranks.add(int(rank))
+        return sorted(ranks)
 
     def log(self, rank: int) -> list[str]:
         """Return a rank's last output lines without event lines: standard output, then stderr."""
         if rank not in self._logs:
-            self._logs[rank] = [
-                LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr")
-            ]
+            logs = [self.paths.rank_log(rank, stream) for stream in ("stdout", "stderr")]
+            self._logs[rank] = [LogTail(log) for log in logs]
+        lines: list[str] = []
         for tail in self._logs[rank]:
             tail.refresh()
-        return [line for tail in self._logs[rank] for line in tail.lines]
+            lines += tail.lines
+        return lines
 
     def pod_name(self, address: str) -> str:
         """Return the name of the pod at an address, or the address if the name is unknown."""
-        return next(
-            (host.pod for host in self.hosts if host.address == address and host.pod), address
-        )
+        for host in self.hosts:
+            if host.address == address and host.pod:
+                return host.pod
+        return address
 
     def _read_state(self, state: RunState, problem: str) -> None:
         prediction = read_json(self.paths.prediction)
@@ -191,13 +194,16 @@ class RunView:
         warning = "" if state.is_terminal else text(prediction.get("warning"))
         self.state = state
         self.hint = self._silence(state) or text(raw.get("hint")) or warning
-        self.message = (
-            message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
-        )
+        if state is RunState.LOST:
+            self.message = message_of(self.paths, state)
+        else:
+            self.message = text(raw.get("message"))
 
     def _silence(self, state: RunState) -> str:
+        if state.is_terminal:
+            return ""
         cluster = cluster_of(self.paths)
-        return "" if state.is_terminal else silence_of(cluster, cluster_status(cluster))
+        return silence_of(cluster, cluster_status(cluster))
 
     def _look_at_cluster(self) -> bool:
         before = self.cluster_phase
@@ -213,7 +219,8 @@ class RunView:
         self._book.take(event)
         if event.kind == EventKind.RESTARTED:
             self.hosts = ()
-            if (went_on := event.whole("step")) is not None:
+            went_on = event.whole("step")
+            if went_on is not None:
                 for curve in self.curves.values():
                     curve.cut(went_on)
         for name, value in metrics.figures_of(event).items():

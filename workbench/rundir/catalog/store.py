@@ -94,7 +94,8 @@ def find_all(
         if _CLUSTER_FILE in names:
             yield ClusterPaths(Path(place))
         if level < depth:
-            pending += [(entry.path, level + 1) for entry in inside if _is_worth_it(entry)]
+            folders = [entry.path for entry in inside if _is_worth_it(entry)]
+            pending.extend((folder, level + 1) for folder in folders)
 
 
 def stamp_of(paths: RunPaths) -> str:
@@ -131,25 +132,23 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
 def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     state, problem = state_or_problem(paths, is_alive)
     info = read_json(paths.info)
-    result = read_json(paths.result)
-    facts = result or RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(
-        None
-    )
+    facts = read_json(paths.result)
+    if not facts:
+        # A run in progress has no result: the last events have its figures so far.
+        events = EventTail(paths.events, last_bytes=_TAIL_BYTES).read()
+        facts = RunTotals.of(events).facts(None)
     if not (facts.get("technique") and facts.get("model")):
-        facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
-    return RunRecord.at(
-        paths.root,
-        {
-            **facts,
-            "state": state,
-            **({"message": problem} if problem else {}),
-            "hosts": facts.get("hosts") or hosts_in(paths.hostfile),
-            **part(info, "benchmark"),
-            **asdict(read_label(paths)),
-            "id": id_of(paths),
-            "submitted_s": info.get("submitted_s"),
-        },
-    )
+        for name, value in _asked(paths).items():
+            facts[name] = facts.get(name) or value
+    facts["state"] = state
+    if problem:
+        facts["message"] = problem
+    facts["hosts"] = facts.get("hosts") or hosts_in(paths.hostfile)
+    facts |= part(info, "benchmark")
+    facts |= asdict(read_label(paths))
+    facts["id"] = id_of(paths)
+    facts["submitted_s"] = info.get("submitted_s")
+    return RunRecord.at(paths.root, facts)
 
 
 def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
@@ -159,9 +158,11 @@ def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
     except (OSError, ValueError, WorkbenchError):
         return []
     names = {pod.address: pod.name for pod in pods}
-    return [
-        HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries
-    ]
+    hosts = []
+    for entry in entries:
+        pod = names.get(entry.address, "")
+        hosts.append(HostSlots(address=entry.address, slots=entry.slots, pod=pod))
+    return hosts
 
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:
@@ -183,15 +184,19 @@ class Label:
 def read_label(paths: RunPaths) -> Label:
     """Read the label of a run; ignore invalid entries of the file."""
     raw = read_json(paths.label)
-    return Label(
-        **{name: mask_secrets(text(raw.get(name)))[:most] for name, most in _LONGEST.items()}
-    )
+    texts = {}
+    for name, most in _LONGEST.items():
+        masked = mask_secrets(text(raw.get(name)))
+        texts[name] = masked[:most]
+    return Label(**texts)
 
 
 def write_label(paths: RunPaths, **changes: object) -> None:
     """Change a run's name or note; mask secrets of the job and text that looks like a secret."""
     spec = read_json(paths.spec)
-    env = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
+    pods = part(part(spec, "cluster"), "pods")
+    job = part(spec, "job")
+    env = {**part(pods, "env"), **part(job, "env")}
     redact = Redactor({name: os.environ.get(name, "") for name in env})
     for name, value in changes.items():
         match value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -64,20 +64,28 @@ class Curve:
             >>> len(x) <= 100, max(values), x[0], x[-1], times[-1]
             (True, 50.0, 0.0, 999.0, 1998.0)
         """
-        size = len(self._x)
-        order: range | list[int] = range(size)
-        if size > limit:
-            stretches = (limit - 2) // 2
-            picked = {0, size - 1}
-            for number in range(stretches):
-                part = range(number * size // stretches, (number + 1) * size // stretches)
-                picked |= {min(part, key=self._y.__getitem__), max(part, key=self._y.__getitem__)}
-            order = sorted(picked)
+        order = self._places(limit)
         return (
-            [self._x[i] for i in order],
-            [self._y[i] for i in order],
-            [self._time_s[i] for i in order],
+            [self._x[place] for place in order],
+            [self._y[place] for place in order],
+            [self._time_s[place] for place in order],
         )
+
+    def _places(self, limit: int) -> Sequence[int]:
+        """Return the places of at most `limit` points that show the curve."""
+        size = len(self._x)
+        if size <= limit:
+            return range(size)
+        picked = {0, size - 1}
+        # Each stretch has two points: the lowest and the highest.
+        stretches = (limit - 2) // 2
+        for stretch in range(stretches):
+            begin = stretch * size // stretches
+            end = (stretch + 1) * size // stretches
+            places = range(begin, end)
+            picked.add(min(places, key=self._y.__getitem__))
+            picked.add(max(places, key=self._y.__getitem__))
+        return sorted(picked)
 
     def __len__(self) -> int:
         return len(self._x)
@@ -128,11 +136,8 @@ class MemoryBook:
 
     @property
     def kind(self) -> str:
-        return (
-            "cuda"
-            if any(host.source >= _Source.CUDA for host in self.hosts.values())
-            else "resident"
-        )
+        is_cuda = any(host.source >= _Source.CUDA for host in self.hosts.values())
+        return "cuda" if is_cuda else "resident"
 
     def take(self, event: Event) -> None:
         if event.kind == EventKind.SAMPLE:
@@ -141,17 +146,25 @@ class MemoryBook:
             self._rank(event.rank, event)
 
     def _rank(self, rank: int, event: Event) -> None:
-        reserved = event.number("cuda_reserved_gib")
-        resident = event.number("rss_gib")
-        source, now = (_Source.RANKS, resident) if reserved is None else (_Source.CUDA, reserved)
-        peak = event.number("peak_rss_gib") if source is _Source.RANKS else None
+        source = _Source.CUDA
+        now = event.number("cuda_reserved_gib")
+        peak = now
+        if now is None:
+            source = _Source.RANKS
+            now = event.number("rss_gib")
+            peak = event.number("peak_rss_gib")
         if now is None:
             return
-        peak = now if peak is None else peak
+        if peak is None:
+            peak = now
         address, count = self._place(rank)
         ranks = self._ranks.setdefault(address, {})
-        ranks[rank] = (now, max(peak, ranks[rank][1]) if rank in ranks else peak)
-        if len(ranks) == count:  # a sum over only some of the ranks would look like a jump
+        if rank in ranks:
+            _, peak_before = ranks[rank]
+            peak = max(peak, peak_before)
+        ranks[rank] = (now, peak)
+        # A sum over only some of the ranks would look like a jump.
+        if len(ranks) == count:
             host = self.hosts.setdefault(address, HostMemory())
             host.add(source, event.time_s, sum(now for now, _ in ranks.values()))
             host.peak_gib = sum(peak for _, peak in ranks.values())
@@ -160,11 +173,15 @@ class MemoryBook:
         host = self.hosts.setdefault(event.text("host"), HostMemory())
         host.add(_Source.SAMPLES, event.time_s, event.number("rss_gib"))
         gpus = parts(event.data.get("gpus"))
+        used_gib = 0.0
+        busy = []
+        for gpu in gpus:
+            used_gib += number(gpu.get("used_gib")) or 0.0
+            percent = number(gpu.get("percent"))
+            if percent is not None:
+                busy.append(percent)
         if gpus:
-            host.add(
-                _Source.GPUS, event.time_s, sum(number(gpu.get("used_gib")) or 0.0 for gpu in gpus)
-            )
-        busy = [percent for gpu in gpus if (percent := number(gpu.get("percent"))) is not None]
+            host.add(_Source.GPUS, event.time_s, used_gib)
         host.gpu_percent = sum(busy) / len(busy) if busy else None
 
 
@@ -203,16 +220,15 @@ class ScalarWriter:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
             self._writer = EventFileWriter(str(self._folder), flush_secs=2)
-        if event.kind == EventKind.RESTARTED:  # TensorBoard then drops the points of later steps
+        if event.kind == EventKind.RESTARTED:
+            # TensorBoard drops the points of later steps at the start of a session.
             begin = SessionLog(status=SessionLog.SessionStatus.START)
-            self._writer.add_event(
-                TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin)
-            )
-            return
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._writer.add_event(
-            TensorBoardEvent(wall_time=event.time_s, step=step, summary=Summary(value=values))
-        )
+            written = TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin)
+        else:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+            summary = Summary(value=values)
+            written = TensorBoardEvent(wall_time=event.time_s, step=step, summary=summary)
+        self._writer.add_event(written)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -159,10 +159,12 @@ def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
 
 def _cell(file: str) -> str:
     """Return the name of a file in tracebacks: `<cell 3>` for the notebook's third cell."""
-    shell = getattr(
-        sys.modules["__main__"], "get_ipython", getattr(builtins, "get_ipython", lambda: None)
-    )()
-    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
+    main = sys.modules["__main__"]
+    get_ipython = getattr(main, "get_ipython", getattr(builtins, "get_ipython", None))
+    shell = get_ipython() if get_ipython else None
+    compiler = getattr(shell, "compile", None)
+    numbers = getattr(compiler, "_filename_map", {})
+    number = numbers.get(file)
     return file if number is None else f"<cell {number}>"
 
 
@@ -171,9 +173,8 @@ def _is_own(module: ModuleType | None) -> bool:
         return False
     file = Path(getattr(module, "__file__", None) or "")
     library = Path(importlib.__file__ or "").parent.parent
-    return (
-        bool(file.name) and not set(file.parts) & {*_LIBRARIES} and not file.is_relative_to(library)
-    )
+    is_library = file.is_relative_to(library) or not set(file.parts).isdisjoint(_LIBRARIES)
+    return bool(file.name) and not is_library
 
 
 def _culprit(job: Function) -> str:

@@ -10,9 +10,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from workbench.base.files import open_record
 from workbench.base.files.disk import is_full
@@ -24,7 +25,9 @@ from workbench.rundir.paths import RunPaths
 logger = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between two attempts of a failed write
+# Pauses between two attempts of a failed write.
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
 _KEY_BEGINS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----")
 _KEY_ENDS = b"-----END"
 
@@ -60,11 +63,10 @@ class Collector:
         *,
         states: Collection[str] = STATE_EVENTS,
     ):
-        self._files: dict[str, Path] = {
-            f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
-            for rank in ranks
-            for stream in ("stdout", "stderr", "order")
-        }
+        self._files: dict[str, Path] = {}
+        for rank in ranks:
+            for stream in ("stdout", "stderr", "order"):
+                self._files[f"rank-{rank}/{stream}.log"] = paths.rank_log(rank, stream)
         self._root = paths.root
         self._redact = redact or Redactor()
         self._states = states  # the state events that its ranks may send
@@ -80,11 +82,14 @@ class Collector:
         self._again_at: dict[str, float] = {}  # time of the next attempt for a truncated file
         self._pauses: dict[str, float] = {}
         self._tried_last = False
-        ends = {name: _end_of(path) for name, path in self._files.items()}
-        self._unfinished = {name: _unfinished(end) for name, end in ends.items()}
-        self._splitters = {
-            name: LineSplitter(end) for name, end in ends.items() if name.endswith("stdout.log")
-        }
+        self._unfinished: dict[str, bytes] = {}
+        self._splitters: dict[str, LineSplitter] = {}
+        for name, path in self._files.items():
+            end = _end_of(path)
+            self._unfinished[name] = _unfinished(end)
+            # Only standard output has events.
+            if name.endswith("stdout.log"):
+                self._splitters[name] = LineSplitter(end)
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         events: list[Event] = []
@@ -101,13 +106,16 @@ class Collector:
             if self._ends[name] == self._seen[name]:
                 self.cut.pop(name, None)
             if name in self._splitters:
-                lines = self._splitters[name].feed(new)
-                ours = (self._redact(line) for line in lines if line.startswith(MARK))
-                events += [
-                    event for line in ours if (event := parse_event(line, states=self._states))
-                ]
+                events += self._events_in(self._splitters[name].feed(new))
         self._aim()
         return events
+
+    def _events_in(self, lines: Iterable[str]) -> Iterator[Event]:
+        for line in lines:
+            if line.startswith(MARK):
+                event = parse_event(self._redact(line), states=self._states)
+                if event is not None:
+                    yield event
 
     def try_last(self) -> bool:
         """Request unwritten bytes at once after the end of all ranks.
@@ -172,18 +180,21 @@ def _why_cut(path: Path, error: OSError) -> str:
 
 def mask_file(path: Path, redact: Redactor) -> None:
     """Mask the secrets in a log that another program has written."""
-    with (
-        suppress(FileNotFoundError),
-        os.fdopen(open_to_write(path, os.O_RDWR, path.parent), "r+b") as log,
-    ):
-        unfinished = b""
-        begin = 0
-        while data := log.read(_LONGEST_LINE):
-            text = unfinished + data
-            log.seek(begin)
-            log.write(redact.blob(text))
-            unfinished = _unfinished(text)
-            begin += len(text) - len(unfinished)
+    with suppress(FileNotFoundError):
+        descriptor = open_to_write(path, os.O_RDWR, path.parent)
+        with os.fdopen(descriptor, "r+b") as log:
+            _mask(log, redact)
+
+
+def _mask(log: BinaryIO, redact: Redactor) -> None:
+    unfinished = b""
+    begin = 0
+    while data := log.read(_LONGEST_LINE):
+        text = unfinished + data
+        log.seek(begin)
+        log.write(redact.blob(text))
+        unfinished = _unfinished(text)
+        begin += len(text) - len(unfinished)
 
 
 def _end_of(path: Path) -> bytes:
@@ -195,6 +206,10 @@ def _end_of(path: Path) -> bytes:
 def _unfinished(text: bytes) -> bytes:
     """Return the unfinished end of a text: a line, or a private key."""
     begins = [match.start() for match in _KEY_BEGINS.finditer(text)]
-    if begins and _KEY_ENDS not in text[begins[-1] :] and len(text) - begins[-1] <= _LONGEST_SECRET:
-        return text[begins[-1] :]
-    return text[max(text.rfind(b"\n"), text.rfind(b"\r")) + 1 :][-_LONGEST_SECRET:]
+    if begins:
+        key = text[begins[-1] :]
+        if _KEY_ENDS not in key and len(key) <= _LONGEST_SECRET:
+            return key
+    last_line_end = max(text.rfind(b"\n"), text.rfind(b"\r"))
+    line = text[last_line_end + 1 :]
+    return line[-_LONGEST_SECRET:]
