@@ -49,7 +49,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     behind.stop()
     with pytest.raises(RunError, match="only ranks that run"):
         behind.stacks()
-    assert behind.result.message == "cancelled before it started"
+    assert behind.result.message == "cancelled before its start"
     until(lambda: trains(run))
 
     stacks = run.stacks()
@@ -66,7 +66,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     assert (result.state, result.error, result.left_processes) == (RunState.STOPPED, None, 0)
     stopped, *others = result.message.split("; ")
     assert stopped == f"stopped after a checkpoint at step {result.steps}"
-    assert f"resume=run.path goes on from its checkpoint of step {result.steps}" in others
+    assert f"resume=run.path continues from the checkpoint of step {result.steps}" in others
     assert result.steps is not None and 3 <= result.steps < 1000
     assert result.predictions is None
     told = [event.data for event in run.events() if event.kind in ("step", "eval")]
@@ -123,7 +123,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(
     result = run.wait(120, progress=False)
     assert (result.state, result.error, result.left_processes) == (RunState.STOPPED, None, 0)
     assert re.fullmatch(
-        r"stopped when asked: its ranks ended by themselves within \d+ s of SIGINT", result.message
+        r"stopped when asked: the ranks ended by themselves within \d+ s of SIGINT", result.message
     )
     assert all("KeyboardInterrupt" in run.logs(rank, "stderr") for rank in range(2)), (
         "Python made it an exception"
@@ -138,7 +138,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(
     until(
         lambda: (
             run.state.is_terminal
-            or "asked to stop, and killed if it has not ended 5 s later" in run.message
+            or "asked to stop; the ranks still alive after 5 s are killed" in run.message
         )
     )
     result = run.wait(120, progress=False)
@@ -219,7 +219,7 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
         f"{inputs}/1-over_the_lengths-metric.py:over_the_lengths",
     )
     assert ended.state is RunState.FAILED and ended.eval_loss is None
-    assert "the model was trained before: that of step 2 is in model/" in ended.message
+    assert "the model was trained before: model/ has step 2" in ended.message
     for run in runs:
         assert (run.paths.model / "model.safetensors").stat().st_size > 100_000
     both = compare(runs)

@@ -171,7 +171,7 @@ def test_the_last_two_checkpoints_come_back_from_a_run_that_was_killed(killed: R
     steps = kept(killed)
     assert steps == checkpoints_of(killed)[-2:], "the one that was being written counts for nothing"
     assert killed.message.endswith(
-        f"resume=run.path goes on from its checkpoint of step {steps[-1]}"
+        f"resume=run.path continues from the checkpoint of step {steps[-1]}"
     )
     assert [path.name for path in killed.paths.checkpoints.iterdir() if "part" in path.name] == []
 
@@ -190,7 +190,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
     assert (result.steps, result.resumed_step, result.eval_loss) == (STEPS, first, before.eval_loss)
     assert before.resumed_step is None
     assert result.first_eval_loss == before.first_eval_loss
-    assert result.message == f"every rank is done; it went on from step {first}"
+    assert result.message == f"every rank is done; the run continued from step {first}"
 
 
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
@@ -251,7 +251,7 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     result = run.wait(60, progress=False)
     assert result.state is RunState.STOPPED
     assert checkpoints_of(run) == [result.steps]
-    assert f"resume=run.path goes on from its checkpoint of step {result.steps}" in result.message
+    assert f"resume=run.path continues from the checkpoint of step {result.steps}" in result.message
     assert list(run.paths.checkpoints.glob("*/*/*")) == [
         run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"
     ]
@@ -316,7 +316,10 @@ def on_the_pods(cluster: Cluster, run: Run) -> list[int]:
 def test_checkpoints_stay_on_the_pods_unless_asked_for(cluster: Cluster, left: Run) -> None:
     last = on_the_pods(cluster, left)[-1]
     assert not left.paths.checkpoints.exists(), "nothing travelled"
-    said = f"resume=run.path goes on from its checkpoint of step {last}; it is on the pods, and comes back when the"
+    said = (
+        f"resume=run.path continues from the checkpoint of step {last}; "
+        "the checkpoint is on the pods, and is copied back when the"
+    )
     assert said in left.message
 
 
@@ -375,7 +378,7 @@ def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_g
     last = on_the_pods(cluster, left)[-1]
     cluster.close()
     assert kept(left) == [last]
-    assert left.message.endswith(f"its checkpoint of step {last} came back")
+    assert left.message.endswith(f"the checkpoint of step {last} was copied back")
     assert not left.paths.held.exists()
     assert newest_good(left.path).step == last
 

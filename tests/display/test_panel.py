@@ -144,8 +144,8 @@ def test_what_a_stop_does_to_a_script_stands_on_its_button_and_in_its_receipt(
         "5 s later; what they wrote comes back"
     )
     assert button(panel, "kill")["sure"] == "Really kill? Only what it wrote by now comes back"
-    how = "stopped when asked: its ranks ended by themselves within 4 s of SIGTERM"
-    written.end("stopped", f"{how}; outputs/ has 2 files (3 bytes) that it wrote")
+    how = "stopped when asked: the ranks ended by themselves within 4 s of SIGTERM"
+    written.end("stopped", f"{how}; outputs/ has 2 files (3 bytes)")
     assert f"Stop: {how} Ranks: all gone" in words(look(panel))
 
 

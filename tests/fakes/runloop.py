@@ -461,7 +461,7 @@ class SimWatch:
             return PodReport(pod=pod.pod, answered=False)
         if pod.agent_pid != self._agent_pid:
             return self._lose(
-                f"lost the agent of {pod.pod.name}: it was killed; its ranks died with it"
+                f"lost the agent of {pod.pod.name}: the agent was killed; the ranks on the pod died with the agent"
             )
         self._heard = sim.now
         ranks = [self._status(rank) for rank in pod.ranks.values()]

@@ -125,7 +125,7 @@ def poisoned_run(world: World, tmp_path: Path, ranks: str) -> Run:
     assert result.error is not None
     assert f"{result.error.rank}" in ranks
     assert f"loss is nan on rank {result.error.rank} at step 5" in result.error.message
-    assert "resume=run.path goes on from its checkpoint of step 4" in result.message
+    assert "resume=run.path continues from the checkpoint of step 4" in result.message
     assert "The loss is no longer a number" in str(run)
     return run
 

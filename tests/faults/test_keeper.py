@@ -32,12 +32,12 @@ def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(
     first = world.beating("--until", str(tmp_path / "end"))
     second, third, fourth = (world.submit("beat.py", "--lines", "3") for _ in range(3))
     assert [run.state for run in (second, third, fourth)] == [RunState.QUEUED] * 3
-    assert second.message == "waiting for its turn"
+    assert second.message == "waiting for free pods"
     asked = time.monotonic()
     third.cancel()
     result = third.wait(10, progress=False)
     world.measured("-", "cancel of a queued run -> result", time.monotonic() - asked, 1)
-    assert (result.state, result.message) == (RunState.CANCELLED, "cancelled before it started")
+    assert (result.state, result.message) == (RunState.CANCELLED, "cancelled before its start")
     assert first.state is RunState.RUNNING
     (tmp_path / "end").touch()
     for run in (first, second, fourth):

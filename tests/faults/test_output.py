@@ -61,7 +61,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
         end.touch()
         result = world.ended(run)
         result.raise_for_status()
-        told = "logs here are incomplete: the disk is full; run.fetch() brings the rest while the cluster is there"
+        told = "logs here are incomplete: the disk is full; run.fetch() copies the rest back while the cluster exists"
         assert result.message == f"every rank is done; {told}"
         for rank in range(3):
             text = world.log(run, rank)
@@ -137,7 +137,7 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
     assert (
-        "not brought back, as only model/, files/ and the run's own files are: " in result.message
+        "not copied back, as only model/, files/ and the run's own files are copied: " in result.message
     )
     assert not (run.path / "files" / "link").exists()
     assert not (run.path / "card.html").exists()
@@ -168,7 +168,7 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(
         end.touch()
         result = world.ended(run)
         assert result.state is RunState.FAILED
-        words = rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) does it"
+        words = rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) tries again"
         assert re.search(words, result.message), result.message
         with pytest.raises(RunError, match="the disk of this machine is full"):
             run.fetch()
@@ -177,7 +177,7 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(
         assert run.state is RunState.SUCCEEDED
         assert (
             run.result.raise_for_status().message
-            == "every rank is done; its results came back later"
+            == "every rank is done; the results were copied back later"
         )
         assert (run.path / "files" / "big.bin").read_bytes() == random.Random(11).randbytes(size)
         assert [world.log(run, rank) for rank in range(3)] == ["at work\n"] * 3

@@ -209,7 +209,7 @@ def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
         assert keeper.wait(60) == 1
     assert find(keeper.pid) is None
     assert load_json(ClusterPaths(cluster.path).state)["phase"] == "lost"
-    words = "the keeper ended because of an error of its own: ValueError: a mistake of the keeper"
+    words = "the keeper ended because of an internal error: ValueError: a mistake of the keeper"
     assert cluster.message == words
     assert run.state is RunState.LOST
     assert words in run.message
@@ -311,7 +311,7 @@ def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(
     world.until(lambda: all(" line 5" in printed(run, rank) for rank in range(3)), 60)
     log = ClusterPaths(cluster.path).keeper_log
     os.kill(guardian_of(cluster, 2), signal.SIGKILL)
-    world.until(lambda: "looking for others in their place" in log.read_text(), 60)
+    world.until(lambda: "looking for replacements" in log.read_text(), 60)
     keeper = cluster_status(cluster.path).pid or 0
     os.kill(keeper, signal.SIGTERM)
     world.until(lambda: find(keeper) is None, 120)

@@ -47,7 +47,7 @@ def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     result = run.wait(90, progress=False)
     assert result.state is RunState.SUCCEEDED, result.message
     assert "on pod-1 " in result.message
-    assert "was removed while the run used it" in result.message
+    assert "was removed during the run" in result.message
     exact(run, 100)
     again = counting(cluster, "--lines", "3")
     again.wait(90, progress=False).raise_for_status()

@@ -189,7 +189,7 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
         world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
         result = world.ended(Cluster.attach(cluster.path).runs[0])
         assert result.state is RunState.FAILED
-        assert "its keeper had died and no other was there within the lease" in result.message
+        assert "after the death of the keeper: no new keeper came within the lease" in result.message
         assert len(world.log(run, 1).splitlines()) > 10, (
             "what was printed after its keeper died is here"
         )
@@ -436,7 +436,7 @@ def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
     WAYS[way](cluster, run)
     result = world.ended(run, 120)
     assert result.state is RunState.FAILED
-    assert "ended with its pod when this machine was started again" in result.message
+    assert "ended with the pod when this machine was rebooted" in result.message
     exact(run, 100)
     world.ended(waiting, 120).raise_for_status()
     exact(waiting, 3)

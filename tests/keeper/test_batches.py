@@ -120,7 +120,7 @@ def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_bel
     listed_so = (there / files[4].name).read_bytes()
     (there / files[4].name).write_bytes(listed_so + b"more")
     files[12] = OutputFile(files[12].name, files[12].size, "0" * 64)
-    with pytest.raises(RemoteError, match=r"came back from pod-0 3 times with another checksum"):
+    with pytest.raises(RemoteError, match=r"was copied from pod-0 3 times with a wrong checksum"):
         fetch(line, there, here, files)
     assert contents(here) == {
         file.name: (there / file.name).read_bytes() for file in files[:12]

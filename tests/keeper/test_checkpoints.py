@@ -210,7 +210,7 @@ def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
         "r+b"
     ) as file:
         file.write(b"x")
-    said = "the checkpoint of step 4 did not come back: the checksum of rank-1/state.safetensors is wrong"
+    said = "the checkpoint of step 4 was not copied back: the checksum of rank-1/state.safetensors is wrong"
     assert bring(links, home) == Returned(steps=[2], notes=[said])
     save(links, 6)
     monkeypatch.setattr(
@@ -218,6 +218,6 @@ def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
     )
     returned = bring(links, home)
     assert returned.steps == [2]
-    assert "step 6 did not come back: the disk of this machine is full: " in returned.notes[0]
+    assert "step 6 was not copied back: the disk of this machine is full: " in returned.notes[0]
     assert " kept for logs and results and has 5,242,880 free" in returned.notes[0]
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-2"]

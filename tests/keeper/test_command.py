@@ -105,7 +105,7 @@ def test_mpi_is_refused_where_pods_cannot_call_back() -> None:
     check_launcher_fits(Launcher.PDSH, forwarded)
     with pytest.raises(
         ConfigError,
-        match=r"'openmpi' needs pods that can .* and only a port-forward leads to pod-0",
+        match=r"'openmpi' needs pods with a connection .* but only a port-forward leads to pod-0",
     ):
         check_launcher_fits(Launcher.OPENMPI, forwarded)
 

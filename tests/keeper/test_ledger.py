@@ -73,7 +73,7 @@ def test_what_the_platform_says_goes_before_a_guess_about_this_machine() -> None
     assert "from any pod: this machine was cut off from the network" in seen.remark("", stopping="")
     words = "its node gpu-7 is not ready since 14:31:07"
     said = seen.remark("", stopping="", place=lambda: words)
-    assert said == f"no sign from any pod: {words}; training goes on there until its lease ends"
+    assert said == f"no sign from any pod: {words}; training continues there until the lease ends"
     seen.record(report(A, 0, "running"))
     said = seen.remark("", stopping="", place=lambda: f"pod-1: {words}")
     assert said.startswith(f"no sign from pod-1 for 20 s: pod-1: {words}; ")

@@ -128,7 +128,7 @@ def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
 def test_an_agent_of_an_earlier_version_is_named_and_not_believed(tmp_path: Path) -> None:
     with (
         near(tmp_path, lambda request: request.answer({"task": 7})) as link,
-        pytest.raises(RemoteError, match="pod-0: its agent is of an earlier version"),
+        pytest.raises(RemoteError, match="pod-0: the agent is of an earlier version"),
     ):
         link.work("stage", 30.0)
 

@@ -74,14 +74,13 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
         path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_file()
     } == {0o600}
     assert (result.output_files, result.output_bytes) == (5, len(MODEL) + 7 + 30 + 21 + 7)
-    assert (
-        "outputs/ has 5 files (9.0 MiB) that it wrote; not back: 1 file (24 bytes) on pod-0 in "
-        in (result.message)
+    assert "outputs/ has 5 files (9.0 MiB); not copied back: 1 file (24 bytes) on pod-0 in " in (
+        result.message
     ), "the one whose name is not UTF-8"
     assert "links on pod-0 are not followed: passwd, pipe" in result.message
-    assert "not back: 2 files (37 bytes) on pod-1 in " in result.message
+    assert "not copied back: 2 files (37 bytes) on pod-1 in " in result.message
     assert (
-        "Script(outputs=[…]) does not name them; run.fetch() brings all while the pod is there"
+        "Script(outputs=[…]) does not name the files; run.fetch() copies all files back while the pod exists"
         in result.message
     )
     assert "outputs/ has 5 files" in str(run) and "5 files, 9.0 MiB" in str(result)
@@ -157,8 +156,8 @@ def test_a_failed_and_a_cancelled_script_have_their_files_and_patterns_take_thos
     result = run.wait(120, progress=False)
     assert result.state == "cancelled"
     assert outputs(run) == OF_RANK_0 - {"final/model.bin"}
-    assert "not back: 1 file (9.0 MiB) on pod-0" in result.message
-    assert "beyond outputs_limit_gib=0.001; run.fetch() brings all" in result.message
+    assert "not copied back: 1 file (9.0 MiB) on pod-0" in result.message
+    assert "beyond outputs_limit_gib=0.001; run.fetch() copies all files" in result.message
     part = run.paths.outputs / "final" / ".model.bin.part"
     part.parent.mkdir()
     part.write_bytes(MODEL[: 8 << 20])  # of a try that broke off

@@ -130,7 +130,7 @@ def test_a_server_that_can_start_no_thread_answers_short_requests_and_refuses_ot
             threading.Thread(target=print).start()
         ask(tmp_path / "s", {"op": "status"})
         ask(tmp_path / "s", {"op": "cancel", "run": "r"})
-        with pytest.raises(RunError, match="the keeper can start no thread at this moment"):
+        with pytest.raises(RunError, match="the keeper cannot start a thread"):
             ask(tmp_path / "s", {"op": "fetch", "run": "r"})
     finally:
         threading.stack_size(before)

@@ -118,7 +118,7 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
         return
     write_json(paths.manifest, {})
     with pytest.raises(
-        RunError, match="its keeper died after the run had ended and before the result was written"
+        RunError, match="the keeper died after the run had ended and before the result was written"
     ):
         inherited_ranks(context)
 

@@ -247,7 +247,7 @@ CASES = [
         job=script(launcher="pdsh"),
         state="failed",
         kind="launcher",
-        says="ended with 1 before its ranks did",
+        says="ended with 1 before the ranks did",
         stops=BOTH,
     ),
     Case(
@@ -334,7 +334,7 @@ CASES = [
         job=script(restarts=1),
         state="failed",
         kind="pod",
-        says="it could not go on",
+        says="the run could not continue",
         stops=("pod-1",),  # it was not known to be gone yet
         replaces=False,
     ),
@@ -380,7 +380,7 @@ def test_what_comes_of_reports_and_wishes(case: Case, tmp_path: Path) -> None:
         (("running", "waiting"), False, "succeeded", "", "every rank is done", {"start"}),
         (("exited", "running"), False, "succeeded", "", "every rank is done", set()),
         (("exited", "exited"), False, "succeeded", "", "every rank is done", set()),
-        (("running", "killed"), True, "failed", "pod", "when its keeper had died", set()),
+        (("running", "killed"), True, "failed", "pod", "after the death of the keeper", set()),
     ],
 )
 def test_a_keeper_takes_over(
@@ -462,7 +462,7 @@ def test_a_keeper_takes_over_a_run_whose_pods_were_cleared(tmp_path: Path) -> No
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     write_json(sim.paths.manifest, {})
     assert sim.runner(inherited=True).run() == "failed"
-    assert "how it ended is not known" in str(read_json(sim.paths.result)["message"])
+    assert "the outcome is unknown" in str(read_json(sim.paths.result)["message"])
     assert sim.attempts == 0
 
 
@@ -488,7 +488,7 @@ def test_results_that_cannot_be_fetched_fail_the_run_until_they_are(tmp_path: Pa
     sim.unreadable = True
     runner = sim.runner()
     assert runner.run() == "failed"
-    assert "the results could not be brought back" in str(read_json(sim.paths.result)["message"])
+    assert "the results could not be copied back" in str(read_json(sim.paths.result)["message"])
     assert not any(pod.cleared for pod in sim.pods), "what could not be fetched stays there"
     sim.unreadable = False
     assert runner.fetch() == []

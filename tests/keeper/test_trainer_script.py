@@ -173,7 +173,7 @@ def test_a_summarization_script_that_is_stopped_saves_its_model_and_that_is_here
     run.stop()
     result = run.wait(300, progress=False)
     assert result.state == "stopped", result.message
-    how = r"stopped when asked: its Trainer ended after a step, and its ranks by themselves within \d+ s; outputs/ has .*"
+    how = r"stopped when asked: the Trainer ended after a step, and the ranks by themselves within \d+ s; outputs/ has .*"
     assert re.fullmatch(how, result.message), result.message
     out = run.paths.outputs / "out"
     figures = json.loads((out / "eval_results.json").read_text())

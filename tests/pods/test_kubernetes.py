@@ -705,7 +705,7 @@ def test_pods_share_neither_folders_nor_python_with_the_notebook(
             run.wait(120, progress=False).raise_for_status()
             assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
         with pytest.raises(
-            WorkbenchError, match="launcher 'openmpi' needs pods that can connect to this machine"
+            WorkbenchError, match="launcher 'openmpi' needs pods with a connection to this machine"
         ):
             cluster.submit(Script(path=str(script), launcher="openmpi"))
 

@@ -98,7 +98,7 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
     def read(pod: str, folder: Path) -> tuple[str, Mapping[str, object]]:
         link = by_name.get(pod)
         if link is None:
-            return "there is no such pod any more", {}
+            return "the pod is gone", {}
         argv = [
             "env",
             f"PYTHONPATH={link.package}",
@@ -138,7 +138,7 @@ def held_checkpoint(
             )
             return None
         except RunError as error:
-            logger.info("the checkpoints of %s do not come back: %s", paths.root, error)
+            logger.info("the checkpoints of %s are not copied back: %s", paths.root, error)
     try:
         request = {"op": "held", "path": str(paths.root), "last_step": last_step}
         checkpoint: Any = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)[
@@ -146,7 +146,8 @@ def held_checkpoint(
         ]
     except RunError as error:
         raise ConfigError(
-            f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
+            f"{error}; the checkpoints stayed on the pods of {home};"
+            " checkpoints='bring' copies checkpoints back"
         ) from error
     return CHECKPOINT.validate_python(checkpoint)
 
@@ -229,7 +230,7 @@ class CheckpointCollector:
             return (bring_checkpoints_back if self._brings else record_on_pods)(self._context, lost)
         except Exception as error:  # Thread boundary: the outcome must be written in any case.
             logger.exception("bringing back the checkpoints of %s", self._context.run_id)
-            return Returned(notes=[f"its checkpoints could not be brought back: {error}"])
+            return Returned(notes=[f"the checkpoints could not be copied back: {error}"])
 
 
 def bring_checkpoints_back(
@@ -245,7 +246,7 @@ def bring_checkpoints_back(
         }
     here = keep_newest(context.paths.checkpoints, limit)
     notes = [
-        f"the checkpoint of step {step} did not come back: {why}"
+        f"the checkpoint of step {step} was not copied back: {why}"
         for step, why in problems.items()
         if why
     ]
@@ -327,7 +328,7 @@ def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
     free = free_bytes(target)
     if free < needed + _SPARED:
         full = disk_full(target.parent.parent.parent, needed, free, kept=_SPARED)
-        return f"{full}; run.fetch() brings it while the cluster is there"
+        return f"{full}; run.fetch() copies the rest back while the cluster exists"
     for name in files:
         link.get(str(source / name), target / name)
     return problem_of(target)

@@ -109,7 +109,7 @@ class Fleet:
                 logger.warning("replacing %s: %s", sorted(gone), error)
                 return dict.fromkeys(gone, str(error))
             left = {
-                name: now[name].message or "it has ended"
+                name: now[name].message or "the pod has ended"
                 for name in gone
                 if now[name].phase.is_terminal
             }
@@ -125,7 +125,7 @@ class Fleet:
         with self._looking:
             self._replacing = True
         try:
-            self._report(f"{', '.join(sorted(gone))} lost; looking for others in their place")
+            self._report(f"{', '.join(sorted(gone))} lost; looking for replacements")
             self._set_pods(self._backend.restore(gone, self.spec.pods, self._context()))
             _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
             return self.pods
@@ -146,7 +146,7 @@ class Fleet:
 
     def _set_pods(self, pods: Sequence[Pod]) -> None:
         seen = {pod.name: pod for pod in pods}
-        gone = "it is not there any more"
+        gone = "the pod does not exist any more"
         self.pods = [
             seen.get(pod.name, replace(pod, phase=Phase.FAILED, message=gone)) for pod in self.pods
         ]
@@ -156,7 +156,7 @@ class Fleet:
         identity = Identity(self.paths.identity)
         if not identity.key.exists():
             raise PodError(
-                f"the key to its pods, {identity.key}, is gone; nobody can reach them any more"
+                f"the key to the pods, {identity.key}, is gone; the pods cannot be reached any more"
             )
         self._identity = identity
         self.pods = self._backend.adopt(self.pods, self.spec.pods, self._context())

@@ -188,7 +188,7 @@ class Keeper:
         self._error = public[0] if public else type(error).__name__
         # The pods are training. Another keeper finds the pods as after a kill.
         if self._was_ready:
-            return "lost", f"the keeper ended because of an error of its own: {words}"
+            return "lost", f"the keeper ended because of an internal error: {words}"
         # The obstacle may be temporary.
         if self._before is not None:
             return "lost", f"another keeper could not take over: {words}"
@@ -264,7 +264,7 @@ class Keeper:
         if request.run in self._failed_runs:
             return self._of_failed(request, self._failed_runs[request.run])
         if request.run not in self._runners:
-            raise RunError(f"this keeper has no run {request.run}")
+            raise RunError(f"the keeper has no run {request.run}")
         runner = self._runners[request.run]
         match request.op:
             case "cancel" | "stop":
@@ -339,11 +339,11 @@ class Keeper:
                 self._paths.reserve.unlink()
                 write_queue(self._paths.own_queue, runs)
         except OSError as error:
-            logger.warning("should this keeper die, another will not find its runs: %s", error)
+            logger.warning("if the keeper dies, a new keeper will not find the runs: %s", error)
 
     def _runner_for(self, request: Submit) -> Runner:
         if self._phase != "ready":
-            raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
+            raise RunError(f"the cluster is {self._phase}: {self._message}; start another cluster")
         job = job_from_dict(request.job)
         run = QueuedRun(id=request.run, path=request.path)
         links = self._fleet.first_live(wanted_pods(job, request.pods, self._spec.count))
@@ -399,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if lock is None or (
         before is not None and before.last_phase in ("closing", "closed", "failed")
     ):
-        logger.info("another keeper has this cluster, or had it until now")
+        logger.info("another keeper has the cluster, or had the cluster until now")
         return TAKEN
     keeper = Keeper(paths, ClusterSpec.from_dict(json.loads(line)), redact, lock, before)
     # Use a thread, as the handler may interrupt the holder of the keeper's lock.

@@ -121,7 +121,7 @@ def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
     forwarded = [pod.name for pod in pods if pod.ssh_address]
     if launcher is Launcher.OPENMPI and forwarded:
         raise ConfigError(
-            "launcher 'openmpi' needs pods that can connect to this machine, and only a port-forward leads to"
+            "launcher 'openmpi' needs pods with a connection to this machine, but only a port-forward leads to"
             f" {', '.join(forwarded[:3])}. Use launcher 'ssh' or 'pdsh', or a notebook in the cluster"
         )
 

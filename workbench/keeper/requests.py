@@ -190,7 +190,7 @@ class RequestServer:
         if isinstance(request, OfRun) and request.op in _SHORT:
             return self._do(request)
         raise RunError(
-            "the keeper can start no thread at this moment: the limit of processes is reached; try again"
+            "the keeper cannot start a thread: the limit of processes is reached; try again"
         )
 
     def _keep_spare(self) -> None:

@@ -82,7 +82,7 @@ class RunQueue:
             if runner not in self._waiting:
                 return False
             self._waiting.remove(runner)
-            runner.abandon("cancelled before it started")
+            runner.abandon("cancelled before its start")
             return True
 
     def run_in_order(self, end_when_idle: Callable[[], None], never_came: str) -> None:

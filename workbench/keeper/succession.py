@@ -73,7 +73,7 @@ def inherited_runs(
             continue
         try:
             if not is_there(RunPaths(run.path).info):
-                raise RunError(f"its directory {run.path} is gone or cannot be read")
+                raise RunError(f"the directory {run.path} is gone or cannot be read")
             runners[run.id] = _inherited_run(fleet, run, redact, restarted=restarted)
         except Exception as error:  # Run boundary: later runs continue.
             logger.exception("run %s", run.id)
@@ -87,7 +87,7 @@ def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[s
     If no disk accepts the result, only the return value has it.
     """
     fleet.stop_ranks(run.id)
-    message = f"its keeper died, and another cannot continue it: {error}"
+    message = f"the keeper died, and a new keeper cannot continue the run: {error}"
     result = {"state": RunState.FAILED, "message": message, "of": str(run.path)}
     # No reader looks for a result there.
     if not is_there(run.path):
@@ -126,5 +126,8 @@ def _missing_variables(paths: ClusterPaths, spec: ClusterSpec) -> str:
     pods: object = read_json(paths.config).get("pods")
     match pods:
         case {"env": dict() as env} if missing := sorted(env.keys() - spec.pods.env.keys()):
-            return f"{', '.join(missing)}, which the cluster's pods were given, are not set where it was taken over"
+            return (
+                f"{', '.join(missing)}: variables of the cluster's pods,"
+                " not set where the cluster was taken over"
+            )
     return ""

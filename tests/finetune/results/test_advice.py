@@ -70,7 +70,7 @@ CASES = [
     ),
     ("IndexError", "index out of range in self", "A token beyond the vocabulary"),
     ("pod", "no sign from pod-1 for 120 s", "A pod was lost"),
-    ("launcher", "the launcher pdsh ended with 255 before its ranks did", "The launcher gave up"),
+    ("launcher", "the launcher pdsh ended with 255 before the ranks did", "The launcher gave up"),
     (
         "FileNotFoundError",
         "[Errno 2] No such file or directory: 'x.csv'",

@@ -191,7 +191,7 @@ class AgentLink(PodFiles):
                 line.call({"op": "ping"}, _ANSWER_S)
             # An older agent has only started the task and would have to be asked again.
             if "task" in answer:
-                why = "its agent is of an earlier version of this package; start another cluster"
+                why = "the agent is of an earlier version of this package; start another cluster"
                 raise self._error(f"{self.pod.name}: {why}", op)
             return answer
         except rpc.Refused as refusal:
@@ -369,5 +369,5 @@ def stop_ranks(links: Sequence[AgentLink], run_id: str) -> None:
             link.call("stop", run=run_id, grace_s=_STOP_GRACE_S)
         except WorkbenchError as error:
             logger.warning(
-                "what runs of %s on %s could not be stopped: %s", run_id, link.pod.name, error
+                "processes of %s on %s could not be stopped: %s", run_id, link.pod.name, error
             )

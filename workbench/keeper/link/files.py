@@ -194,7 +194,7 @@ class PodFiles:
             if self.put_file(local, path) != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(
-                    f"{local} changed while it was sent; submit the run again",
+                    f"{local} changed during the transfer; submit the run again",
                     host=self.pod.address,
                 )
 

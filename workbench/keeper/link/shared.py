@@ -36,7 +36,8 @@ def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
     named = Path(asked).expanduser().absolute()
     if not named.is_dir():
         raise ConfigError(
-            f"shared is {asked!r}, which is not a folder on this machine; give the path it has here and there"
+            f"shared is {asked!r}, but this machine has no such folder;"
+            " give a path that is equal here and on the pods"
         )
     return [root, named]
 

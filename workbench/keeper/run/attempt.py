@@ -153,7 +153,7 @@ class Attempt:
             self.prepare()
 
     def _rejoin(self) -> bool:
-        self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
+        self._journal.hint("a new keeper takes over from a dead keeper, and looks for the ranks")
         try:
             found = inherited_ranks(self._context)
         except PodGone as error:
@@ -220,7 +220,7 @@ class Attempt:
 
     def stacks(self) -> dict[int, str]:
         if not self.begun:
-            raise RunError("its ranks have not been started yet")
+            raise RunError("the ranks have not been started yet")
         return self._context.stacks()
 
     def _watch(self) -> list[PodWatch]:
@@ -282,7 +282,7 @@ class Attempt:
         how = self._context.spec.job.stop
         if how.by == "signal":
             grace_s = how.grace_s or _GRACE_S
-            return f"asked to stop, and killed if it has not ended {grace_s:g} s later"
+            return f"asked to stop; the ranks still alive after {grace_s:g} s are killed"
         return "stopping after a checkpoint"
 
     def _record_next(self, timeout_s: float = 0.2) -> None:
@@ -352,7 +352,7 @@ class Attempt:
         how = (
             f"was killed by signal {-code}"
             if code < 0
-            else f"ended with {code} before its ranks did"
+            else f"ended with {code} before the ranks did"
         )
         return RunFault(
             kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail()

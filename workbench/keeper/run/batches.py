@@ -116,7 +116,7 @@ def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str
             return digest
     part.unlink()
     raise RemoteError(
-        f"{source.name} came back from {link.pod.name} {_TRIES} times with another checksum than it has there; look "
+        f"{source.name} was copied from {link.pod.name} {_TRIES} times with a wrong checksum; look "
         "for a failing disk or memory on either side, and run again",
         host=link.pod.address,
     )

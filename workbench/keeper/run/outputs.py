@@ -32,7 +32,7 @@ from workbench.rundir.paths import PodRunPaths, RunPaths, is_output, is_output_n
 logger = logging.getLogger(__name__)
 # The pod hashes its small files before returning the list.
 _LISTED_S = 600.0
-_LATER = "run.fetch() brings all while the pod is there"
+_LATER = "run.fetch() copies all files back while the pod exists"
 # Files in a shared folder are moved, so the list must have a hash of every file.
 _HASH_ALL = 1 << 62
 
@@ -115,7 +115,8 @@ class FolderCollector:
         self._over = f"beyond outputs_limit_gib={wanted.limit_gib:g}; {_LATER}"
         self._option = f"{type(context.spec.job).__name__}(outputs=[…])"
         self._lock = threading.Lock()
-        self._left = [0, 0]
+        self._files_to_come = 0
+        self._bytes_to_come = 0
 
     def bring(self, first: OutputList, before: Mapping[str, str], lost: Collection[str]) -> Brought:
         """Copy files from all pods at once. `before`: SHA-256 of files copied by earlier calls."""
@@ -129,26 +130,28 @@ class FolderCollector:
             if link.pod.name in lost:
                 return Brought()
             try:
-                left = list_outputs(self._context, link)
-                return self._of_pod(
-                    link, left, [file for file in left.script if file not in same], before, places
-                )
+                listed = list_outputs(self._context, link)
+                changed = [file for file in listed.script if file not in same]
+                return self._of_pod(link, listed, changed, before, places)
             except RemoteError as error:
                 logger.warning("%s", error)
-                why = f"what the script wrote on {link.pod.name} did not come back: {error}; run.fetch() tries again"
-                return Brought(notes=[why], keeps=[link.pod.name])
+                name = link.pod.name
+                why = f"the script's files on {name} were not copied back: {error}"
+                return Brought(notes=[f"{why}; run.fetch() tries again"], keeps=[name])
 
-        parts = self._context.everywhere(one)
-        return Brought(
-            digests={name: digest for part in parts for name, digest in part.digests.items()},
-            notes=[note for part in parts for note in part.notes],
-            keeps=[name for part in parts for name in part.keeps],
-        )
+        digests: dict[str, str] = {}
+        notes: list[str] = []
+        keeps: list[str] = []
+        for part in self._context.everywhere(one):
+            digests.update(part.digests)
+            notes.extend(part.notes)
+            keeps.extend(part.keeps)
+        return Brought(digests=digests, notes=notes, keeps=keeps)
 
     def _of_pod(
         self,
         link: AgentLink,
-        left: OutputList,
+        listed: OutputList,
         files: Sequence[OutputFile],
         before: Mapping[str, str],
         places: Collection[str],
@@ -158,13 +161,19 @@ class FolderCollector:
         come: list[OutputFile] = []
         stay: dict[str, list[OutputFile]] = {}
         room = self._limit
-        for file in sorted(files, key=lambda each: (each.name.endswith(".part"), each.size)):
-            if not is_output(f"{below}/{file.name}") or (
-                not first and f"{link.pod.name}/{file.name}" in places
-            ):
-                why = "a file here cannot have such a name, or has it already"
-            elif not (first or self._rest or self._wanted.match_file(file.name)):
-                why = f"{self._option} does not name them; {_LATER}"
+
+        # Small files first, unfinished downloads last, so that the limit keeps as many as it can.
+        def order(file: OutputFile) -> tuple[bool, int]:
+            return file.name.endswith(".part"), file.size
+
+        for file in sorted(files, key=order):
+            is_allowed = is_output(f"{below}/{file.name}")
+            is_taken = not first and f"{link.pod.name}/{file.name}" in places
+            is_wanted = first or self._rest or self._wanted.match_file(file.name)
+            if not is_allowed or is_taken:
+                why = "the name is not allowed here, or is taken"
+            elif not is_wanted:
+                why = f"{self._option} does not name the files; {_LATER}"
             elif file.size > room:
                 why = self._over
             else:
@@ -174,21 +183,21 @@ class FolderCollector:
             stay.setdefault(why, []).append(file)
         digests = self._carry(link, below, come, before)
         folder = self._context.on_pod(link).script
-        notes = [
-            f"not back: {counted(len(kept), 'file')} ({size(sum(file.size for file in kept))}) on {link.pod.name} in "
-            f"{folder}; {why}"
-            for why, kept in stay.items()
-        ]
-        if left.unread:
-            notes += [
-                f"not back, as they cannot be read on {link.pod.name} in {folder}: {short_list(left.unread)}"
-            ]
-        links = (
-            [f"links on {link.pod.name} are not followed: {short_list(left.links)}"]
-            if left.links
-            else []
-        )
-        return Brought(digests=digests, notes=notes + links, keeps=[link.pod.name] if notes else [])
+        where = f"on {link.pod.name} in {folder}"
+        notes = []
+        for why, kept in stay.items():
+            many = counted(len(kept), "file")
+            bytes_ = size(sum(file.size for file in kept))
+            notes.append(f"not copied back: {many} ({bytes_}) {where}; {why}")
+        if listed.unread:
+            unread = short_list(listed.unread)
+            notes.append(f"not copied back, as unreadable {where}: {unread}")
+        # A link alone is no reason to keep the folder on the pod.
+        keeps = [link.pod.name] if notes else []
+        if listed.links:
+            links = short_list(listed.links)
+            notes.append(f"links on {link.pod.name} are not followed: {links}")
+        return Brought(digests=digests, notes=notes, keeps=keeps)
 
     def _carry(
         self, link: AgentLink, below: str, files: Sequence[OutputFile], before: Mapping[str, str]
@@ -199,13 +208,15 @@ class FolderCollector:
         come: list[tuple[OutputFile, Path]] = []
         for file in files:
             name = f"{below}/{file.name}"
-            make_folders((root / name).parent, root)
-            if digest := _here(root / name, file, before.get(name, "")):
+            target = root / name
+            make_folders(target.parent, root)
+            digest = _here(target, file, before.get(name, ""))
+            if digest:
                 digests[name] = digest
-                (root / name).chmod(0o600)
+                target.chmod(0o600)
                 self._tell(-1, -file.size)
             else:
-                come.append((file, root / name))
+                come.append((file, target))
         folder = self._context.on_pod(link).script
         pile = root / f".{link.pod.name}.files"
         for file, digest in fetch_files(link, folder, come, pile):
@@ -216,10 +227,15 @@ class FolderCollector:
 
     def _tell(self, count: int, size_: int) -> None:
         with self._lock:
-            self._left = [self._left[0] + count, self._left[1] + size_]
-            left, bytes_left = self._left
-        what = f"bringing back what the script wrote: {counted(left, 'file')} ({size(bytes_left)}) to come"
-        self._report(what if left else "bringing results back")
+            self._files_to_come += count
+            self._bytes_to_come += size_
+            files = self._files_to_come
+            bytes_ = size(self._bytes_to_come)
+        if files:
+            many = counted(files, "file")
+            self._report(f"copying the script's files back: {many} ({bytes_}) to come")
+        else:
+            self._report("copying results back")
 
 
 def _here(target: Path, file: OutputFile, before: str) -> str:
@@ -249,8 +265,8 @@ def bring_back(
     """Copy all outputs back. `rest` includes files beyond the script's output options. Blocks."""
     link = context.links[0]
     paths = context.paths
-    left = list_outputs(context, link)
-    manifest, strange = fetch(link, context.on_pod(link), paths, left.out)
+    listed = list_outputs(context, link)
+    manifest, strange = fetch(link, context.on_pod(link), paths, listed.out)
     before = {name: text(digest) for name, digest in read_json(paths.manifest).items()}
     old = {name: digest for name, digest in before.items() if is_output(name)}
     brought = Brought()
@@ -258,7 +274,8 @@ def bring_back(
     archive = context.spec.job.archive_in(paths.root)
     # Without the archive (a user may have deleted it), new files cannot be told from old ones.
     if wanted is not None and archive is not None and archive.exists():
-        brought = FolderCollector(context, wanted, report, rest=rest).bring(left, old, lost)
+        collector = FolderCollector(context, wanted, report, rest=rest)
+        brought = collector.bring(listed, old, lost)
     manifest = {**(before if rest else old), **brought.digests, **manifest}
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
@@ -277,7 +294,7 @@ def fetch(
     for file in out:
         relative = Path(file.name)
         if ".." in relative.parts or relative.is_absolute():
-            raise RunError(f"{link.pod.name} names a file outside its run: {file.name}")
+            raise RunError(f"{link.pod.name} names a file outside the run: {file.name}")
         if not is_output_name(relative):
             strange.append(file.name)
             continue
@@ -304,9 +321,14 @@ def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> No
 
 def output_facts(paths: RunPaths) -> dict[str, object]:
     """Return the number and bytes of files in `outputs/`, by the result's field names."""
-    names = [name for name in read_json(paths.manifest) if is_output(name)]
-    sizes = [path.stat().st_size for name in names if (path := paths.root / name).is_file()]
-    return {"output_files": len(sizes), "output_bytes": sum(sizes)} if sizes else {}
+    sizes = []
+    for name in read_json(paths.manifest):
+        path = paths.root / name
+        if is_output(name) and path.is_file():
+            sizes.append(path.stat().st_size)
+    if not sizes:
+        return {}
+    return {"output_files": len(sizes), "output_bytes": sum(sizes)}
 
 
 def _taken(here: Path, target: Path, digest: str) -> bool:

@@ -152,20 +152,19 @@ def inherited_ranks(context: RunContext) -> tuple[LauncherProcess | None, bool] 
     launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
     if not phases and context.paths.manifest.exists():  # Written once all ranks have ended.
         raise RunError(
-            "its keeper died after the run had ended and before the result was written; its pods have no record of it "
-            f"any more, so how it ended is not known. Its files are in {context.paths.root}"
+            "the keeper died after the run had ended and before the result was written; the pods"
+            " have no record of the run any more, so the outcome is unknown. "
+            f"Files of the run are in {context.paths.root}"
         )
     if phases <= {"waiting"} and launcher is None:
         if context.unstartable:
             raise RunError(
-                f"its keeper died before its ranks were started, and {context.unstartable}"
+                f"the keeper died before the ranks were started, and {context.unstartable}"
             )
         return None
     if "waiting" in phases and launcher is None:
         if unwatched or context.spec.job.launcher != Launcher.SSH:
-            raise RunError(
-                "its keeper died while its ranks were being started, and not all of them had been"
-            )
+            raise RunError("the keeper died during the start of the ranks, before all had started")
         context.everywhere(lambda link: link.call("start", run=context.run_id))
     return launcher, unwatched
 

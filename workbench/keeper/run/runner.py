@@ -79,7 +79,7 @@ class Runner:
             logger.warning("no room is kept for the result of %s: %s", self.context.run_id, error)
         # Otherwise the journal already has the state.
         if not self.context.inherited:
-            self._journal.state(RunState.QUEUED, "waiting for its turn")
+            self._journal.state(RunState.QUEUED, "waiting for free pods")
 
     def keep_state(self) -> None:
         """Rewrite the state file if it was changed or deleted, until the run ends."""
@@ -133,7 +133,7 @@ class Runner:
         kind = type(error).__name__
         self._end(
             RunState.FAILED,
-            f"it could not continue: {error}",
+            f"the run could not continue: {error}",
             RunFault(kind=kind, message=str(error)),
         )
 
@@ -152,7 +152,9 @@ class Runner:
             try:
                 goes_on = self._go_on(what, fault, collector)
             except (WorkbenchError, OSError) as error:
-                fault = replace(fault, message=f"{fault.message}; it could not go on: {error}")
+                fault = replace(
+                    fault, message=f"{fault.message}; the run could not continue: {error}"
+                )
                 break
             if not goes_on:
                 fault = None
@@ -268,7 +270,7 @@ class Runner:
         returned = bring_checkpoints_back(self.context, most=1)
         if returned.steps:
             self.context.paths.held.unlink(missing_ok=True)
-        came = [f"its checkpoint of step {step} came back" for step in returned.steps]
+        came = [f"the checkpoint of step {step} was copied back" for step in returned.steps]
         self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
 
@@ -281,7 +283,7 @@ class Runner:
     def _fetch(self) -> list[str]:
         if not self._ended:
             raise RunError(
-                f"run {self.context.run_id} has not ended; what it leaves comes back by itself then"
+                f"run {self.context.run_id} has not ended; outputs are copied back at its end"
             )
         if self._cleared:
             return []
@@ -294,11 +296,12 @@ class Runner:
         returned = bring_checkpoints_back(context)
         if self._unbrought:
             self._journal.mend(
-                "every rank is done; its results came back later", output_facts(context.paths)
+                "every rank is done; the results were copied back later",
+                output_facts(context.paths),
             )
         else:
             self._journal.amend(
-                "what stayed on its pods came back later", output_facts(context.paths)
+                "the files on the pods were copied back later", output_facts(context.paths)
             )
         self._unbrought = False
         return [
@@ -353,7 +356,7 @@ class Runner:
         except Exception as error:  # The run's own outcome must be written in any case.
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
-            why = f"the results could not be brought back: {error}; run.fetch() does it while the cluster is there"
+            why = f"the results could not be copied back: {error}; run.fetch() tries again while the cluster exists"
             return fault or RunFault(kind=type(error).__name__, message=why)
         return fault
 

@@ -234,11 +234,7 @@ class StallGuard:
         if rank.halted:
             return f"{where} is stopped by a signal (SIGSTOP)"
         at = _FRAME.search(innermost(self._stacks.get(rank.rank, "")))
-        return (
-            f"{where} is at {at[1]}:{at[2]} in {at[3]}"
-            if at
-            else f"{where} does not say where it is"
-        )
+        return f"{where} is at {at[1]}:{at[2]} in {at[3]}" if at else f"{where} gives no position"
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
         stacks = self._context.stacks()
@@ -248,7 +244,7 @@ class StallGuard:
             silent = (
                 "stopped by a signal"
                 if status is not None and status.halted
-                else "it does not say where it is"
+                else "the stack gives no position"
             )
             pod = f" on {status.pod.name}" if status is not None else ""
             lines.append(f"rank {number}{pod}\n{self._context.redact(text) or silent}\n")

@@ -38,50 +38,72 @@ def verdict(
 
     `asked_to_stop`: the run was asked to stop and was not cancelled later.
     """
-    totals = ledger.totals
-    # Restart notes already name their starting step.
-    resumed = None if totals.restarts else resumed_from(context.paths)
-    notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
-    notes += [*ledger.warnings, *returned.notes]
-    if strange := brought.strange:
-        notes += [
-            f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"
-        ]
-    match output_facts(context.paths):
-        case {"output_files": int() as files, "output_bytes": int() as bytes_}:
-            notes += [f"outputs/ has {counted(files, 'file')} ({size(bytes_)}) that it wrote"]
-    notes += brought.notes
-    succeeded = fault is None and ledger.all_done and totals.stopped_step is None
-    if returned.steps and not succeeded:
-        held = context.paths.held.exists()
-        where = "; it is on the pods, and comes back when the cluster closes" if held else ""
-        notes += [f"resume=run.path goes on from its checkpoint of step {returned.steps[0]}{where}"]
-    notes += (
-        [f"{ledger.incomplete}; run.fetch() brings the rest while the cluster is there"]
-        if ledger.cut
-        else []
-    )
+    succeeded = fault is None and ledger.all_done and ledger.totals.stopped_step is None
+    notes = _notes_on_the_way(context, ledger, returned, brought)
+    notes += _notes_on_the_rest(context, ledger, returned, succeeded=succeeded)
     if live_processes is None:
-        notes += ["a pod does not answer; what is left there ends with its agent's lease"]
-    if fault is not None and totals.model_step is not None and context.paths.model.exists():
-        notes += [f"the model was trained before: that of step {totals.model_step} is in model/"]
+        notes.append("a pod does not answer; processes there end with the agent's lease")
+    model_step = ledger.totals.model_step
+    if fault is not None and model_step is not None and context.paths.model.exists():
+        notes.append(f"the model was trained before: model/ has step {model_step}")
     if fault is not None:
-        return RunState.FAILED, "; ".join(
-            [str(replace(fault, traceback="", others="")), *_killed(ledger), *notes]
-        )
+        short = replace(fault, traceback="", others="")
+        return RunState.FAILED, "; ".join([str(short), *_killed(ledger), *notes])
+    step = ledger.totals.stopped_step
     if not ledger.all_done:
         by_itself = asked_to_stop and bool(ledger.ranks) and not ledger.forced
         state = RunState.STOPPED if by_itself else RunState.CANCELLED
         how = f"stopped when asked{_how_it_stopped(ledger)}"
-    elif totals.stopped_step is not None:
-        step, saved = totals.stopped_step, returned.steps
-        after = f"a checkpoint at step {step}" if saved and saved[0] == step else f"step {step}"
+    elif step is not None:
         state = RunState.STOPPED
-        how = f"stopped after {after}"
+        is_saved = bool(returned.steps) and returned.steps[0] == step
+        how = (
+            f"stopped after a checkpoint at step {step}"
+            if is_saved
+            else f"stopped after step {step}"
+        )
     else:
         state = RunState.SUCCEEDED
         how = "every rank is done"
     return state, "; ".join([how, *notes])
+
+
+def _notes_on_the_way(
+    context: RunContext, ledger: RunLedger, returned: Returned, brought: Brought
+) -> list[str]:
+    """Return notes on the start, warnings, and files that were copied back or not."""
+    notes = []
+    # Restart notes already name their starting step.
+    resumed = None if ledger.totals.restarts else resumed_from(context.paths)
+    if resumed:
+        notes += [f"the run continued from step {resumed.step}", *resumed.notes]
+    notes += [*ledger.warnings, *returned.notes]
+    if brought.strange:
+        names = short_list(brought.strange)
+        notes.append(
+            f"not copied back, as only model/, files/ and the run's own files are copied: {names}"
+        )
+    match output_facts(context.paths):
+        case {"output_files": int() as files, "output_bytes": int() as bytes_}:
+            notes.append(f"outputs/ has {counted(files, 'file')} ({size(bytes_)})")
+    return [*notes, *brought.notes]
+
+
+def _notes_on_the_rest(
+    context: RunContext, ledger: RunLedger, returned: Returned, *, succeeded: bool
+) -> list[str]:
+    """Return notes on what the user can still do: resume, or fetch the rest of the logs."""
+    notes = []
+    if returned.steps and not succeeded:
+        note = f"resume=run.path continues from the checkpoint of step {returned.steps[0]}"
+        if context.paths.held.exists():
+            note += "; the checkpoint is on the pods, and is copied back when the cluster closes"
+        notes.append(note)
+    if ledger.cut:
+        notes.append(
+            f"{ledger.incomplete}; run.fetch() copies the rest back while the cluster exists"
+        )
+    return notes
 
 
 def _killed(ledger: RunLedger) -> list[str]:
@@ -96,8 +118,10 @@ def _how_it_stopped(ledger: RunLedger) -> str:
     asked = {rank.asked for rank in ledger.ranks.values() if rank.asked}
     took_s = math.ceil(max(1.0, max(ended) - ledger.asked_s))
     if asked == {"Trainer"}:
-        return f": its Trainer ended after a step, and its ranks by themselves within {took_s} s"
-    return f": its ranks ended by themselves within {took_s} s{' of ' if asked else ''}{' and '.join(sorted(asked))}"
+        return f": the Trainer ended after a step, and the ranks by themselves within {took_s} s"
+    signals = " and ".join(sorted(asked))
+    since = f" of {signals}" if asked else ""
+    return f": the ranks ended by themselves within {took_s} s{since}"
 
 
 def fault_of(context: RunContext, error: RemoteError) -> RunFault:
@@ -121,12 +145,12 @@ def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
     """Blame the first lost pod, or the network if none of several pods answers."""
     name, why = next(iter(ledger.lost.items()))
-    unknown = {
-        pod.name: pod.message for pod in _platform_pods(context) if pod.phase is Phase.UNKNOWN
-    }
+    pods = _platform_pods(context)
+    unknown = {pod.name: pod.message for pod in pods if pod.phase is Phase.UNKNOWN}
     # The platform knows that the pod's node is lost.
-    if lost := [each for each in ledger.lost if each in unknown]:
-        name = lost[0]
+    on_lost_nodes = [each for each in ledger.lost if each in unknown]
+    if on_lost_nodes:
+        name = on_lost_nodes[0]
         why = f"{ledger.lost[name]}; {unknown[name]}"
     elif len(ledger.pods) > 1 and not ledger.heard_within(context.spec.cluster.lease_s / 2):
         return RunFault(
@@ -145,10 +169,10 @@ def place_words(context: RunContext) -> str:
         if pod.message and not pod.phase.is_terminal:
             said.setdefault(pod.message, []).append(pod.name)
     count = len(context.links)
-    parts = [
-        words if len(names) == count else f"{short_list(names)}: {words}"
-        for words, names in said.items()
-    ]
+    parts = []
+    for words, names in said.items():
+        is_said_of_all = len(names) == count
+        parts.append(words if is_said_of_all else f"{short_list(names)}: {words}")
     return "; ".join(parts)
 
 
@@ -167,11 +191,14 @@ def _platform_pods(context: RunContext) -> list[Pod]:
 def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool) -> RunFault:
     """Build the fault for a rank that ended with its agent. `unwatched`: no keeper was running."""
     stopped = next(rank for rank in ledger.ranks.values() if not rank.done)
-    why = "was ended together with the agent of its pod, and not by this run's keeper"
+    why = "was ended together with the agent of the pod, not by the keeper of the run"
     if unwatched:
-        why = "was ended when its keeper had died and no other was there within the lease of its pod's agent"
+        why = (
+            "was ended after the death of the keeper:"
+            " no new keeper came within the lease of the pod's agent"
+        )
         if context.restarted:
-            why = "ended with its pod when this machine was started again"
+            why = "ended with the pod when this machine was rebooted"
     return RunFault(
         host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why
     )

@@ -71,7 +71,7 @@ class RunLedger:
             for event in saves
         ]
         gone = [
-            f"on {pod} {words} while the run used it; other files of the run may be missing there"
+            f"on {pod} {words} during the run; other files of the run may be missing there"
             for pod, words in self.removed.items()
         ]
         cut = [f"logs are incomplete: {message}" for message in self.full.values()]
@@ -187,7 +187,7 @@ class RunLedger:
                 pods = f"any pod: {words or CUT_OFF}"
             elif words:
                 pods += f": {words}"
-            return f"no sign from {pods}; training goes on there until its lease ends"
+            return f"no sign from {pods}; training continues there until the lease ends"
         if alone:
             return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")
         if stall or stopping:

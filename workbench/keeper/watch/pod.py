@@ -180,8 +180,13 @@ class PodWatch:
         if self._link.agent_pid == self._agent_pid:
             return False
         slept = awake.slept(self._context.spec.cluster.lease_s)
-        why = f"it ended: {slept}, longer than its lease" if slept else "it was killed"
-        lost = f"lost the agent of {self._link.pod.name}: {why}; its ranks died with it"
+        why = "the agent was killed"
+        if slept:
+            why = f"the agent ended: {slept}, longer than the lease"
+        lost = (
+            f"lost the agent of {self._link.pod.name}: {why};"
+            " the ranks on the pod died with the agent"
+        )
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
 
