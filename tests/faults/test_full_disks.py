@@ -127,7 +127,9 @@ def test_a_checkpoint_that_found_no_room_here_is_fetched_later(
         run = world.cluster.submit(job, path=disk / "run")
         result = world.ended(run, 300)
         assert result.state is RunState.SUCCEEDED, result.message
-        words = rf"the checkpoint of step 2 was not copied back: {FULL}; run.fetch\(\) copies the rest"
+        words = (
+            rf"the checkpoint of step 2 was not copied back: {FULL}; run.fetch\(\) copies the rest"
+        )
         assert re.search(words, result.message), result.message
         assert not list(run.paths.checkpoints.glob("step-*"))
         (still,) = run.fetch()

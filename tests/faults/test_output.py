@@ -137,7 +137,8 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
     assert (
-        "not copied back, as only model/, files/ and the run's own files are copied: " in result.message
+        "not copied back, as only model/, files/ and the run's own files are copied: "
+        in result.message
     )
     assert not (run.path / "files" / "link").exists()
     assert not (run.path / "card.html").exists()

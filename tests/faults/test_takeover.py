@@ -189,7 +189,9 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
         world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
         result = world.ended(Cluster.attach(cluster.path).runs[0])
         assert result.state is RunState.FAILED
-        assert "after the death of the keeper: no new keeper came within the lease" in result.message
+        assert (
+            "after the death of the keeper: no new keeper came within the lease" in result.message
+        )
         assert len(world.log(run, 1).splitlines()) > 10, (
             "what was printed after its keeper died is here"
         )
