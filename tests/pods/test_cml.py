@@ -160,7 +160,7 @@ def test_a_worker_that_contradicts_the_platform_is_refused(
         module, "list_workers", lambda: [{**w, "ip_address": "10.1.1.1"} for w in real()]
     )
     with pytest.raises(
-        PodError, match=r"pod-0 reports the address 127.0.0.2, and Cloudera ML says .* 10.1.1.1"
+        PodError, match=r"pod-0 reports the address 127.0.0.2, but Cloudera ML lists .* 10.1.1.1"
     ):
         backend.launch(PodSpec(), 1, context)
     assert session.left(context) == []
@@ -278,7 +278,8 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     backend = CMLPods(session=True, **session.options)
     with pytest.raises(
-        ConfigError, match="the pods of this machine need 2 GPUs together and it offers 1; ask for"
+        ConfigError,
+        match="the pods of this machine need 2 GPUs together, and 1 are visible; ask for",
     ):
         backend.launch(PodSpec(gpus=2), 2, context)
     (pod,) = backend.launch(PodSpec(), 1, context)

@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
 ) -> None:
     (tmp_path / "half.json").write_text('{"cluster": {}}')
     for path in ("none.json", "half.json"):
-        with pytest.raises(ConfigError, match="is not there or has no cluster and job"):
+        with pytest.raises(ConfigError, match="is missing, or has no cluster and job"):
             project.run_job(tmp_path / path, name="a")
     with pytest.raises(
         ConfigError, match="the specification /etc/hosts is not in the project's folder"

@@ -133,7 +133,7 @@ def test_a_changed_host_key_is_a_hard_stop(
         PodError, match=f"host key of {first.address} .* changed: {mark.replace('+', '.')}"
     ):
         launch(trust={}, known_hosts=file)
-    with pytest.raises(PodError, match=f"not the one that `trust` names: {mark.replace('+', '.')}"):
+    with pytest.raises(PodError, match=f"is not the key in `trust`: {mark.replace('+', '.')}"):
         launch(trust={first.address: second.fingerprint})
     file.write_text(f"@revoked {lines[0]}\n")
     with pytest.raises(ConfigError, match="as revoked"):
@@ -326,7 +326,7 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
             caught.value
         )
     assert "1e+06 are asked for" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"no-such-python does not run there .* give python=PATH"):
+    with pytest.raises(ConfigError, match=r"no-such-python does not work there.* Give python=PATH"):
         launch(python="/usr/bin/no-such-python")
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S "$@"\n')
@@ -369,7 +369,7 @@ def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
     twice = there.add("127.0.0.1", there.hosts[0].port)
     trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
     with pytest.raises(
-        ConfigError, match=r"localhost and 127\.0\.0\.1 are one host under two names"
+        ConfigError, match=r"localhost and 127\.0\.0\.1 are two names of the same host"
     ):
         launch(2, hosts=["localhost", "127.0.0.1"], trust=trust)
     with pytest.raises(ConfigError, match="is named twice"):
@@ -381,11 +381,13 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=10
     )
-    with pytest.raises(ConfigError, match="has a passphrase and nobody is there to type it"):
+    with pytest.raises(
+        ConfigError, match="has a passphrase, and the keeper cannot ask for the passphrase"
+    ):
         launch(key=locked)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ConfigError, match="is not a private key"):
+    with pytest.raises(ConfigError, match="is no usable private key"):
         launch(key=tmp_path / "text")
     generate_key(tmp_path / "open", "x")
     (tmp_path / "open").chmod(0o644)
@@ -394,7 +396,7 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
     with pytest.raises(ConfigError, match="cannot be read"):
         launch(key=tmp_path / "none")
     with pytest.raises(
-        ConfigError, match=r"no key to log in to 127.0.0.2 with: give .*key=PATH.*ssh_config=True"
+        ConfigError, match=r"no key for the login to 127.0.0.2: give .*key=PATH.*ssh_config=True"
     ):
         launch(key="")
 
@@ -500,7 +502,7 @@ def test_what_an_ssh_configuration_cannot_ask(
     for text, words in {
         "Host *\n ProxyCommand nc %h %p\n": "ProxyCommand 'nc %h %p'; only ProxyJump is supported",
         "Host *\n ProxyJump a,b\n": "through several hosts",
-        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": r"reaches b through several hosts \(c\); one at most",
+        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": r"reaches b through several hosts \(c\); use at most 1 jump",
         "Hots *\n": "ssh cannot read its configuration",
     }.items():
         config.write_text(text)

@@ -285,7 +285,7 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
         ({"mount": "/a/../tmp"}, "mount is '/a/../tmp'"),
         (
             {"mount": "/d", "claim": "a", "nfs": "s:/d"},
-            "at /d has claim and nfs; a volume has one source",
+            "at /d has claim and nfs; a volume has a single source",
         ),
         (
             {"mount": "/d", "claim": "A b"},
@@ -296,16 +296,16 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
         ({"mount": "/d", "sub_path": "../x"}, "sub_path is '../x'; give a path within"),
         (
             {"mount": "/d", "nfs": "s:/d", "size_gib": 1},
-            "has size_gib, and nfs has the size that it has",
+            "has size_gib, but the size of nfs is fixed",
         ),
         (
             {"mount": "/d", "claim": "a", "storage_class": "b"},
-            "has storage_class, .* give size_gib with it",
+            "has storage_class, .* give size_gib too",
         ),
         ({"mount": "/d", "claim": "a", "keep": True}, "has keep, .* give claim and size_gib"),
         (
             {"mount": "/d", "claim": "a", "medium": "Memory"},
-            "has medium, which is for an empty folder",
+            "has medium, an option of empty folders only",
         ),
         ({"mount": "/d", "medium": "RAM"}, "medium is 'RAM'; it must be '', 'Memory', 'HugePages'"),
         ({"mount": "/d", "size_gib": 0}, "size_gib is 0; it must be a number more than 0"),
@@ -324,7 +324,7 @@ def test_a_volume_that_cannot_be_is_refused(volume: dict[str, Any], words: str) 
 @pytest.mark.parametrize(
     ("volumes", "words"),
     [
-        ([Volume(mount="/d"), Volume(mount="/d/", claim="a")], "mounts two at /d"),
+        ([Volume(mount="/d"), Volume(mount="/d/", claim="a")], "mounts two volumes at /d"),
         (
             [Volume(mount="/a", hub_cache=True), Volume(mount="/b", hub_cache=True)],
             "two caches of the hub, /a and /b",
@@ -415,7 +415,10 @@ def test_names_are_dns_labels(name: str) -> None:
         ({"port": 22}, "port is 22; it must be a port above 1023, as pods do not run as root"),
         ({"port": "ssh"}, "port is 'ssh'"),
         ({"labels": {"a": 1}}, "labels is a dict; it must be an object of text to text"),
-        ({"labels": {"deepspeed-workbench/cluster": "mine"}}, "by which we find our own objects"),
+        (
+            {"labels": {"deepspeed-workbench/cluster": "mine"}},
+            "the workbench's own mark of its objects",
+        ),
         (
             {"secrets": {"HF_TOKEN": "hf_abcdefghij"}},
             "secrets has 'HF_TOKEN'; .* the token itself never stands here",

@@ -389,7 +389,8 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
         until(lambda: place.left(context) == ["PersistentVolumeClaim runs"])
     keeps_nothing = [Volume(mount="/runs", claim="runs", size_gib=1)]
     with pytest.raises(
-        BackendError, match=r"the claim runs is there already, .* leave size_gib out to use it, or"
+        BackendError,
+        match=r"the claim runs exists already, .* Leave size_gib out to use the claim, or",
     ):
         place.backend(volumes=keeps_nothing).launch(PodSpec(), 1, context)
     assert place.left(context) == ["PersistentVolumeClaim runs"]

@@ -240,7 +240,7 @@ def test_gpus_that_are_not_there(
     local: LocalPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
-    with pytest.raises(ConfigError, match="need 4 GPUs together and it offers 3"):
+    with pytest.raises(ConfigError, match="need 4 GPUs together, and 3 are visible"):
         local.launch(PodSpec(gpus=2), 2, context)
 
 
@@ -332,7 +332,7 @@ def test_a_killed_daemon_is_the_end_of_its_pod(
     daemon = next(process for process in workers_and_daemons(pods)["pod-0"] if is_daemon(process))
     daemon.send(signal.SIGKILL)
     until(lambda: local.refresh()[0].phase is Phase.FAILED, 4.0)
-    assert "worker: sshd of this pod ended with -9" in local.refresh()[0].message
+    assert "worker: the pod's sshd ended with -9" in local.refresh()[0].message
     assert on_pods(pods) == []
 
 

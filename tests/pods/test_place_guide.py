@@ -208,8 +208,8 @@ def test_two_packages_may_not_add_one_kind(site: Path) -> None:
     ("value", "words"),
     [
         ("nothing_there:Pods", "'yard' of package yards cannot be imported: ModuleNotFoundError"),
-        ("yardpods:Pod", "'yard' of package yards is yardpods:Pod, which is no subclass of"),
-        ("workbench.pods.local.pods:LocalPods", "whose kind is 'local'; both must be equal"),
+        ("yardpods:Pod", "'yard' of package yards is yardpods:Pod, not a subclass of"),
+        ("workbench.pods.local.pods:LocalPods", "of kind 'local'; the two names must be equal"),
     ],
 )
 def test_an_entry_point_that_leads_to_no_place_is_named(site: Path, value: str, words: str) -> None:

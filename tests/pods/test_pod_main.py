@@ -156,4 +156,4 @@ def test_an_image_without_sshd_or_with_a_nameless_user_says_so(
         "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image"
         in said
     )
-    assert "user id 3999999 has no name in this image's /etc/passwd" in said
+    assert "user id 3999999 has no name in the image's /etc/passwd" in said

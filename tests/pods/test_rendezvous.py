@@ -125,7 +125,8 @@ def test_two_workers_with_one_address_are_refused_by_name(
 ) -> None:
     message, sent = fail(place, pool, pods[0], replace(pods[1], address="127.0.0.2"))
     assert (
-        message == "workers pod-0 and pod-1 both report 127.0.0.2:2222: one host twice, or a clone?"
+        message
+        == "workers pod-0 and pod-1 both report 127.0.0.2:2222: the same host twice, or a clone?"
     )
     with pytest.raises(PodError, match="refused pod-1: workers pod-0 and pod-1"):
         sent[1].result(5)
@@ -303,7 +304,7 @@ def test_a_false_rendezvous_is_recognised(pods: list[Pod], pool: ThreadPoolExecu
 
         done = pool.submit(impostor)
         token = os.urandom(32)
-        with pytest.raises(PodError, match="could not prove"):
+        with pytest.raises(PodError, match="is not proven to be"):
             register("127.0.0.1", listener.getsockname()[1], token, pods[0], timeout_s=5)
         done.result(5)
     assert token not in seen[0]

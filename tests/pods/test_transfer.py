@@ -212,7 +212,7 @@ def test_a_line_that_stays_broken_says_how_far_it_came(
     assert f" of {SIZE} bytes are over after " in said
     assert f"in {part}" in said
     assert "no route to host" in said
-    assert "the next try goes on from there" in said
+    assert "the next try resumes there" in said
     assert 0 < part.stat().st_size < SIZE
     assert not target.exists()
 

@@ -62,8 +62,9 @@ def check_registered(backend: Place) -> None:
     if backend.kind not in entries.PLACES and backend.kind not in _added():
         name = type(backend).__name__
         raise ConfigError(
-            f"{name} has the kind {backend.kind!r}, which no installed package adds. The keeper"
-            f" would not find it: register {name} as an entry point of the group {GROUP}"
+            f"{name} has the kind {backend.kind!r}, and no installed package adds that kind. The"
+            " keeper"
+            f" would not find the place. Register {name} as an entry point of the group {GROUP}"
         )
 
 
@@ -108,13 +109,13 @@ def _load(point: EntryPoint) -> type[Place]:
         ) from error
     if not (isinstance(found, type) and issubclass(found, Place)):
         raise ConfigError(
-            f"the entry point {point.name!r} of {_origin(point)} is {point.value}, which is no"
+            f"the entry point {point.name!r} of {_origin(point)} is {point.value}, not a"
             " subclass of workbench.pods.place.Place"
         )
     if found.kind != point.name:
         raise ConfigError(
-            f"the entry point {point.name!r} of {_origin(point)} leads to {found.__name__}, whose"
-            f" kind is {found.kind!r}; both must be equal"
+            f"the entry point {point.name!r} of {_origin(point)} leads to {found.__name__}"
+            f" of kind {found.kind!r}; the two names must be equal"
         )
     return found
 

@@ -39,7 +39,7 @@ def check_address(text: str) -> str:
             raise ConfigError(f"{shown} is not an IP address or a host name") from None
     else:
         if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
-            raise ConfigError(f"{shown} is not the address of one host")
+            raise ConfigError(f"{shown} is not the address of a host")
     return text
 
 
@@ -62,9 +62,7 @@ def _is_whole(value: object, most: int) -> bool:
 def check_user(user: str) -> str:
     """Return the user name unchanged; refuse a name that needs quoting anywhere."""
     if not _USER.fullmatch(user):
-        raise ConfigError(
-            f"{user[:60]!r} is not a user name; letters, digits and _ . - may stand in one"
-        )
+        raise ConfigError(f"{user[:60]!r} is not a user name; use letters, digits and _ . -")
     return user
 
 
@@ -77,7 +75,8 @@ class HostEntry:
         check_address(self.address)
         if not _is_whole(self.slots, MAX_SLOTS):
             raise ConfigError(
-                f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to {MAX_SLOTS}"
+                f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to"
+                f" {MAX_SLOTS}"
             )
 
 
@@ -116,13 +115,14 @@ class Hostfile:
             key = _identity_of(entry.address)
             if key in lines:
                 raise ConfigError(
-                    f"{source}, line {number}: host {entry.address} stands on line {lines[key]} already"
+                    f"{source}, line {number}: host {entry.address} stands on line {lines[key]}"
+                    " already"
                 )
             lines[key] = number
             entries.append(entry)
         if not entries:
             raise ConfigError(
-                f"{source} names no host; write one line `address slots=N` for each pod"
+                f"{source} names no host; write a line `address slots=N` for every pod"
             )
         return cls(entries=tuple(entries))
 

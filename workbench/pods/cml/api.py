@@ -35,8 +35,8 @@ class WorkersApi:
             own_address()
         except (ImportError, KeyError) as error:
             raise ConfigError(
-                f"CMLPods works only inside a session of Cloudera ML, and this is not one ({why}); open the notebook"
-                " there, or take LocalPods, SSHPods or KubernetesPods"
+                f"CMLPods works only inside a session of Cloudera ML; {why}. Open the notebook"
+                " in a session, or use LocalPods, SSHPods or KubernetesPods"
             ) from error
         return workers_v1
 

@@ -54,7 +54,7 @@ def _check_root(root: str) -> str:
 def _check_arguments(options: Mapping[str, object]) -> Mapping[str, object]:
     if taken := sorted(_SET_BY_US & set(options)):
         raise ConfigError(
-            f"CMLPods options may not hold {', '.join(taken)}; the workbench sets these itself"
+            f"CMLPods options may not hold {', '.join(taken)}; the workbench sets them itself"
         )
     return options
 
@@ -100,7 +100,7 @@ class CMLPods(Place):
         """Launch one worker per pod and wait until all have reported; see `Place.launch`."""
         if self._ids:
             raise BackendError(
-                f"these workers are launched already ({len(self._ids)}); stop them first"
+                f"the workers are launched already ({len(self._ids)}); stop the workers first"
             )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
@@ -179,7 +179,8 @@ class CMLPods(Place):
         self._api.find()
         if {pod.name for pod in pods} - self._recall(context.directory):
             raise BackendError(
-                f"{context.directory} no longer holds the ids of all its workers; start another cluster"
+                f"{context.directory} no longer holds the ids of all its workers; start another"
+                " cluster"
             )
         self._pods = list(pods)
         self._logs = {
@@ -253,8 +254,9 @@ class CMLPods(Place):
         project = Path(self.project).resolve()
         if not directory.resolve().is_relative_to(project):
             raise ConfigError(
-                f"the cluster's directory {directory} is not in the project's folder {project}, which is all that the"
-                " workers share with this session; give Cluster(…, path=…) one there"
+                f"the cluster's directory {directory} is not in the project's folder {project}."
+                " The workers share only this folder with the session; give Cluster(…, path=…) a"
+                " folder inside"
             )
 
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
@@ -271,7 +273,7 @@ class CMLPods(Place):
         }
         with self._starting:
             if self._stopped:
-                raise PodError("the workers were given up before all of them were launched")
+                raise PodError("the workers were stopped before all were launched")
             self._files.append(file)
             self._logs[config.name] = Path(config.log)
             write_text(file, config.to_line().decode())
@@ -311,7 +313,7 @@ class CMLPods(Place):
 
     def _watch(self) -> None:
         if self._stopped:
-            raise PodError("the workers were stopped before all of them had come")
+            raise PodError("the workers were stopped before all had reported")
         if self._failed:
             raise PodError("; ".join(self._failed))
 
@@ -332,8 +334,8 @@ class CMLPods(Place):
             address = addresses.get(str(self._ids[pod.name]), "")
             if address not in ("", pod.address):
                 raise PodError(
-                    f"{pod.name} reports the address {pod.address}, and Cloudera ML says that worker"
-                    f" {self._ids[pod.name]} has {address}; one of them is wrong, nothing was sent there"
+                    f"{pod.name} reports the address {pod.address}, but Cloudera ML lists worker"
+                    f" {self._ids[pod.name]} at {address}; nothing was sent to either address"
                 )
         return list(came)
 

@@ -55,7 +55,8 @@ def _check_name(name: str) -> None:
 def _check_address(url: str) -> str:
     if url and not url.startswith(("https://", "http://")):
         raise ConfigError(
-            f"CMLProject url is {url!r}; give the workbench's address, as in 'https://ml-1.example.org'"
+            f"CMLProject url is {url!r}; give the workbench's address, as in"
+            " 'https://ml-1.example.org'"
         )
     return url.rstrip("/")
 
@@ -115,7 +116,8 @@ class CMLProject(Record):
         read = read_json(path)
         if not {"cluster", "job"} <= read.keys():
             raise ConfigError(
-                f"{path} is not there or has no cluster and job; write it as `workbench run` takes it"
+                f"{path} is missing, or has no cluster and job; write a SPEC.json as for"
+                " `workbench run`"
             )
         directory = self._within(out or path.with_name(name), "the run directory")
         if directory.exists():
@@ -179,7 +181,8 @@ class CMLProject(Record):
         given = self.url or os.environ.get("CDSW_API_URL", "").removesuffix("/api/v1")
         if not (given or domain):
             raise ConfigError(
-                "CMLProject needs the workbench's address outside a session: CMLProject(url='https://…')"
+                "CMLProject needs the workbench's address outside a session:"
+                " CMLProject(url='https://…')"
             )
         return given or f"https://{domain}"
 
@@ -195,7 +198,8 @@ class CMLProject(Record):
         whole = Path(path).expanduser().absolute().resolve()
         if not whole.is_relative_to(Path(self.folder).resolve()):
             raise ConfigError(
-                f"{what} {whole} is not in the project's folder {self.folder}, which is all that it sees"
+                f"{what} {whole} is not in the project's folder {self.folder}; the run sees only"
+                " the project's folder"
             )
         return whole
 
@@ -234,7 +238,8 @@ class CMLProject(Record):
 
         if not (key := os.environ.get(KEY, "")):
             raise ConfigError(
-                f"{KEY} is not set: it holds the API key of a session; outside one make a key (API Keys)"
+                f"{KEY} is not set: a session has its API key there; outside a session make a key"
+                " (API Keys)"
             )
         url = f"{self._url}/api/v2/projects/{self._project}{path}"
         headers = {"Authorization": f"Bearer {key}"}

@@ -203,7 +203,7 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
             deadline = time.monotonic() + lease_s
         ended = reap().get(sshd.pid)
         if ended is not None:
-            raise PodError(f"sshd of this pod ended with {ended}")
+            raise PodError(f"the pod's sshd ended with {ended}")
         ready = select.select(watched, [], [], 1.0)[0]
         if wakened.fileno() in ready:
             wakened.recv(4096)

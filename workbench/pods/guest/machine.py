@@ -57,7 +57,8 @@ def check_free(addresses: Sequence[str], port: int) -> None:
     for address in addresses:
         if not _is_free(address, port):
             raise ConfigError(
-                f"port {port} on {address} is in use{_by_whom(address, port)}; give another, or none"
+                f"port {port} on {address} is in use{_by_whom(address, port)}; give another, or"
+                " none"
             )
 
 
@@ -80,13 +81,14 @@ def _is_free(address: str, port: int) -> bool:
             probe.bind((address, port))
         except PermissionError as error:
             raise ConfigError(
-                f"port {port} is reserved for root; give one above 1023, or none"
+                f"port {port} is reserved for root; give a port above 1023, or none"
             ) from error
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise BackendError(
-                    f"this machine has no address {address}, and each local pod needs a loopback address of its own; "
-                    f"add it: sudo ip address add {address}/8 dev lo"
+                    f"this machine has no address {address}, and every local pod needs its own"
+                    " loopback address; "
+                    f"run: sudo ip address add {address}/8 dev lo"
                 ) from error
             return False
     return True
@@ -125,7 +127,8 @@ def visible_gpus(count: int) -> list[str]:
     gpus = gpu_names()
     if len(gpus) < count:
         raise ConfigError(
-            f"the pods of this machine need {count} GPUs together and it offers {len(gpus)}; ask for fewer"
+            f"the pods of this machine need {count} GPUs together, and {len(gpus)} are visible;"
+            " ask for fewer"
         )
     return gpus[:count]
 

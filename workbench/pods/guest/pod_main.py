@@ -183,8 +183,9 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         raise RuntimeError(
-            f"user id {os.geteuid()} has no name in this image's /etc/passwd, and sshd needs one; name the image's own"
-            " user, KubernetesPods(run_as_user=ID), or None, which gives any id a name"
+            f"user id {os.geteuid()} has no name in the image's /etc/passwd, and sshd needs a"
+            " name. Give the image's own"
+            " user, KubernetesPods(run_as_user=ID), or None: None gives any id a name"
         ) from None
 
 
@@ -195,7 +196,8 @@ def find_sshd() -> str:
     )
     if path is None:
         raise FileNotFoundError(
-            "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image"
+            "sshd is not installed here, and pods are reached over SSH: install openssh-server in"
+            " the image"
         )
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(
@@ -301,7 +303,7 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
             _say(f"this machine slept for {late_s:.0f} s")
         code = reap().get(daemon.pid)
         if code is not None:
-            return _exit_message(f"sshd of this pod ended with {code}", 1)
+            return _exit_message(f"the pod's sshd ended with {code}", 1)
         if has_sessions(daemon.pid):
             limit_s = options.lease_s
             deadline = time.monotonic() + options.lease_s

@@ -78,12 +78,13 @@ def login_user() -> str:
         account = pwd.getpwuid(os.geteuid())
     except KeyError as error:
         raise ConfigError(
-            f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs one"
+            f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs a name"
         ) from error
     name = check_user(account.pw_name)
     if Path(account.pw_shell).name in ("nologin", "false"):
         raise ConfigError(
-            f"user {name} has the shell {account.pw_shell}; over SSH nothing can run: chsh -s /bin/sh {name}"
+            f"user {name} has the shell {account.pw_shell}; over SSH nothing can run: chsh -s"
+            f" /bin/sh {name}"
         )
     with contextlib.suppress(
         OSError
@@ -98,6 +99,7 @@ def login_user() -> str:
 def _quoted(text: str) -> str:
     if not can_be_set(text):
         raise ConfigError(
-            f"sshd cannot be given {text[:80]!r}: no quotes, backslashes or line breaks can stand there"
+            f"sshd cannot be given {text[:80]!r}: no quotes, backslashes or line breaks can stand"
+            " there"
         )
     return f'"{text}"'

@@ -139,8 +139,8 @@ def create_pod_folder(
         answer = _ask(connection.open(), python, {"enter": request}, _CREATE_S)
     except _NoAnswer as error:
         raise ConfigError(
-            f"{where}: {python} does not run there as it should; give python=PATH of the one that has torch and"
-            f" DeepSpeed. It said: {error}"
+            f"{where}: {python} does not work there. Give python=PATH of the Python with torch and"
+            f" DeepSpeed. {python} said: {error}"
         ) from error
     except RemoteError as error:
         raise PodError(f"{where}: {error}") from error
@@ -155,8 +155,9 @@ def create_pod_folder(
     facts = HostFacts(**answer)  # type: ignore[arg-type]
     if "torch" not in facts.versions:
         raise ConfigError(
-            f"{where}: torch is not installed for {facts.python}; a login that is no terminal's activates no"
-            " environment: give python=PATH, such as python='~/venv/bin/python'"
+            f"{where}: torch is not installed for {facts.python}. A login without a terminal"
+            " activates no"
+            " environment: give python=PATH, as in python='~/venv/bin/python'"
         )
     return facts
 
@@ -183,12 +184,13 @@ def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) 
         for lack in _lacks(pod, host, spec)
     ]
     if troubles:
-        raise ConfigError("hosts that are less than was asked for:\n" + "\n".join(troubles))
+        raise ConfigError("hosts with less than the cluster asks for:\n" + "\n".join(troubles))
     seen: dict[tuple[str, ...], str] = {}
     for pod, host in zip(pods, facts, strict=True):
         if (daemon := tuple(host.daemon)) in seen:
             raise ConfigError(
-                f"{seen[daemon]} and {pod.address} are one host under two names; name it once"
+                f"{seen[daemon]} and {pod.address} are two names of the same host; name the host"
+                " once"
             )
         seen[daemon] = pod.address
     above = {
@@ -198,8 +200,9 @@ def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) 
     if len(above) > 1:
         places = "; ".join(f"{folder} on {address}" for folder, address in above.items())
         raise ConfigError(
-            f"the cluster's folder must have the same path on all hosts, and it would be {places}; give root="
-            "PATH, an absolute one that can be made on all"
+            f"the cluster's folder must have the same path on all hosts, but would be {places}."
+            " Give root="
+            "PATH, an absolute path for all hosts"
         )
 
 

@@ -121,17 +121,20 @@ def _check_key(
     if expected:
         if mark != expected:
             raise PodError(
-                f"host key of {host} is not the one that `trust` names: expected {expected}, got {mark};"
-                " another machine answers there, nothing was sent"
+                f"host key of {host} is not the key in `trust`: expected {expected}, got {mark}."
+                " Another machine answers there; nothing was sent"
             )
     elif pinned:
         check_host_key(transport, _destination(host, pinned, transport.auth_timeout))
     else:
         kind = shown.split(" ")[0].removeprefix("ssh-").partition("-")[0]
         raise PodError(
-            f"the host key of {host} is unknown: {mark}. Compare it with what `ssh-keygen -lf"
-            f" /etc/ssh/ssh_host_{kind}_key.pub` prints on {host.address} itself; if they are equal, either give"
-            f' SSHPods(…, trust={{"{host.address}": "{mark}"}}), or log in there once with ssh, which notes the key,'
+            f"the host key of {host} is unknown: {mark}. Compare this fingerprint with the output"
+            " of `ssh-keygen -lf"
+            f" /etc/ssh/ssh_host_{kind}_key.pub` on {host.address} itself. If both are equal,"
+            " either give"
+            f' SSHPods(…, trust={{"{host.address}": "{mark}"}}), or log in there once with ssh to'
+            " note the key,"
             ' and give known_hosts="~/.ssh/known_hosts"'
         )
 

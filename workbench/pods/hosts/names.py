@@ -89,7 +89,8 @@ def read_host(given: object) -> Host:
             named = given
         case _:
             raise ConfigError(
-                f'{given!r} is not a host; write "name", "user@name:port" or {{"address": …, "port": …}}'
+                f'{given!r} is not a host; write "name", "user@name:port" or'
+                f' {{"address": …, "port": …}}'
             )
     try:
         return Host(**dict(NamedHost.from_dict(named)))
@@ -114,11 +115,13 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
     command = options.get("proxycommand", ["none"])[0]
     if command != "none":
         raise ConfigError(
-            f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only ProxyJump is supported"
+            f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only"
+            " ProxyJump is supported"
         )
     if "," in jump or (on_the_way and jump != "none" and read_host(jump).address != host.address):
         raise ConfigError(
-            f"the ssh configuration reaches {host.address} through several hosts ({jump}); one at most"
+            f"the ssh configuration reaches {host.address} through several hosts ({jump}); use at"
+            " most 1 jump host"
         )
     via = host.jump or (None if jump == "none" or on_the_way else read_host(jump))
     reached = options["hostname"][0]
@@ -143,8 +146,9 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
     """Fill empty fields of a host and its jump host with defaults."""
     if not (host.key or key):
         raise ConfigError(
-            f"no key to log in to {host.address} with: give SSHPods(…, key=PATH of your private key), one in the host's"
-            " own object, or ssh_config=True to use what your ssh configuration says"
+            f"no key for the login to {host.address}: give SSHPods(…, key=PATH of your private"
+            " key), a key in the host's"
+            " own object, or ssh_config=True to use your ssh configuration"
         )
     defaults = {"user": user, "port": port, "key": key, "known_hosts": known_hosts}
     return replace(
@@ -161,7 +165,8 @@ def _read_text(text: str) -> dict[str, object]:
     match = _FORM.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as "[::1]:22"'
+            f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as'
+            ' "[::1]:22"'
         )
     parts: dict[str, object] = {
         name: value for name, value in match.groupdict().items() if value is not None
@@ -182,7 +187,8 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"`{' '.join(argv)}` did not end in {_CONFIG_S:.0f} s; does a Match exec in it hang?"
+            f"`{' '.join(argv)}` did not end in {_CONFIG_S:.0f} s; look for a Match exec in the"
+            " configuration that hangs"
         ) from error
     if done.returncode != 0:
         raise ConfigError(f"ssh cannot read its configuration for {name}: {done.stderr.strip()}")

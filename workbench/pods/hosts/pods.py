@@ -76,7 +76,8 @@ def _check_once(hosts: Sequence[Host]) -> Sequence[Host]:
     for host in hosts:
         if host.address.lower() in seen:
             raise ConfigError(
-                f"host {host.address} is named twice; its slots say how many ranks it carries"
+                f"host {host.address} is named twice; name the host once, with slots for the"
+                " number of ranks"
             )
         seen.add(host.address.lower())
     return hosts
@@ -150,7 +151,7 @@ class SSHPods(Place):
         """Log in to the first `count` hosts, name all failures, then make a folder on every host."""
         if self._pods:
             raise BackendError(
-                f"these hosts are in use already ({len(self._pods)} pods); stop them first"
+                f"the hosts are in use already ({len(self._pods)} pods); stop the pods first"
             )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
@@ -179,7 +180,8 @@ class SSHPods(Place):
         """Return the first hosts with complete login data; connects to none."""
         if count > len(self.hosts):
             raise ConfigError(
-                f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name more in hosts=[…]"
+                f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name"
+                " more in hosts=[…]"
             )
         return [self._complete(host) for host in self.hosts[:count]]
 
@@ -188,7 +190,8 @@ class SSHPods(Place):
         note = context.directory / "hosts" / _NOTE
         if not note.is_file():
             raise BackendError(
-                f"{note} is gone, which says where the pods are on their hosts; start another cluster"
+                f"{note} is gone, so the pods' folders on the hosts are unknown; start another"
+                " cluster"
             )
         self._recall(note, pods)
         self._logs = {pod.name: [f"{pod.address}: taken over"] for pod in self._pods}
@@ -203,7 +206,7 @@ class SSHPods(Place):
                 check_names(folder, pod.name)
         except ValueError as error:
             raise BackendError(
-                f"{note} was changed: {error}; nothing is done on the hosts it names"
+                f"{note} was changed: {error}; nothing is done on the named hosts"
             ) from error
         self._stopped = False
         self._folder = folder

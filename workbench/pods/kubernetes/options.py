@@ -24,8 +24,10 @@ def _check_sources(secrets: Mapping[str, str]) -> Mapping[str, str]:
     for variable, source in secrets.items():
         if not _VARIABLE.fullmatch(variable) or not _SECRET_KEY.fullmatch(source):
             raise ConfigError(
-                f"KubernetesPods.secrets has {variable!r}; write the variable and where it is found, as in"
-                ' {"HF_TOKEN": "hub/token"} for the key token of the Secret hub; the token itself never stands here'
+                f"KubernetesPods.secrets has {variable!r}; write the variable and the place of"
+                " its value, as in"
+                ' {"HF_TOKEN": "hub/token"} for the key token of the Secret hub; the token itself'
+                " never stands here"
             )
     return secrets
 
@@ -33,7 +35,8 @@ def _check_sources(secrets: Mapping[str, str]) -> Mapping[str, str]:
 def _check_label(label: str) -> str:
     if label.startswith(_OURS):
         raise ConfigError(
-            f"KubernetesPods.labels has {label!r}, by which we find our own objects; leave it out"
+            f"KubernetesPods.labels has {label!r}, the workbench's own mark of its objects; leave"
+            " this label out"
         )
     return label
 
@@ -45,7 +48,8 @@ def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | s
         if not (pages or "/" in name) or not (_PAGES.fullmatch(str(amount)) if pages else is_count):
             raise ConfigError(
                 f"KubernetesPods.extra_resources has {name!r}: {amount!r}; write a device as in"
-                ' {"rdma/hca_shared_devices_a": 1} or {"vpc.amazonaws.com/efa": 4}, and huge pages as in'
+                ' {"rdma/hca_shared_devices_a": 1} or {"vpc.amazonaws.com/efa": 4}, and huge'
+                " pages as in"
                 ' {"hugepages-2Mi": "512Mi"}; cores, memory and GPUs stand in the PodSpec'
             )
     return resources
@@ -54,7 +58,8 @@ def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | s
 def _check_capability(name: str) -> str:
     if not _CAPABILITY.fullmatch(name) or name.startswith("CAP_") or name == "ALL":
         raise ConfigError(
-            f"KubernetesPods.capabilities has {name!r}; write each as Kubernetes does, as in 'IPC_LOCK'"
+            f"KubernetesPods.capabilities has {name!r}; write the name as Kubernetes does, as in"
+            " 'IPC_LOCK'"
         )
     return name
 

@@ -62,7 +62,7 @@ class KubernetesPods(KubernetesOptions, Place):
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Make the pods and wait until each can be reached; see `Place.launch`."""
         if self._launched:
-            raise BackendError("these Kubernetes pods are launched already; stop them first")
+            raise BackendError("the Kubernetes pods are launched already; stop the pods first")
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
@@ -92,7 +92,8 @@ class KubernetesPods(KubernetesOptions, Place):
         base = read_json(context.directory / _RECORD).get("base")
         if not base:
             raise BackendError(
-                f"{context.directory / _RECORD} is gone, which names the pods; start another cluster"
+                f"{context.directory / _RECORD} is gone, so the names of the pods are unknown;"
+                " start another cluster"
             )
         session = self._prepare(spec, len(pods), context, str(base))
         self._session = session
@@ -108,7 +109,9 @@ class KubernetesPods(KubernetesOptions, Place):
         session = self._session
         pods = self.refresh()
         if session is None or not pods:
-            raise BackendError("no Kubernetes pods were launched, or they were stopped")
+            raise BackendError(
+                "no Kubernetes pods are running: none were launched, or all were stopped"
+            )
         if pods[0].name not in lost:
             return session.restore([index for index, pod in enumerate(pods) if pod.name in lost])
         session.close()
@@ -118,7 +121,7 @@ class KubernetesPods(KubernetesOptions, Place):
             stopped = self._stopped
         if stopped:
             again.close()
-            raise BackendError("the Kubernetes pods were stopped before they were made again")
+            raise BackendError("the Kubernetes pods were stopped before their replacements existed")
         return again.open()
 
     def refresh(self) -> list[Pod]:
@@ -171,8 +174,10 @@ class KubernetesPods(KubernetesOptions, Place):
             raise BackendError(left_behind(api.namespace, str(base), left))
         if not pods and server not in (None, api.host):
             raise BackendError(
-                f"the Kubernetes objects of {base} were made on {server}, and these options lead to {api.host}: nothing"
-                f" was removed. Choose the context of that server and call close() again, or delete {record}"
+                f"the Kubernetes objects of {base} were made on {server}, but the options lead to"
+                f" {api.host}. Nothing"
+                f" was removed. Choose the context of {server} and call close() again, or delete"
+                f" {record}"
             )
         record.unlink(missing_ok=True)
 

@@ -211,8 +211,9 @@ class Session:
                 raise
             if not volume.keep:
                 raise BackendError(
-                    f"the claim {volume.claim} is there already, and would go with this cluster: leave size_gib out to"
-                    " use it, or give keep=True"
+                    f"the claim {volume.claim} exists already, and would be deleted with the"
+                    " cluster. Leave size_gib out to"
+                    " use the claim, or give keep=True"
                 ) from error
 
     def _await_all(self) -> list[Pod]:
@@ -325,7 +326,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise PodError("the Kubernetes pods were stopped before all of them had come")
+            raise PodError("the Kubernetes pods were stopped before all were up")
 
     def _keep_log(self, index: int) -> None:
         with suppress(WorkbenchError):
@@ -354,7 +355,8 @@ def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:
     """Return the message on objects that could not be removed; repeated reasons appear once."""
     selector = f"{CLUSTER_LABEL}={base}"
     return (
-        f"Kubernetes objects of {base} may still be in namespace {namespace}: {'; '.join(dict.fromkeys(why))}. Call the"
+        f"Kubernetes objects of {base} may still be in namespace {namespace}:"
+        f" {'; '.join(dict.fromkeys(why))}. Call the"
         " cluster's close() again once the server answers, or run:"
         f" kubectl -n {namespace} delete pod,service,secret -l {selector}"
     )

@@ -268,7 +268,7 @@ def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None
             raise trouble
         if time.monotonic() > deadline:
             lines = "\n".join(text.splitlines()[-_LAST_LINES:]) or "(nothing)"
-            raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{lines}")
+            raise PodError(f"pod-{index} is up, but its log has no report of the pod:\n{lines}")
         time.sleep(0.1)
 
 

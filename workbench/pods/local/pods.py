@@ -78,7 +78,7 @@ class LocalPods(Place):
         """Start the pods and wait until each has reported; see `Place.launch`."""
         if self._workers:
             raise BackendError(
-                f"these local pods are launched already ({len(self._workers)}); stop them first"
+                f"the local pods are launched already ({len(self._workers)}); stop the pods first"
             )
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
@@ -314,7 +314,7 @@ class LocalPods(Place):
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
-            raise PodError("the local pods were stopped before all of them had come")
+            raise PodError("the local pods were stopped before all had reported")
 
     def _watch(self) -> None:
         self._check_not_stopped()

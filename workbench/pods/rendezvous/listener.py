@@ -166,12 +166,14 @@ class Rendezvous:
         before = self._came.get(pod.name)
         if before is not None and before != pod:
             raise PodError(
-                f"two different workers report as {pod.name}: {_where(before)} and {_where(pod)}; is one a clone?"
+                f"two different workers report as {pod.name}: {_where(before)} and {_where(pod)};"
+                " is a worker a clone?"
             )
         for other in self._came.values():
             if other.name != pod.name and _where(other) == _where(pod):
                 raise PodError(
-                    f"workers {other.name} and {pod.name} both report {_where(pod)}: one host twice, or a clone?"
+                    f"workers {other.name} and {pod.name} both report {_where(pod)}: the same"
+                    " host twice, or a clone?"
                 )
         if before is None:
             self._came[pod.name] = pod
@@ -179,7 +181,8 @@ class Rendezvous:
             waits = f"; waiting for {', '.join(missing)}" if missing else ""
             self._arrived([self._came[name] for name in self.names if name in self._came])
             self._report(
-                f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}"
+                f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at"
+                f" {_where(pod)}{waits}"
             )
         return ""
 
@@ -247,7 +250,7 @@ def _check_path(text: str) -> str:
 
 def _check_printable(text: str) -> str:
     if not text.isprintable():
-        raise ConfigError("it holds characters that cannot be printed")
+        raise ConfigError("characters that cannot be printed are not allowed")
     return text
 
 

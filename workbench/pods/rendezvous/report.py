@@ -69,7 +69,7 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
     if not hmac.compare_digest(
         str(answer.get("proof")), proof(token, "rendezvous", nonce, own_nonce, report, error)
     ):
-        raise PodError(f"{host}:{port} could not prove that it is this cluster's rendezvous")
+        raise PodError(f"{host}:{port} is not proven to be the rendezvous of the cluster")
     if error:
         raise PodError(f"the rendezvous {host}:{port} refused {pod.name}: {error}")
 

@@ -139,7 +139,8 @@ def check_key_file(path: Path) -> None:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
     if mode & 0o077:
         raise ConfigError(
-            f"key file {path} has mode {mode:04o}, others may use it; run: chmod 600 {path}"
+            f"key file {path} has mode {mode:04o}, so other users may read the key; run: chmod"
+            f" 600 {path}"
         )
 
 
@@ -254,6 +255,7 @@ def _config_path(path: Path) -> str:
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():
         raise ConfigError(
-            f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and backslashes"
+            f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and"
+            " backslashes"
         )
     return '"' + text.replace("%", "%%") + '"'

@@ -62,7 +62,8 @@ def reach(
     check_key_file(destination.key)
     if not destination.pinned:
         raise PodError(
-            f"no host key is pinned for {destination.name} at {destination.where}; it is not a pod of this cluster"
+            f"no host key is pinned for {destination.name} at {destination.where};"
+            f" {destination.name} is no pod of the cluster"
         )
     kinds = [line.split(" ")[0] for line in destination.pinned]
     transport = handshake(connect(destination, timeout_s, through), destination, kinds, timeout_s)
@@ -173,13 +174,15 @@ def log_in(transport: Transport, destination: Destination) -> None:
         if not transport.is_active() or "EOF" in str(error):
             raise PodError(f"{name} ({where}) broke off the login: {error}") from error
         raise PodError(
-            f"permission denied (publickey) for {user}@{where} ({name}), key file {destination.key}: {error}"
+            f"permission denied (publickey) for {user}@{where} ({name}), key file"
+            f" {destination.key}: {error}"
         ) from error
     except (OSError, EOFError, paramiko.SSHException) as error:
         raise PodError(f"{name} ({where}) broke off the login: {error}") from error
     if left:
         raise PodError(
-            f"{user}@{where} ({name}) wants more than a key ({', '.join(left)}); nobody is there to answer"
+            f"{user}@{where} ({name}) wants more than a key ({', '.join(left)}); the keeper can"
+            " answer no other question"
         )
 
 
@@ -191,11 +194,13 @@ def _load_key(path: Path) -> paramiko.PKey:
         TypeError,
     ) as error:  # cryptography asks with a TypeError
         raise ConfigError(
-            f"the key {path} has a passphrase and nobody is there to type it; make a key without one for this:"
-            f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts' authorized_keys"
+            f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
+            " a key without a passphrase:"
+            f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts'"
+            " authorized_keys"
         ) from error
     except (OSError, ValueError, paramiko.SSHException) as error:
-        raise ConfigError(f"{path} is not a private key that can be used: {error}") from error
+        raise ConfigError(f"{path} is no usable private key: {error}") from error
 
 
 def _signature_kinds(key_type: str) -> tuple[str, ...]:

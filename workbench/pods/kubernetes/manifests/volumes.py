@@ -27,7 +27,8 @@ def _check_mount(mount: str) -> str:
     path = PurePosixPath(mount)
     if not path.is_absolute() or ".." in path.parts or ":" in mount or str(path) in _OURS:
         raise ConfigError(
-            f"Volume.mount is {mount!r}; it must be an absolute path in the pods, as in '/data', and none of"
+            f"Volume.mount is {mount!r}; it must be an absolute path in the pods, as in '/data',"
+            " and none of"
             f" {', '.join(_OURS)}"
         )
     return str(path)
@@ -53,7 +54,8 @@ def _check_nfs(place: str) -> str:
     server, _, path = place.partition(":")
     if place and not (server and PurePosixPath(path).is_absolute()):
         raise ConfigError(
-            f"Volume.nfs is {place!r}; give server and folder, as in 'files.example.org:/exports/data'"
+            f"Volume.nfs is {place!r}; give server and folder, as in"
+            " 'files.example.org:/exports/data'"
         )
     return place
 
@@ -117,25 +119,28 @@ class Volume(Record):
         where = f"Volume at {self.mount}"
         if len(sources) > 1:
             raise ConfigError(
-                f"{where} has {' and '.join(sources)}; a volume has one source: make two of it"
+                f"{where} has {' and '.join(sources)}; a volume has a single source: write two"
+                " volumes"
             )
         if self.size_gib is not None and source not in ("", "claim"):
             raise ConfigError(
-                f"{where} has size_gib, and {source} has the size that it has; leave it out"
+                f"{where} has size_gib, but the size of {source} is fixed; leave size_gib out"
             )
         if self.storage_class and (self.size_gib is None or source not in ("", "claim")):
             raise ConfigError(
-                f"{where} has storage_class, which is for a claim that is made; give size_gib with it"
+                f"{where} has storage_class, an option of new claims only; give size_gib too"
             )
         if self.keep and not (self.claim and self.size_gib):
             raise ConfigError(
-                f"{where} has keep, which is for a claim that is made; give claim and size_gib with it"
+                f"{where} has keep, an option of new claims only; give claim and size_gib too"
             )
         if self.medium and (source or self.storage_class):
-            raise ConfigError(f"{where} has medium, which is for an empty folder; leave it out")
+            raise ConfigError(
+                f"{where} has medium, an option of empty folders only; leave medium out"
+            )
         if self.hub_cache and (self.read_only or self.config_map):
             raise ConfigError(
-                f"{where} is the hub's cache and can only be read; pods must write it"
+                f"{where} is the hub's cache and can only be read; pods must write to the cache"
             )
 
     @property
@@ -183,16 +188,19 @@ def check_volumes(volumes: Sequence[Volume]) -> Sequence[Volume]:
     mounts = [volume.mount for volume in volumes]
     if twice := sorted({mount for mount in mounts if mounts.count(mount) > 1}):
         raise ConfigError(
-            f"KubernetesPods.volumes mounts two at {', '.join(twice)}; give each a place of its own"
+            f"KubernetesPods.volumes mounts two volumes at {', '.join(twice)}; give every volume"
+            " its own path"
         )
     if len(caches := [volume.mount for volume in volumes if volume.hub_cache]) > 1:
         raise ConfigError(
-            f"KubernetesPods.volumes has two caches of the hub, {' and '.join(caches)}; leave one"
+            f"KubernetesPods.volumes has two caches of the hub, {' and '.join(caches)}; keep a"
+            " single cache"
         )
     names = [volume.claim for volume in made_claims(volumes)]
     if double := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"KubernetesPods.volumes makes the claim {', '.join(double)} twice; give size_gib at one mount alone"
+            f"KubernetesPods.volumes makes the claim {', '.join(double)} twice; give size_gib at"
+            " a single mount"
         )
     return volumes
 

@@ -183,7 +183,7 @@ def send_file(
                 piece = file.read(min(_PIECE, tries.size - tries.done))
                 if not piece:
                     raise RemoteError(
-                        f"{local} became shorter while it was sent; submit the run again",
+                        f"{local} became shorter during the transfer; submit the run again",
                         host=route.host,
                     )
                 digest.update(piece)
@@ -246,8 +246,10 @@ class _Tries:
         line = self.route.by_hand(self.remote)
         hand = f", or by hand while the pod is up: {line}" if line else ""
         return RemoteError(
-            f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after {self.count} tries, and none"
-            f" came for {self.route.patience_s:.0f} s ({error}); {self.where}, and the next try goes on from there"
+            f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after"
+            f" {self.count} tries, and none"
+            f" came for {self.route.patience_s:.0f} s ({error}); {self.where}, and the next try"
+            " resumes there"
             f"{hand}",
             host=self.route.host,
         )
