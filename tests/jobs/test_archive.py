@@ -80,7 +80,7 @@ def test_evil_archives_are_refused_and_leave_nothing(tmp_path: Path, shape: str)
     path = archive(tmp_path / "data.tar.bz2", member("first.jsonl", b"{}"), *EVIL[shape])
     folder = tmp_path / "deep" / "er"
     folder.mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"it is refused|has 'train.jsonl' twice"):
+    with pytest.raises(ConfigError, match=r"is refused|has 'train.jsonl' twice"):
         unpack(path, folder / "out", (*WANTED, "first.jsonl"))
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["data.tar.bz2", "deep", "er"]
     assert not Path("/tmp/canary").exists()
@@ -101,7 +101,7 @@ def test_a_bomb_is_stopped_by_what_comes_out_of_it(
     monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_BYTES", 4 * 2**20)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"x{i}", bytes(2**20)) for i in range(8)))
     assert path.stat().st_size < 2000
-    with pytest.raises(ConfigError, match="more than 4194304 bytes once decompressed"):
+    with pytest.raises(ConfigError, match="decompressed, the archive has more than 4194304 bytes"):
         unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()
 

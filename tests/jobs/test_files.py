@@ -217,9 +217,9 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
             '[{"source": "a", "target": "b"},\n {"source": "a", "target": "b"} x]',
             r"a\.json, line 2: 'x' stands where",
         ),
-        ("a.json", '[{"source": "a",\n "target": "b"', r"a\.json, line 1: it is not JSON"),
+        ("a.json", '[{"source": "a",\n "target": "b"', r"a\.json, line 1: the item is not JSON"),
         ("a.json", '[{"source": "a", "target": "b"}', "the file ends within the list"),
-        ("a.json", '[{"source": "a", "target": "b"}] []', "stands behind the list"),
+        ("a.json", '[{"source": "a", "target": "b"}] []', "there is text behind the list"),
         ("a.json", '{"train": [1], "test": [2]}', "is an object of 2 lists"),
         ("a.json", "[[1]]", "line 1: the line is .*; it must be an object"),
         ("a.json", "[" * 1000, "a.json, line 1: "),
@@ -243,7 +243,7 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
         ("a.csv", "question,sql\na,{b}\n", r"a\.csv, line 2: sql is not JSON"),
         ("a.csv", "source,target\n", "has no row"),
         ("a.csv", "source,target\na,\udcff\n", "is not UTF-8"),
-        ("a.csv", "source,target\na,b\n", "has 1 row, of which no share can be held out"),
+        ("a.csv", "source,target\na,b\n", "has 1 row, too few to hold a share out"),
         (
             "a.tsv",
             "body\ttitle\na\tb\n",
@@ -268,7 +268,7 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
         ({"eval_share": 1.0}, "eval_share is 1.0; it must be a number"),
         (
             {"eval": "FOLDER/rows.csv", "eval_share": 0.5},
-            "eval_share holds rows out of train, and eval names others",
+            "eval_share holds rows out of train, and eval names other rows",
         ),
         ({"limit": 0}, "limit is 0; it must be a whole number, 1 or more"),
         ({"columns": {"sorce": "a"}}, "the field 'sorce' is not known: did you mean 'source'"),
@@ -281,7 +281,7 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
         ({"train": "FOLDER/*.parquet"}, r"there is no file .*\*\.parquet"),
         (
             {"train": ["FOLDER/rows.csv", "FOLDER"]},
-            "is a folder, and no dataset that was saved as one; name .*rows.csv",
+            "is a folder, and not a saved dataset; name .*rows.csv",
         ),
         ({"kind": "mix", "parts": []}, "parts is .*it must be a list of objects"),
         (
@@ -297,7 +297,7 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
                 "kind": "mix",
                 "parts": [{"dataset": "wikisql-mini", "weight": 1}, {"dataset": "wikisql-mini"}],
             },
-            "to none",
+            "or for none",
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
     hub = {"kind": "hub", "name": str(folder)}
     with pytest.raises(
         ConfigError,
-        match=r"has no split 'validation'; it has: train\. Name one .* eval_share=0\.05",
+        match=r"has no split 'validation'; its splits: train\. Name a split .* eval_share=0\.05",
     ):
         prepare(dataset_from(hub), tmp_path / "out")
     with pytest.raises(

@@ -30,11 +30,11 @@ def test_line_ends_marks_and_blank_lines_do_not_matter(tmp_path: Path, content: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty; it needs one JSON object a line"),
+        (b"", "is empty; write a JSON object on every line"),
         (b'{"a": 1}\n{"a": \n{"a": 3}\n', "train.jsonl, line 2 is not JSON: Expecting value"),
         (
             b'{"a": 1}\n{"a": "b',
-            "train.jsonl, line 2 is not JSON.*; the file ends within this line",
+            "train.jsonl, line 2 is not JSON.*; the file ends within the line",
         ),
         (b'{"a": 1}\n{"a": "\xe4"}\n', "train.jsonl, line 2 is not UTF-8: byte 7 is 0xe4"),
         (b'{"a": NaN}\n', "train.jsonl, line 1 is not JSON: NaN is not a JSON number"),

@@ -70,7 +70,7 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
     ):
         path.write_bytes(content)
         with pytest.raises(
-            ConfigError, match=r"rows\.jsonl\.gz cannot be read: its compressed content is broken"
+            ConfigError, match=r"rows\.jsonl\.gz cannot be read: the compressed content is broken"
         ):
             prepared(path)
     monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 20)
@@ -81,7 +81,8 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
         path = tmp_path / f"bomb{end}.xz"
         path.write_bytes(lzma.compress(text.encode()))
         with pytest.raises(
-            ConfigError, match=r"bomb.* cannot be read: it unpacks to more than .* MiB; unpack it"
+            ConfigError,
+            match=r"bomb.* cannot be read: the file unpacks to more than .* MiB; if so much is right, unpack",
         ):
             prepared(path)
 
@@ -103,11 +104,11 @@ def test_other_encodings_are_read_by_their_mark_or_by_name(
     path.write_text(TEXTS[end], encoding="cp1252")
     with pytest.raises(
         ConfigError,
-        match=r"is not UTF-8: .*; save it as UTF-8, or name its encoding, as in encoding=",
+        match=r"is not UTF-8: .*; save the file as UTF-8, or name the encoding of a dataset",
     ):
         prepared(path)
     with pytest.raises(
-        ConfigError, match=r"cannot be read: it is not ascii: .*; name the right encoding"
+        ConfigError, match=r"cannot be read: the text is not ascii: .*; name the right encoding"
     ):
         prepared(path, encoding="ascii")
 
@@ -125,11 +126,11 @@ def test_an_encoding_that_is_none_or_has_no_use_is_refused(tmp_path: Path) -> No
     for name in ("cp-12525", "rot13", "hex"):
         with pytest.raises(
             ConfigError,
-            match=f"dataset encoding '{name}' is not known; give the name of one, such as",
+            match=f"dataset encoding '{name}' is not known; give a name that Python knows, as in",
         ):
             prepared(tmp_path / "rows.csv", encoding=name)
     with pytest.raises(
-        ConfigError, match=r"encoding is for files of text, and .*rows\.parquet is none"
+        ConfigError, match=r"encoding is for files of text, and .*rows\.parquet is not text"
     ):
         prepared(tmp_path / "rows.parquet", encoding="cp1252")
 
@@ -163,7 +164,7 @@ def test_what_parts_columns_is_seen_by_the_content(tmp_path: Path, mark: str, en
         (
             "rows.json",
             b'{"train": [1], "test": [2]}',
-            r"object of 2 lists \('train', 'test'\).*Write each list into a",
+            r"object of 2 lists \('train', 'test'\).*Write every list into a",
         ),
     ],
 )
@@ -214,8 +215,8 @@ def test_a_column_within_a_column_and_a_template_are_refused(
 def test_a_limit_is_a_number_of_rows_and_no_share(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(TABLE)
     with pytest.raises(
-        ConfigError, match=r"limit is '10%'; it is a number of rows.*train_split='train\[:10%\]'"
+        ConfigError, match=r"limit is '10%'; give a number of rows.*train_split='train\[:10%\]'"
     ):
         prepared(tmp_path / "rows.csv", limit="10%")
-    with pytest.raises(ConfigError, match="limit is '10%'; it is a number of rows"):
+    with pytest.raises(ConfigError, match="limit is '10%'; give a number of rows"):
         Hub(name="me/rows", limit="10%")  # type: ignore[arg-type]

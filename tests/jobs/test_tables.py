@@ -67,11 +67,15 @@ def test_whole_numbers_stay_whole() -> None:
 @pytest.mark.parametrize(
     ("select", "condition", "message"),
     [
-        ("Mayor", ("Town", "=", "x"), "table '1-1' has no column 'Mayor'; it has: Town, Country"),
+        (
+            "Mayor",
+            ("Town", "=", "x"),
+            "table '1-1' has no column 'Mayor'; its columns: Town, Country",
+        ),
         (
             "Town",
             ("Population", ">", "many"),
-            "column 'Population' holds numbers; it cannot be compared with 'many'",
+            "column 'Population' of numbers cannot be compared with 'many'",
         ),
         ("Town", ("Population", ">", 2**70), "could not be run"),
         ("Town", ("Town", "~", "x"), "operator"),

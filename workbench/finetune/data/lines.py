@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from workbench.finetune.data.opened import open_rows
 
 MAX_LINE_BYTES = 16 * 2**20
 NOT_UTF8 = (
-    "; save it as UTF-8, or name its encoding, as in encoding='cp1252' of a dataset of kind 'files'"
+    "; save the file as UTF-8, or name the encoding of a dataset of kind 'files', as in "
+    "encoding='cp1252'"
 )
 
 
@@ -25,20 +27,22 @@ def read_lines(
 
     Accepts CRLF, a byte order mark and blank lines.
     """
+    of_run = run is not None
     number = 0
     try:
         with open_rows(path, encoding) if run is None else open_record(path, within=run) as file:
             while line := file.readline(MAX_LINE_BYTES):
                 number += 1
-                where = f"{path.name}, line {number}"
-                if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b""):
-                    yield from _read_line(line, where, of_run=run is not None)
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line:
+                    yield from _read_line(line, f"{path.name}, line {number}", of_run=of_run)
     except OSError as error:
         raise ConfigError(
             f"the dataset file {path} cannot be read: {error.strerror or error}"
         ) from error
     if number == 0:
-        raise ConfigError(f"the dataset file {path} is empty; it needs one JSON object a line")
+        raise ConfigError(f"the dataset file {path} is empty; write a JSON object on every line")
 
 
 class Fields:
@@ -48,9 +52,8 @@ class Fields:
         self.where = where
         self.path = path
         if not isinstance(data, Mapping):
-            raise ConfigError(
-                f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object"
-            )
+            name = path.rstrip(".") or "the line"
+            raise ConfigError(f"{where}: {name} is {short(data)}; it must be an object")
         self.data = data
 
     def fail(self, key: str, problem: str) -> NoReturn:
@@ -73,11 +76,9 @@ class Fields:
 
     def items(self, key: str) -> Sequence[object]:
         value = self.get(key)
-        return (
-            value
-            if isinstance(value, list | tuple)
-            else self.fail(key, f"is {short(value)}; it must be a list")
-        )
+        if not isinstance(value, list | tuple):
+            self.fail(key, f"is {short(value)}; it must be a list")
+        return value
 
     def words(self, key: str, value: object) -> str:
         """Check a text and collapse whitespace; tokenizers keep no more of whitespace."""
@@ -110,16 +111,17 @@ def short(value: object) -> str:
 def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, object]]:
     if not line.strip():
         return
-    if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
-        raise ConfigError(
-            f"{where} is longer than {MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?"
-        )
-    cut = "" if line.endswith(b"\n") else "; the file ends within this line: was it copied whole?"
+    is_whole = line.endswith(b"\n")
+    if len(line) >= MAX_LINE_BYTES and not is_whole:
+        most = MAX_LINE_BYTES >> 20
+        raise ConfigError(f"{where} is longer than {most} MiB; is the file JSON Lines?")
+    cut = "" if is_whole else "; the file ends within the line: was the file copied whole?"
     try:
         value = parse_json(line.decode(), parse_constant=no_constant)
     except UnicodeDecodeError as error:
-        what = f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}"
-        raise ConfigError(what + cut + ("" if of_run else NOT_UTF8)) from error
+        problem = f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}"
+        remedy = "" if of_run else NOT_UTF8
+        raise ConfigError(problem + cut + remedy) from error
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}{cut}") from error
     yield where, value

@@ -74,13 +74,14 @@ class RowTally:
         for name in self._telling:
             if _says_nothing(data[name]):
                 continue
-            fields = (
-                {field for field, column in columns.items() if column in data} if columns else data
-            )
-            if problem := _problem(name.casefold(), data[name], fields):
+            fields: Iterable[str] = data
+            if columns:
+                fields = {field for field, column in columns.items() if column in data}
+            problem = _problem(name.casefold(), data[name], fields)
+            if problem:
                 raise ConfigError(
-                    f"{where}: the column {name!r} {problem}. To train without that column on purpose, add "
-                    f"'ignore': [{name!r}] to the dataset's options"
+                    f"{where}: the column {name!r} {problem}. To train without the column on "
+                    f"purpose, add 'ignore': [{name!r}] to the dataset's options"
                 )
 
     def take(self, data: object, columns: Mapping[str, str], row: Example) -> None:
@@ -94,11 +95,11 @@ class RowTally:
         if shape == self._last_shape and not row.messages:
             return
         self._last_shape = shape
-        renamed = (
-            {field: data.get(column) for field, column in columns.items()} if columns else data
-        )
-        read = columns_read(renamed)
-        self._read.update(columns.get(field, "") if columns else field for field in read)
+        renamed = data
+        if columns:
+            renamed = {field: data.get(column) for field, column in columns.items()}
+        for field in columns_read(renamed):
+            self._read.add(columns.get(field, "") if columns else field)
         self._add(data)
         self._add(unread_in_turns(renamed))
 
@@ -125,9 +126,9 @@ class RowTally:
         """Raise ConfigError if half of the rows or more have an empty answer."""
         if self.empty_answers and 2 * self.empty_answers >= self.rows:
             raise ConfigError(
-                f"{what}: {self.empty_answers} of {counted(self.rows, 'row')} have an empty answer, so a model would "
-                "learn to answer nothing. Fill the answers, leave those rows out, or name the column that holds the "
-                "answers with columns={…}"
+                f"{what}: {self.empty_answers} of {counted(self.rows, 'row')} have an empty "
+                "answer, so a model would learn to answer nothing. Fill the answers, leave the "
+                "rows out, or name the column of the answers with columns={…}"
             )
 
 
@@ -152,18 +153,21 @@ def _says_nothing(value: object) -> bool:
 def _problem(name: str, value: object, fields: Iterable[str]) -> str:
     """Return the problem of a telling column and a remedy; empty if there is no problem."""
     if name in _MEDIA:
-        return "holds images, sound or video, and FineTune learns from text alone. Use a Script for such a model"
+        return (
+            "holds images, sound or video, and FineTune learns from text alone. Use a Script for "
+            "a model of media"
+        )
     if name == _REJECTED:
         return (
-            "holds answers to avoid, and FineTune would not read them. Use a Script with TRL's DPOTrainer for "
-            "preferences"
+            "holds answers to avoid, and FineTune would not read the column. Use a Script with "
+            "TRL's DPOTrainer for preferences"
         )
-    is_verdict = isinstance(value, bool) or (
-        isinstance(value, str) and value.strip().casefold() in ("true", "false")
-    )
+    is_verdict = isinstance(value, bool)
+    if isinstance(value, str):
+        is_verdict = value.strip().casefold() in ("true", "false")
     if is_verdict and has_answer(fields):
         return (
-            "is true or false beside an answer, and FineTune would learn the answers that are marked false too. Use a "
-            "Script with TRL's KTOTrainer, or keep only the rows that are marked true"
+            "is true or false beside an answer, and FineTune would learn answers marked false "
+            "too. Use a Script with TRL's KTOTrainer, or keep only the rows marked true"
         )
     return ""

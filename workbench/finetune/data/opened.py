@@ -42,7 +42,8 @@ def check_encoding(encoding: str) -> str:
         "".encode(encoding)
     except LookupError as error:
         raise ConfigError(
-            f"dataset encoding {encoding!r} is not known; give the name of one, such as 'utf-8', 'cp1252' or 'utf-16'"
+            f"dataset encoding {encoding!r} is not known; give a name that Python knows, as in "
+            "'utf-8', 'cp1252' or 'utf-16'"
         ) from error
     return encoding
 
@@ -91,11 +92,12 @@ class _Unpacked(io.RawIOBase):
             data = self._file.read(len(buffer))
         except _BROKEN as error:
             raise OSError(
-                f"its compressed content is broken: {error}; was it copied whole?"
+                f"the compressed content is broken: {error}; was the file copied whole?"
             ) from error
         if self._file.tell() > self._most:
             raise OSError(
-                f"it unpacks to more than {size(self._most)}; unpack it yourself if that is right"
+                f"the file unpacks to more than {size(self._most)}; if so much is right, unpack "
+                "the file yourself"
             )
         buffer[: len(data)] = data
         return len(data)
@@ -128,7 +130,7 @@ class _Recoded(io.RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         """Return to the beginning. Readers of rows need no other position."""
         if offset or whence:
-            raise io.UnsupportedOperation("only the beginning can be gone back to")
+            raise io.UnsupportedOperation("a reader can return only to the beginning")
         self._file.seek(0)
         self._decoder.reset()
         self._ready = b""
@@ -145,8 +147,8 @@ class _Recoded(io.RawIOBase):
                 self._ready = self._decoder.decode(data, ended).encode()
             except UnicodeError as error:
                 raise OSError(
-                    f"it is not {self._encoding}: {error}, in what follows byte {self._taken}; name the right "
-                    "encoding, as in encoding='cp1252', or save it as UTF-8"
+                    f"the text is not {self._encoding}: {error}, counted from byte {self._taken}; "
+                    "name the right encoding, as in encoding='cp1252', or save the file as UTF-8"
                 ) from error
             self._taken += len(data)
         taken = self._ready[: len(buffer)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 from workbench.base.errors import ConfigError
+from workbench.base.words import counted
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
 from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from
@@ -37,22 +38,22 @@ class Split:
             >>> Split(share=0.05, limit=1000).most, Split(limit=1000).most, Split(share=0.05).most
             (1053, 1000, None)
         """
-        return (
-            self.limit
-            if self.limit is None or self.share is None
-            else math.ceil(self.limit / (1 - self.share))
-        )
+        if self.limit is None or self.share is None:
+            return self.limit
+        return math.ceil(self.limit / (1 - self.share))
 
     def held_out(self, rows: int, name: str) -> Iterator[bool]:
         """Yield whether a row is for evaluation. At least one row is, and at least one is not."""
         assert self.share is not None
         if rows < 2:
             raise ConfigError(
-                f"{name} has {rows} row{'' if rows == 1 else 's'}, of which no share can be held out to evaluate on: "
+                f"{name} has {counted(rows, 'row')}, too few to hold a share out to evaluate on: "
                 "give at least 2, or name rows to evaluate on"
             )
-        held = min(max(1, round(rows * self.share), rows - (self.limit or rows)), rows - 1)
-        return chosen(rows, held, self.seed)
+        # Rows beyond the limit of training rows are for evaluation too.
+        beyond_limit = 0 if self.limit is None else rows - self.limit
+        held = max(1, round(rows * self.share), beyond_limit)
+        return chosen(rows, min(held, rows - 1), self.seed)
 
 
 def chosen(rows: int, most: int, seed: int | str) -> Iterator[bool]:
@@ -95,32 +96,36 @@ def write_files(
     refusal: Refusal = any_row,
 ) -> Written:
     # Keep only headers: the rows of the release's tables need hundreds of megabytes.
-    headers = {
-        table.id: TASK.without_rows(table)
-        for path in tables
-        for table in read_tables(path, encoding=encoding)
-    } or None
+    headers: dict[str, Table] = {}
+    for path in tables:
+        for table in read_tables(path, encoding=encoding):
+            headers[table.id] = TASK.without_rows(table)
+    telling = TELLING.difference(ignore)
 
     def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
         for path in paths:
-            line = None
+            is_empty = True
             for where, data in read_rows(path, columns or {}, telling=telling, encoding=encoding):
-                line = read_row(
-                    data, where, columns, headers, refusal=refusal, tally=tally
-                ).to_json()
-                yield line
-            if line is None:
-                raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
+                row = read_row(data, where, columns, headers or None, refusal=refusal, tally=tally)
+                yield row.to_json()
+                is_empty = False
+            if is_empty:
+                raise ConfigError(f"the dataset file {path} has no row; write at least 1 row")
 
+    def table_lines(paths: Sequence[Path]) -> Iterator[str]:
+        for path in paths:
+            for table in read_tables(path, encoding=encoding):
+                yield table.to_json()
+
+    # Write the rows, then the tables on which predictions are run.
     name = ", ".join(str(path) for path in train[:3])
-    telling = TELLING.difference(ignore)
     learned = RowTally(ignore)
     judged = RowTally(ignore)
     own = lines(evaluation, judged) if evaluation else None
     counts = write_parts(folder, lines(train, learned), own, split or Split(), name)
-    if kept := tables if kept is None else kept:
-        its = (table for path in kept for table in read_tables(path, encoding=encoding))
-        write_lines(folder / "tables.jsonl", (table.to_json() for table in its))
+    kept = tables if kept is None else kept
+    if kept:
+        write_lines(folder / "tables.jsonl", table_lines(kept))
     return written(counts, learned, judged, name)
 
 
@@ -134,11 +139,14 @@ def read_row(
     tally: RowTally,
 ) -> Example:
     """Convert a row to the trainer's form and count the row."""
-    tally.check(data, columns or {}, where)
-    row = row_from(renamed(data, columns, where) if columns else data, where, tables)
-    if why := refusal(row):
+    columns = columns or {}
+    tally.check(data, columns, where)
+    fields = renamed(data, columns, where) if columns else data
+    row = row_from(fields, where, tables)
+    why = refusal(row)
+    if why:
         raise ConfigError(f"{where} {why}")
-    tally.take(data, columns or {}, row)
+    tally.take(data, columns, row)
     return row
 
 
@@ -160,9 +168,12 @@ def write_parts(
         (folder / "train.jsonl").open("wb") as to,
         (folder / "eval.jsonl").open("wb") as of,
     ):
-        for line, held in zip(lines, split.held_out(rows, name), strict=True):
-            (of if held else to).write(line)
-            held_out += held
+        for line, is_held in zip(lines, split.held_out(rows, name), strict=True):
+            if is_held:
+                of.write(line)
+                held_out += 1
+            else:
+                to.write(line)
     every.unlink()
     return rows - held_out, held_out
 
@@ -174,12 +185,17 @@ def mix_files(
 
     def lines(number: int) -> Iterator[tuple[float, int, bytes]]:
         taken = chosen(rows[number], takes[number], f"{seed}-{number}")
+        place = 0
         with files[number].open("rb") as file:
-            kept = (line for line, is_taken in zip(file, taken, strict=True) if is_taken)
-            yield from ((place / takes[number], number, line) for place, line in enumerate(kept))
+            for line, is_taken in zip(file, taken, strict=True):
+                if is_taken:
+                    yield place / takes[number], number, line
+                    place += 1
 
     with target.open("wb") as to:
-        to.writelines(line for *_, line in heapq.merge(*map(lines, range(len(files)))))
+        streams = [lines(number) for number in range(len(files))]
+        for _, _, line in heapq.merge(*streams):
+            to.write(line)
     return sum(takes)
 
 

@@ -61,7 +61,8 @@ class Mix(Record):
         without = [part.weight is None for part in self.parts]
         if any(without) and not all(without):
             raise ConfigError(
-                "dataset parts: some have a weight and some have none; give one to each, or to none"
+                "dataset parts: some have a weight and some have none; set a weight for all parts, "
+                "or for none"
             )
         return self
 
@@ -71,38 +72,33 @@ class Mix(Record):
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
         """Write every part and mix the rows; return the numbers of rows."""
+        # Write every part into a folder of its own.
         folders = [folder / f"part-{number}" for number in range(len(self.parts))]
         made = []
         for part, its in zip(self.parts, folders, strict=True):
             its.mkdir()
             made.append(dataset_from(part.dataset).write(its, refusal=refusal))
+        # Take as many training rows as the weights allow without repeating a row.
         trained = [each.train for each in made]
         weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
         rows = min(train / weight for train, weight in zip(trained, weights, strict=True))
-        takes = [
-            min(train, max(1, round(rows * weight)))
-            for train, weight in zip(trained, weights, strict=True)
-        ]
-        mixed = mix_files(
-            folder / "train.jsonl",
-            [its / "train.jsonl" for its in folders],
-            trained,
-            takes,
-            self.seed,
-        )
+        takes = []
+        for train, weight in zip(trained, weights, strict=True):
+            takes.append(min(train, max(1, round(rows * weight))))
+        files = [its / "train.jsonl" for its in folders]
+        mixed = mix_files(folder / "train.jsonl", files, trained, takes, self.seed)
+        # Take all evaluation rows and all tables.
         judged = [each.eval for each in made]
-        held_out = mix_files(
-            folder / "eval.jsonl",
-            [its / "eval.jsonl" for its in folders],
-            judged,
-            judged,
-            self.seed,
-        )
-        for file in filter(Path.is_file, (its / "tables.jsonl" for its in folders)):
-            with file.open("rb") as read, (folder / "tables.jsonl").open("ab") as to:
-                shutil.copyfileobj(read, to)
+        files = [its / "eval.jsonl" for its in folders]
+        held_out = mix_files(folder / "eval.jsonl", files, judged, judged, self.seed)
+        for its in folders:
+            tables = its / "tables.jsonl"
+            if tables.is_file():
+                with tables.open("rb") as read, (folder / "tables.jsonl").open("ab") as to:
+                    shutil.copyfileobj(read, to)
         not_read = dict.fromkeys(name for each in made for name in each.not_read)
-        return Written(mixed, held_out, [*not_read], sum(each.empty_answers for each in made))
+        empty_answers = sum(each.empty_answers for each in made)
+        return Written(mixed, held_out, [*not_read], empty_answers)
 
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
@@ -162,21 +158,20 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         >>> dataset_from({"kind": "wikisql-mini", "train_rows": 100}).train_rows
         100
     """
-    match value:
-        case str():
-            return (
-                dataset_from(NAMED[value])
-                if value in NAMED
-                else _from_path(user_path(value), value)
-            )
-        case Mapping():
-            kind = value.get("kind")
-            new = {"kind": _BEFORE[kind]} if isinstance(kind, str) and kind in _BEFORE else {}
-            dataset: Dataset = read_kind("dataset", {**value, **new}, get_args(Dataset))
-            if isinstance(dataset, RowFiles | Release | Mix):
-                dataset.check()
-            return dataset
-    raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
+    if isinstance(value, str):
+        if value in NAMED:
+            return dataset_from(NAMED[value])
+        return _from_path(user_path(value), value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
+    options = dict(value)
+    kind = value.get("kind")
+    if isinstance(kind, str) and kind in _BEFORE:
+        options["kind"] = _BEFORE[kind]
+    dataset: Dataset = read_kind("dataset", options, get_args(Dataset))
+    if isinstance(dataset, RowFiles | Release | Mix):
+        dataset.check()
+    return dataset
 
 
 def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
@@ -220,7 +215,8 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
 
 
 def _from_path(path: Path, value: str) -> Dataset:
-    if is_folder(path) and (dataset := files_of(path)) is not None:
+    dataset = files_of(path) if is_folder(path) else None
+    if dataset is not None:
         return dataset
     if is_release(path):
         return Release(path=str(path))
@@ -229,8 +225,9 @@ def _from_path(path: Path, value: str) -> Dataset:
     if is_there(path) and path.is_file():
         refuse_other(path)
         raise ConfigError(
-            f"the name of the dataset file {path} does not say how its rows are written: let it end in "
-            f"{', '.join(FORMATS)}; or name it as 'train' of a dataset of kind 'files', which reads it as JSON Lines"
+            f"the name of the dataset file {path} does not say how its rows are written: let the "
+            f"name end in {', '.join(FORMATS)}; or name the file as 'train' of a dataset of kind "
+            "'files', to read the file as JSON Lines"
         )
     places = [
         "a folder with train.jsonl",

@@ -27,8 +27,8 @@ _GLOB = re.compile(r"[*?\[]")
 def _rows_not_share(value: object) -> object:
     if isinstance(value, str) and value.strip().endswith("%"):
         raise ConfigError(
-            f"dataset limit is {value!r}; it is a number of rows, such as 1000. A hub dataset has shares of a split: "
-            f"train_split='train[:{value.strip()}]'"
+            f"dataset limit is {value!r}; give a number of rows, as in 1000. A hub dataset has "
+            f"shares of a split: train_split='train[:{value.strip()}]'"
         )
     return value
 
@@ -46,10 +46,12 @@ Columns = Annotated[
 
 def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a column in both `ignore` and `columns`."""
-    if both := [name for name in ignore if name in columns.values()]:
-        raise ConfigError(
-            f"dataset ignore leaves out {both[0]!r}, and columns reads it: drop it from one of them"
-        )
+    for name in ignore:
+        if name in columns.values():
+            raise ConfigError(
+                f"dataset ignore leaves out {name!r}, and columns reads {name!r}: drop the name "
+                "from ignore or from columns"
+            )
 
 
 class RowFiles(Record):
@@ -101,7 +103,8 @@ class RowFiles(Record):
     def _check(self) -> Self:
         if self.eval is not None and self.eval_share is not None:
             raise ConfigError(
-                "dataset eval_share holds rows out of train, and eval names others: leave one out"
+                "dataset eval_share holds rows out of train, and eval names other rows: drop "
+                "eval_share or eval"
             )
         check_ignored(self.ignore, self.columns)
         return self
@@ -147,30 +150,35 @@ def files_of(folder: Path) -> RowFiles | None:
     """Return the dataset in a folder by its file names; None without a `train` file."""
     if is_saved(folder):
         return RowFiles(train=str(folder))
-    train = _parts(folder, "train")
-    evaluation = next((files for name in _EVALUATION if (files := _parts(folder, name))), [])
-    tables = [
-        path
-        for name in ("tables", "train.tables", "dev.tables")
-        for path in folder.glob(f"{name}.jsonl")
-    ]
+    train = _in_order(_parts(folder, "train"))
     if not train:
         return None
-    in_order = ([str(path) for path in sorted(paths)] for paths in (train, evaluation, tables))
-    trained, evaluated, its_tables = in_order
-    return RowFiles(train=trained, eval=evaluated or None, tables=its_tables or None)
+    evaluation: list[str] = []
+    for name in _EVALUATION:
+        evaluation = evaluation or _in_order(_parts(folder, name))
+    tables = [folder / f"{name}.jsonl" for name in ("tables", "train.tables", "dev.tables")]
+    its_tables = _in_order([path for path in tables if is_there(path)])
+    return RowFiles(train=train, eval=evaluation or None, tables=its_tables or None)
+
+
+def _in_order(paths: Sequence[Path]) -> list[str]:
+    return [str(path) for path in sorted(paths)]
 
 
 def _parts(folder: Path, part: str) -> list[Path]:
     """Return files such as `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet`."""
     named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
-    paths = [path for path in folder.iterdir() if named.fullmatch(path.name) and is_rows(path)]
+    by_end: dict[str, list[Path]] = {end: [] for end in (*ENDS, "")}
+    for path in folder.iterdir():
+        if named.fullmatch(path.name) and is_rows(path):
+            by_end[_end_of(path)].append(path)
     # A folder may contain the same rows in two formats, or compressed and uncompressed.
-    ends = {
-        path: next((end for end in ENDS if path.name.lower().endswith(end)), "") for path in paths
-    }
-    first = next((end for end in (*ENDS, "") if end in ends.values()), "")
-    return [path for path in paths if ends[path] == first]
+    return next((paths for paths in by_end.values() if paths), [])
+
+
+def _end_of(path: Path) -> str:
+    """Return the suffix for rows; empty for a saved dataset."""
+    return next((end for end in ENDS if path.name.lower().endswith(end)), "")
 
 
 def _matching(option: str, text: str) -> list[Path]:
@@ -178,14 +186,12 @@ def _matching(option: str, text: str) -> list[Path]:
     if is_saved(path) or (is_there(path) and path.is_file()):
         return [path]
     if is_folder(path):
-        held = [each.name for each in sorted(path.iterdir()) if is_rows(each)]
-        advice = (
-            f"name one of it: {', '.join(held[:5])}"
-            if held
-            else "name a file, or a glob such as 'FOLDER/*.jsonl'"
-        )
+        files = [each.name for each in sorted(path.iterdir()) if is_rows(each)]
+        advice = "name a file, or a glob such as 'FOLDER/*.jsonl'"
+        if files:
+            advice = f"name a file of the folder: {', '.join(files[:5])}"
         raise ConfigError(
-            f"dataset {option}: {text} is a folder, and no dataset that was saved as one; {advice}"
+            f"dataset {option}: {text} is a folder, and not a saved dataset; {advice}"
         )
     matches = _globbed(path, option) if _GLOB.search(text) else []
     if not matches:
@@ -205,7 +211,8 @@ def _globbed(path: Path, option: str) -> list[Path]:
 
 
 def _near(path: Path) -> str:
-    names = [each.name for each in path.parent.iterdir()] if is_folder(path.parent) else []
-    return "".join(
-        f" (did you mean {name!r}?)" for name in difflib.get_close_matches(path.name, names, n=1)
-    )
+    if not is_folder(path.parent):
+        return ""
+    names = [each.name for each in path.parent.iterdir()]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

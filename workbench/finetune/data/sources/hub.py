@@ -73,11 +73,9 @@ class Hub(Record):
     @property
     def splits(self) -> list[str]:
         """Splits to read, the training split first."""
-        return (
-            [self.train_split]
-            if self.eval_share is not None
-            else [self.train_split, self.eval_split]
-        )
+        if self.eval_share is not None:
+            return [self.train_split]
+        return [self.train_split, self.eval_split]
 
     def check_rows(self, *, refusal: Refusal) -> FirstRows:
         """Raise ConfigError for unknown splits and columns.
@@ -107,8 +105,9 @@ class Hub(Record):
         """Raise ConfigError for an unknown split."""
         if split.isidentifier() and split not in names:
             raise ConfigError(
-                f"the hub dataset {self.name} has no split {split!r}; it has: {', '.join(names)}. Name one of them as "
-                "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
+                f"the hub dataset {self.name} has no split {split!r}; its splits: "
+                f"{', '.join(names)}. Name a split as train_split or eval_split, or hold rows out "
+                "of the first with eval_share=0.05"
             )
 
     def row(
@@ -125,13 +124,11 @@ class Hub(Record):
 
         def lines(split: str, tally: RowTally) -> Iterator[str]:
             rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
-            return (
-                self.row(row, split, n, refusal=refusal, tally=tally).to_json()
-                for n, row in enumerate(rows)
-            )
+            for number, row in enumerate(rows):
+                example = self.row(row, split, number, refusal=refusal, tally=tally)
+                yield example.to_json()
 
-        train, *evaluation = map(lines, self.splits, (learned, judged))
-        counts = write_parts(
-            folder, train, evaluation[0] if evaluation else None, self.split, self.name
-        )
+        train = lines(self.train_split, learned)
+        evaluation = lines(self.eval_split, judged) if self.eval_share is None else None
+        counts = write_parts(folder, train, evaluation, self.split, self.name)
         return written(counts, learned, judged, self.name)

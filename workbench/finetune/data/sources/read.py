@@ -73,11 +73,12 @@ def format_of(path: Path) -> str:
 
 def refuse_other(path: Path, encoding: str | None = None) -> None:
     """Raise ConfigError for an unsupported format, and for `encoding` of a file without text."""
-    if why := _OTHERS.get(format_of(path)):
+    why = _OTHERS.get(format_of(path))
+    if why:
         raise ConfigError(f"the dataset file {path} {why}")
     if encoding is not None and (is_folder(path) or format_of(path) == ".parquet"):
         raise ConfigError(
-            f"dataset encoding is for files of text, and {path} is none: drop encoding"
+            f"dataset encoding is for files of text, and {path} is not text: drop encoding"
         )
     if format_of(path) == ".txt" and not _begins_with_object(path):
         raise ConfigError(f"the dataset file {path} {_PLAIN}")
@@ -160,18 +161,18 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
     else:
         file.seek(0)
         data = _parsed(file.read(), path.name)
-        lists = (
-            [value for value in data.values() if isinstance(value, list)]
-            if isinstance(data, Mapping)
-            else []
-        )
+        lists = {}
+        if isinstance(data, Mapping):
+            lists = {name: value for name, value in data.items() if isinstance(value, list)}
         if len(lists) > 1:
-            names = ", ".join(repr(name) for name, value in data.items() if isinstance(value, list))
+            names = ", ".join(map(repr, lists))
             raise ConfigError(
-                f"{path.name} is an object of {len(lists)} lists ({names}), and one list of rows is needed. Write each "
-                "list into a file of its own, and name the files as 'train' and 'eval' of a dataset of kind 'files'"
+                f"{path.name} is an object of {len(lists)} lists ({names}), and a single list of "
+                "rows is needed. Write every list into a separate file, and name the files as "
+                "'train' and 'eval' of a dataset of kind 'files'"
             )
-        for number, row in enumerate(lists[0] if lists else [data], 1):
+        rows = next(iter(lists.values()), [data])
+        for number, row in enumerate(rows, 1):
             yield f"{path.name}, row {number}", row
 
 
@@ -186,7 +187,7 @@ def _json_items(file: TextIO, name: str) -> Iterator[tuple[str, object]]:
         while text.take(",]") == ",":
             yield text.value()
     if text.peek():
-        text.fail("something stands behind the list")
+        text.fail("there is text behind the list")
 
 
 class _Text:
@@ -201,18 +202,21 @@ class _Text:
         self._ended = False
 
     def peek(self) -> str:
-        while not (rest := self._text[self._at : self._at + 1]) or rest in " \t\r\n":
-            if rest:
-                self._line += rest == "\n"
+        while True:
+            letter = self._text[self._at : self._at + 1]
+            if not letter:
+                if not self._more():
+                    return ""
+            elif letter in " \t\r\n":
+                self._line += letter == "\n"
                 self._at += 1
-            elif not self._more():
-                return ""
-        return rest
+            else:
+                return letter
 
     def take(self, allowed: str) -> str:
         mark = self.peek()
         if not mark:
-            self.fail("the file ends within the list: was it copied whole?")
+            self.fail("the file ends within the list: was the file copied whole?")
         if mark not in allowed:
             self.fail(f"{mark!r} stands where {' or '.join(map(repr, allowed))} must")
         self._at += 1
@@ -228,7 +232,7 @@ class _Text:
                     break
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._at > MAX_LINE_BYTES or not self._more():
-                    self.fail(f"it is not JSON: {error}")
+                    self.fail(f"the item is not JSON: {error}")
         place = f"{self._name}, line {self._line}"
         item = self._text[self._at : end]
         self._line += item.count("\n")
@@ -240,7 +244,8 @@ class _Text:
 
     def fail(self, problem: str) -> NoReturn:
         raise ConfigError(
-            f"{self._name}, line {self._line}: {problem}; a list of objects is needed, as in [{{…}}, …]"
+            f"{self._name}, line {self._line}: {problem}; "
+            "a list of objects is needed, as in [{…}, …]"
         )
 
     def _more(self) -> bool:
@@ -276,7 +281,7 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(
-                f"{path.name}, line 1: two columns are called {twice!r}; give each a name of its own"
+                f"{path.name}, line 1: two columns are called {twice!r}; give them separate names"
             )
         begun = rows.line_num + 1
         for cells in rows:
@@ -288,13 +293,10 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
                 raise ConfigError(
                     f"{where} has {len(cells)} cells, and the first line names {len(names)} columns"
                 )
-            yield (
-                where,
-                {
-                    name: _cell(name, cell, nested, where)
-                    for name, cell in zip(names, cells, strict=True)
-                },
-            )
+            row = {}
+            for name, cell in zip(names, cells, strict=True):
+                row[name] = _cell(name, cell, nested, where)
+            yield where, row
     except csv.Error as error:
         raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
 
@@ -302,21 +304,20 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
 def _delimiter(file: TextIO, usual: str) -> str:
     """Return the delimiter that splits the first two rows into the same number of cells."""
     # Spreadsheets with a decimal comma separate columns by semicolons.
-    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
+    for delimiter in dict.fromkeys([usual, *_DELIMITERS]):
         file.seek(0)
         try:
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             first = list(islice((cells for cells in rows if cells), 2))
         except csv.Error:  # reading the rows raises the error with its place
             continue
-        if len(first[0] if first else ()) > 1 and len({len(cells) for cells in first}) == 1:
+        widths = {len(cells) for cells in first}
+        if len(widths) == 1 and max(widths) > 1:
             return delimiter
     return usual
 
 
 def _cell(name: str, cell: str, nested: Collection[str], where: str) -> object:
-    return (
-        _parsed(cell, f"{where}: {name}")
-        if name in nested and cell[:1] in ("[", "{")
-        else cell or None
-    )
+    if name in nested and cell[:1] in ("[", "{"):
+        return _parsed(cell, f"{where}: {name}")
+    return cell or None

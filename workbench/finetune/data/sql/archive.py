@@ -31,7 +31,7 @@ def unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, Pa
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         shutil.rmtree(folder)
         raise ConfigError(
-            f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again"
+            f"{archive} is not a whole .tar.bz2 archive: {error}; download the archive again"
         ) from error
     except BaseException:
         shutil.rmtree(folder)
@@ -51,7 +51,7 @@ class _Member(tarfile.TarInfo):
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0 or (member.type in _EXTENDED and member.size > _MAX_HEADER_BYTES):
             raise ConfigError(
-                f"the archive has a header {member.name!r} of {member.size} bytes; it is refused"
+                f"the archive is refused: a header {member.name!r} has {member.size} bytes"
             )
         return member
 
@@ -69,7 +69,8 @@ class _Capped:
         self._left -= len(data)
         if self._left < 0:
             raise ConfigError(
-                f"{self._archive} holds more than {MAX_BYTES} bytes once decompressed; it is refused"
+                f"{self._archive} is refused: decompressed, the archive has more than {MAX_BYTES} "
+                "bytes"
             )
         return data
 
@@ -82,9 +83,7 @@ def _unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, P
         with tarfile.open(fileobj=capped, mode="r|", tarinfo=_Member) as members:
             for number, member in enumerate(members, start=1):
                 if number > MAX_MEMBERS:
-                    raise ConfigError(
-                        f"{archive} has more than {MAX_MEMBERS} members; it is refused"
-                    )
+                    raise ConfigError(f"{archive} is refused: more than {MAX_MEMBERS} members")
                 _check(member, archive)
                 name = PurePosixPath(member.name).name
                 if not member.isreg() or name not in wanted:
@@ -99,21 +98,15 @@ def _unpack(archive: Path, folder: Path, wanted: Collection[str]) -> dict[str, P
 
 def _check(member: tarfile.TarInfo, archive: Path) -> None:
     path = PurePosixPath(member.name)
-    if (
-        member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
-        or member.sparse is not None
-    ):
-        raise ConfigError(
-            f"{archive} has the member {member.name!r}, which is not a plain file or folder; it is refused"
-        )
-    if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
-        raise ConfigError(
-            f"{archive} has the member {member.name!r}, which leads out of its folder; it is refused"
-        )
+    refused = f"{archive} is refused: the member {member.name!r}"
+    is_plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
+    if not is_plain or member.sparse is not None:
+        raise ConfigError(f"{refused} is not a plain file or folder")
+    leads_out = path.is_absolute() or ".." in path.parts
+    if leads_out or "\\" in member.name or "\0" in member.name:
+        raise ConfigError(f"{refused} leads out of its folder")
     if not 0 <= member.size <= MAX_BYTES:
-        raise ConfigError(
-            f"{archive} has the member {member.name!r} of {member.size} bytes; it is refused"
-        )
+        raise ConfigError(f"{refused} has {member.size} bytes")
 
 
 def _write(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Path:

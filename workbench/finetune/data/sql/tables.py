@@ -10,6 +10,7 @@ import json
 import re
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -87,33 +88,32 @@ def read_number(text: str) -> int | float | None:
 
 
 def _statement(query: Query, table: SqlTable) -> tuple[str, list[Value]]:
-    if query.aggregate not in AGGREGATES or any(
-        c.operator not in OPERATORS for c in query.conditions
-    ):
-        raise ConfigError(f"the query {query!r} has an aggregate or operator that WikiSQL has not")
+    operators = {condition.operator for condition in query.conditions}
+    if query.aggregate not in AGGREGATES or not operators <= set(OPERATORS):
+        raise ConfigError(f"the query {query!r} has an aggregate or operator unknown to WikiSQL")
     selected = f"c{_position(query.select, table)}"
-    sql = (
-        f"SELECT {query.aggregate}({selected}) FROM t"
-        if query.aggregate
-        else f"SELECT {selected} FROM t"
-    )
+    if query.aggregate:
+        selected = f"{query.aggregate}({selected})"
+    sql = f"SELECT {selected} FROM t"
     clauses = []
     parameters = []
     for condition in query.conditions:
         position = _position(condition.column, table)
         clauses.append(f"c{position} {condition.operator} ?")
-        real = table.types[position] == "real"
-        parameters.append(
-            _as_number(condition.value, condition.column) if real else condition.value
-        )
-    return sql + (" WHERE " + " AND ".join(clauses) if clauses else ""), parameters
+        value = condition.value
+        if table.types[position] == "real":
+            value = _as_number(value, condition.column)
+        parameters.append(value)
+    if clauses:
+        sql += " WHERE " + " AND ".join(clauses)
+    return sql, parameters
 
 
 def _position(column: str, table: SqlTable) -> int:
     position = table.column(column)
     if position is None:
         raise ConfigError(
-            f"table {table.id!r} has no column {column!r}; it has: {', '.join(table.header)}"
+            f"table {table.id!r} has no column {column!r}; its columns: {', '.join(table.header)}"
         )
     return position
 
@@ -121,16 +121,12 @@ def _position(column: str, table: SqlTable) -> int:
 def _fill(connection: sqlite3.Connection, table: SqlTable) -> None:
     # The collation decides =, <, > and MIN, MAX of text. SQLite's NOCASE only folds ASCII letters.
     connection.create_collation("folded", _compare)
-    columns = ", ".join(
-        f"c{i} {'NUMERIC' if kind == 'real' else 'TEXT COLLATE folded'}"
-        for i, kind in enumerate(table.types)
-    )
-    connection.execute(f"CREATE TABLE t ({columns})")
+    columns = []
+    for number, kind in enumerate(table.types):
+        columns.append(f"c{number} {'NUMERIC' if kind == 'real' else 'TEXT COLLATE folded'}")
+    connection.execute(f"CREATE TABLE t ({', '.join(columns)})")
     marks = ", ".join("?" * len(table.types))
-    rows = (
-        [_cell(c) if t == "real" else c for c, t in zip(row, table.types, strict=True)]
-        for row in table.rows
-    )
+    rows = (_cells(row, table.types) for row in table.rows)
     connection.executemany(f"INSERT INTO t VALUES ({marks})", rows)
     connection.execute("PRAGMA query_only = ON")
 
@@ -141,9 +137,14 @@ def _compare(a: str, b: str) -> int:
     return (left > right) - (left < right)
 
 
-def _cell(cell: Cell) -> Cell:
-    number = read_number(cell) if isinstance(cell, str) else None
-    return cell if number is None else number
+def _cells(row: Sequence[Cell], types: Sequence[str]) -> list[Cell]:
+    """Return a row with the numbers of columns of numbers as numbers."""
+    cells = []
+    for cell, kind in zip(row, types, strict=True):
+        is_text = kind == "real" and isinstance(cell, str)
+        number = read_number(str(cell)) if is_text else None
+        cells.append(cell if number is None else number)
+    return cells
 
 
 def _as_number(value: Value, column: str) -> Value:
@@ -155,5 +156,5 @@ def _as_number(value: Value, column: str) -> Value:
         return whole
     number = re.search(r"[-+]?\d*\.\d+|\d+", value, re.ASCII)
     if number is None:
-        raise ConfigError(f"column {column!r} holds numbers; it cannot be compared with {value!r}")
+        raise ConfigError(f"column {column!r} of numbers cannot be compared with {value!r}")
     return float(number[0])

@@ -71,7 +71,7 @@ class _Lines(Sequence[Example]):
             self._file = path.open("rb")
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{path} does not exist on this pod; was the dataset prepared and sent?"
+                f"{path} does not exist on the pod; was the dataset prepared and sent?"
             ) from error
         self._ends = array("q", accumulate(map(len, self._file)))
 
@@ -84,26 +84,31 @@ class _Lines(Sequence[Example]):
     def __getitem__(self, number: slice) -> list[Example]: ...
     def __getitem__(self, number: int | slice) -> Example | list[Example]:
         numbers = range(len(self))[number]
-        return self._row(numbers) if isinstance(numbers, int) else [self._row(n) for n in numbers]
+        if isinstance(numbers, int):
+            return self._row(numbers)
+        return [self._row(n) for n in numbers]
 
     def _row(self, number: int) -> Example:
         begin = self._ends[number - 1] if number else 0
+        size = self._ends[number] - begin
         try:
-            raw = json.loads(os.pread(self._file.fileno(), self._ends[number] - begin, begin))
-            return _example(raw)
+            line = os.pread(self._file.fileno(), size, begin)
+            return _example(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             what = f"{self._path} line {number + 1}: {error!r}"
             raise ConfigError(f"{what}; a line is an object of source, target") from error
 
 
 def _example(raw: Mapping[str, object]) -> Example:
-    table_id = None if raw.get("table_id") is None else str(raw["table_id"])
+    fields = Fields(raw, "")
+    turns = turns_of(fields)
+    table_id = raw.get("table_id")
     return Example(
         source=str(raw["source"]),
         target=str(raw["target"]),
         input=str(raw.get("input") or ""),
-        table_id=table_id,
-        messages=(turns := turns_of(fields := Fields(raw, ""))),
+        table_id=None if table_id is None else str(table_id),
+        messages=turns,
         tools=tools_of(fields) if turns else (),
     )
 
@@ -118,12 +123,21 @@ def _from_hub(hub: Hub) -> Rows:
     if hub.eval_share is None:
         evaluation = _split_of(hub, hub.eval_split, judged)
     else:
-        held = list(hub.split.held_out(len(train), hub.name))
-        evaluation = [example for example, out in zip(train, held, strict=True) if out]
-        train = [example for example, out in zip(train, held, strict=True) if not out]
+        examples = train
+        train = []
+        evaluation = []
+        held_out = hub.split.held_out(len(examples), hub.name)
+        for example, is_held in zip(examples, held_out, strict=True):
+            if is_held:
+                evaluation.append(example)
+            else:
+                train.append(example)
     made = written((len(train), len(evaluation)), learned, judged, hub.name)
     return Rows(
-        train=train, eval=evaluation, not_read=made.not_read, empty_answers=made.empty_answers
+        train=train,
+        eval=evaluation,
+        not_read=made.not_read,
+        empty_answers=made.empty_answers,
     )
 
 
@@ -132,7 +146,9 @@ def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) ->
         loaded = open_hub(hub.to_dict(), split)
     except ValueError as error:  # the message of `datasets` lists the splits
         raise ConfigError(
-            f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
+            f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs no split "
+            "beside the training split"
         ) from error
-    loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
+    if most is not None:
+        loaded = loaded.select(range(min(most, len(loaded))))
     return [hub.row(raw, split, number, tally=tally) for number, raw in enumerate(loaded)]

@@ -7,7 +7,6 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -35,8 +34,10 @@ class TokenRows(Sequence[Row]):
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
             self._width = len(columns)
-            self._sizes.extend(map(len, columns))
-            content = array("i", [number for column in columns for number in column])
+            content = array("i")
+            for column in columns:
+                content.extend(column)
+                self._sizes.append(len(column))
             self._file.write(content)
             self._starts.append(self._starts[-1] + len(content))
         self._file.flush()
@@ -46,19 +47,23 @@ class TokenRows(Sequence[Row]):
 
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # slices are not used
         first = self._starts[number]
-        end = self._starts[number + 1]
-        content = array("i", os.pread(self._file.fileno(), (end - first) * _BYTES, first * _BYTES))
+        length = self._starts[number + 1] - first
+        written = os.pread(self._file.fileno(), length * _BYTES, first * _BYTES)
+        content = array("i", written)
         sizes = self._sizes[number * self._width : (number + 1) * self._width]
-        ends = pairwise(accumulate(sizes, initial=0))
-        return {
-            name: content[first:end].tolist()
-            for name, (first, end) in zip(_COLUMNS, ends, strict=False)
-        }
+        row = {}
+        begin = 0
+        # Rows that are only a prompt have fewer columns.
+        for name, size in zip(_COLUMNS, sizes, strict=False):
+            row[name] = content[begin : begin + size].tolist()
+            begin += size
+        return row
 
     @property
     def lengths(self) -> torch.Tensor:
         """Numbers of input tokens and learned tokens, shape [rows, 2]."""
-        return torch.frombuffer(self._sizes, dtype=torch.int32).view(len(self), self._width)[:, :2]
+        sizes = torch.frombuffer(self._sizes, dtype=torch.int32)
+        return sizes.view(len(self), self._width)[:, :2]
 
 
 def shared_rows(
@@ -71,7 +76,8 @@ def shared_rows(
     for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
         first = begin + _AT_ONCE * ranks.rank()
         mine = make(examples[first : first + _AT_ONCE], first + 1)
-        for part in ranks.gather_bytes(json.dumps(mine).encode()):
+        sent = json.dumps(mine).encode()
+        for part in ranks.gather_bytes(sent):
             yield from json.loads(part)
 
 
@@ -86,10 +92,11 @@ def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
     made: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
     for row in rows:
         length = len(row["input_ids"])
-        if made["input_ids"] and len(made["input_ids"]) + length > most:
+        before = len(made["input_ids"])
+        if before and before + length > most:
             yield made
-            made = {name: [] for name in made}
-        for key in ("input_ids", "labels"):
-            made[key].extend(row[key])
+            made = {"input_ids": [], "labels": [], "position_ids": []}
+        made["input_ids"].extend(row["input_ids"])
+        made["labels"].extend(row["labels"])
         made["position_ids"].extend(range(length))
     yield made
