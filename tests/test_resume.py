@@ -231,7 +231,7 @@ def flip(path: Path) -> None:
             "the training rows differ",
         ),
         ({"max_steps": 1}, "max_steps is 1, no step is left after the checkpoint"),
-        ({"resume": "/nowhere"}, "'/nowhere', which is not the directory of a FineTune run"),
+        ({"resume": "/nowhere"}, "'/nowhere', not the directory of a FineTune run"),
     ],
 )
 def test_another_training_is_refused_before_anything_starts(

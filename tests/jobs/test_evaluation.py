@@ -26,7 +26,7 @@ def score(predictions: list[str], references: list[str]) -> float:
 
 BEST = {"eval_steps": 2, "load_best_model_at_end": True}
 REFUSED = {
-    "set it, or choose 'epoch'": {"eval_strategy": "steps"},
+    "set eval_steps, or choose 'epoch'": {"eval_strategy": "steps"},
     "eval_strategy is 'epoch', and eval_steps is 3": {"eval_strategy": "epoch", "eval_steps": 3},
     "metrics is measured at evaluations": {"eval_strategy": "no", "metrics": ["rouge"]},
     "load_best_model_at_end needs evaluations on the way; set eval_steps": {
@@ -52,7 +52,7 @@ REFUSED = {
         "metric_for_best_model": "eval_rougel",
     },
     "'perplexity' is not known": {**BEST, "metric_for_best_model": "perplexity"},
-    "save_total_limit limits checkpoints, and none is saved": {"save_total_limit": 3},
+    "save_total_limit limits checkpoints, and no checkpoint is saved": {"save_total_limit": 3},
     "early_stopping_threshold is for early_stopping_patience": {
         **BEST,
         "early_stopping_threshold": 0.1,

@@ -54,7 +54,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         (
             {"model": "tiny-llama", "system": "Be brief."},
-            "system is the system turn of prompt 'chat', which takes a model with a chat",
+            "system is the system turn of prompt 'chat', for a model with a chat",
         ),
         (
             {"model": "tiny-llama", "prompt": "chat"},
@@ -87,7 +87,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             {"lr_scheduler_type": "cosin"},
             "job lr_scheduler_type 'cosin' is not known: did you mean 'cosine'",
         ),
-        ({"warmup_steps": 5, "warmup_ratio": 0.1}, "both say how long the warm-up is; give one"),
+        ({"warmup_steps": 5, "warmup_ratio": 0.1}, "both set the length of the warm-up"),
         (
             {"warmup_ratio": 1.0},
             "job warmup_ratio is 1.0; it must be a number, 0 or more and less than 1",
@@ -204,7 +204,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"technique": "dpo"}, "FineTune learns from given answers; a Script with TRL can do it$"),
         (
             {"model": "s3://bucket/m"},
-            "model 's3://bucket/m' is an address, and no pod fetches a model from there: down",
+            "model 's3://bucket/m' is an address, and no pod fetches a model from an address: down",
         ),
         (
             {"model": "https://huggingface.co/me/m"},
@@ -337,7 +337,7 @@ def test_a_model_with_a_chat_template_of_its_own_is_known_by_its_folder(tmp_path
     (tmp_path / "config.json").write_text("{}")
     model = str(tmp_path)
     job = FineTune(model=model, prompt="chat", system="Be brief.")
-    with pytest.raises(ConfigError, match="has no chat template; give one as chat_template="):
+    with pytest.raises(ConfigError, match="has no chat template; set chat_template"):
         check_at_submit(job, gpus=0)
     check_at_submit(job.replace(chat_template="{{ messages }}"), gpus=0)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")

@@ -127,7 +127,9 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
         ConfigError, match="dataset ignore: the column 'lables' is not known: did you mean 'label'"
     ):
         prepared(path, ignore=["lables", "label", "images"])
-    with pytest.raises(ConfigError, match="ignore leaves out 'messages', and columns reads it"):
+    with pytest.raises(
+        ConfigError, match="ignore leaves out 'messages', and columns reads 'messages'"
+    ):
         prepared(path, columns=columns, ignore=["messages"])
 
 
@@ -281,7 +283,7 @@ def test_turns_of_weight_0_are_refused_where_the_loss_counts_everything() -> Non
     template = "{{ messages }}"
     assert not row_refusal(FineTune(model="tiny-llama", chat_template=template))(row)
     everything = FineTune(model="tiny-llama", chat_template=template, loss_on=LossOn.ALL)
-    assert "has a turn of weight 0, and loss_on is 'all'" in row_refusal(everything)(row)
+    assert "has a turn of weight 0, and loss_on 'all'" in row_refusal(everything)(row)
 
 
 @pytest.mark.slow

@@ -256,11 +256,11 @@ def test_turns_that_make_no_sense_are_refused_by_line_and_field(
         ),
         (
             {"model": "tiny-llama"},
-            "and the model 'tiny-llama' has no chat template; give one as chat_template=",
+            "and the model 'tiny-llama' has no chat template; set chat_template",
         ),
         (
             {"model": "me/llama", "prompt": "alpaca"},
-            "and prompt is 'alpaca'; drop it, or use 'chat'",
+            "and prompt is 'alpaca'; drop prompt, or use 'chat'",
         ),
     ],
 )

@@ -221,7 +221,8 @@ def test_what_cannot_be_cut_anew_says_why_it_stops(
     )
     write_json(paths.job, {**made, "job": {**made["job"], **options}, "deepspeed": config})
     with pytest.raises(
-        ConfigError, match=rf"checkpoint of step 4 in .* is of 3 ranks, and this run has 2; {why}"
+        ConfigError,
+        match=rf"checkpoint of step 4 in .* is of 3 ranks, and the new run has 2; {why}",
     ):
         resumption(paths, 2)
 

@@ -174,7 +174,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_p
         lambda r: r.push("me/model"),
         lambda r: r.merge(tmp_path / "x"),
     ):
-        with pytest.raises(RunError, match="left no model: it has not ended, or failed"):
+        with pytest.raises(RunError, match="left no model: the run has not ended, or failed"):
             act(Run.load(failed.paths.root))
     assert not (tmp_path / "x").exists()
 
@@ -359,7 +359,7 @@ def test_a_push_without_token_or_right_is_refused_first(
     with pytest.raises(RunError, match="the token is not valid at http") as invalid:
         whole.push("me/model", token=TOKEN[:-1])
     assert TOKEN[:-1] not in str(invalid.value)
-    with pytest.raises(RunError, match="me may not write to 'other'; name one of me, team"):
+    with pytest.raises(RunError, match="me may not write to 'other'; allowed owners: me, team"):
         whole.push("other/model", token=TOKEN)
     standin.role = "read"
     with pytest.raises(

@@ -195,7 +195,7 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
     [
         (
             {"model": "me/plain"},
-            r"of the run in .*run, the model 'me/plain' has no chat template; give one as",
+            r"of the run in .*run, the model 'me/plain' has no chat template; set chat_template",
         ),
         (
             {"prompt": "alpaca", "chat_template": "{{ messages }}"},

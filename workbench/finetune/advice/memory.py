@@ -30,10 +30,15 @@ def evidence(prediction: Mapping[str, object]) -> str:
     total = number(prediction.get("gpu_gib") or prediction.get("host_gib"))
     if total is None or "parts_gib" not in prediction:
         return ""
-    sizes = [(number(size) or 0.0, name) for name, size in part(prediction, "parts_gib").items()]
-    largest = sorted((each for each in sizes if each[0] >= 0.005), reverse=True)[:3]
+    sizes = []
+    for name, value in part(prediction, "parts_gib").items():
+        size = number(value) or 0.0
+        if size >= 0.005:
+            sizes.append((size, name))
+    sizes.sort(reverse=True)
+    largest = ", ".join(f"{size:.2f} {name}" for size, name in sizes[:3])
     where = "on each GPU" if prediction.get("gpu_gib") else "on each pod"
-    return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
+    return f"{total:.2f} GiB {where} ({largest})"
 
 
 def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
@@ -83,17 +88,16 @@ def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
     # The job fits by the planner, so the planner erred: ignore its other numbers.
     if largest.get(job.technique, micro) >= micro:
         return []
-    others = {
-        name: size for name, size in largest.items() if name in _LADDER and name != job.technique
-    }
-    if better := next((name for name in _LADDER if others.get(name, 0) >= micro), ""):
-        return [f'technique="{better}" {_LADDER[better]}: by the planner the job fits as it is']
-    if largest.get(job.technique) == 0 and (
-        better := next((name for name in _LADDER if others.get(name)), "")
-    ):
-        return [
-            f'technique="{better}", {_batch(job, others[better])}: the same global batch, and by the planner it fits'
-        ]
+    others = [(name, largest.get(name, 0)) for name in _LADDER if name != job.technique]
+    for name, size in others:
+        if size >= micro:
+            return [f'technique="{name}" {_LADDER[name]}: by the planner the job fits as it is']
+    if largest.get(job.technique) != 0:
+        return []
+    for name, size in others:
+        if size:
+            fix = f'technique="{name}", {_batch(job, size)}'
+            return [f"{fix}: the same global batch, and by the planner it fits"]
     return []
 
 

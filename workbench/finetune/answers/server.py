@@ -190,9 +190,7 @@ class ModelServer:
             return _EndedIdle(f"the process that holds the model of {self._paths.root} ended")
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return RunError(
-            "\n".join(
-                [f"the process that holds the model of {self._paths.root} ended ({how})", *last]
-            )
+            "\n".join([f"the process of the model of {self._paths.root} ended ({how})", *last])
         )
 
 
@@ -233,9 +231,9 @@ def check_model(paths: RunPaths) -> None:
     _check_regular(paths.model)
     _check_regular(paths.job)
     if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise RunError(f"the run in {paths.root} left no model: it has not ended, or failed")
+        raise RunError(f"the run in {paths.root} left no model: the run has not ended, or failed")
     if not paths.job.is_file():
-        raise RunError(f"{paths.job} is missing; it says how the model was trained")
+        raise RunError(f"{paths.job} is missing; the file states how the model was trained")
     _check_shards(paths)
 
 
@@ -252,7 +250,8 @@ def _check_regular(path: Path) -> None:
     elif not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
         raise RunError(
-            f"{path} is {kind}, and a run's model is not read through it; put a copy of the file there"
+            f"{path} is {kind}, and a run's model is read only from plain files; put a copy of the "
+            "file in place"
         )
 
 

@@ -144,8 +144,9 @@ def _files(folder: Path) -> dict[str, int]:
             continue
         if not stat.S_ISREG(facts.st_mode) or not _SAVED.fullmatch(name):
             raise RunError(
-                f"the exported model holds {name[:200]!r}, which transformers and peft do not save: nothing was"
-                " uploaded. Export it to a folder, look at that file, and upload the folder yourself if it is right"
+                f"the exported model holds {name[:200]!r}, a file that transformers and peft do "
+                "not save: nothing was uploaded. Export the model to a folder, look at the file, "
+                "and upload the folder yourself if the file is right"
             )
         sizes[name] = facts.st_size
     return sizes
@@ -160,7 +161,7 @@ def _repository(api: HfApi, repo_id: str, private: bool) -> str:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise ConfigError(
-            f"{repo_id!r} is not a name of the hub, such as 'me/model': {error}"
+            f"{repo_id!r} is not a name of the hub, as in 'me/model': {error}"
         ) from error
     with _explained(api, repo_id):
         _check_token(api.whoami(), repo_id)
@@ -182,7 +183,8 @@ def _check_token(who: Mapping[str, object], repo_id: str) -> None:
     owner, slash, _ = repo_id.rpartition("/")
     if slash and owner not in (owners := [who.get("name"), *names]):
         raise RunError(
-            f"{who.get('name')} may not write to {owner!r}; name one of {', '.join(map(str, owners))}"
+            f"{who.get('name')} may not write to {owner!r}; allowed owners: "
+            f"{', '.join(map(str, owners))}"
         )
 
 

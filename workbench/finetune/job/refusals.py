@@ -91,22 +91,27 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
         "packing": job.packing,
         "loss_on": job.loss_on != LossOn.ANSWER,
     }
-    if key := next((key for key, given in others.items() if given), None):
-        raise ConfigError(
-            f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it"
-        )
+    for key, given in others.items():
+        if given:
+            raise ConfigError(
+                f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; "
+                f"drop {key}"
+            )
 
 
 def no_template(model: str) -> str:
     """Return the message for a model without a chat template."""
-    return f"the model {model!r} has no chat template; give one as chat_template=, or take a model that has its own"
+    return (
+        f"the model {model!r} has no chat template; set chat_template, or use a model with a "
+        "chat template"
+    )
 
 
 def unlearned_turns(row: Example) -> str:
     """Return the message for turns of weight 0 under `loss_on="all"`; empty for other rows."""
     if all(turn.get("weight") != 0 for turn in row.messages):
         return ""
-    return "has a turn of weight 0, and loss_on is 'all', which learns every turn; use loss_on='answer'"
+    return "has a turn of weight 0, and loss_on 'all' learns every turn; use loss_on='answer'"
 
 
 def row_refusal(job: FineTuneOptions) -> Refusal:
@@ -120,21 +125,19 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
     def refusal(row: Example) -> str:
         if family is Family.ENCODER_DECODER and (row.messages or not row.asks):
             kind = "a row of messages" if row.messages else "plain text"
-            causal = (
-                "a causal model with a chat template"
-                if row.messages
-                else "a causal model such as 'tiny-llama'"
+            causal = "with a chat template" if row.messages else "such as 'tiny-llama'"
+            return (
+                f"is {kind}, and the model answers a source: use a causal model {causal}, or rows "
+                "with a source"
             )
-            return f"is {kind}, and the model answers a source: use {causal}, or rows with a source"
         if row.messages and job.prompt not in (None, "chat"):
-            return f"is a row of messages, and prompt is {job.prompt!r}; drop it, or use 'chat'"
-        if job.loss_on == LossOn.ALL and (why := unlearned_turns(row)):
+            return f"is a row of messages, and prompt is {job.prompt!r}; drop prompt, or use 'chat'"
+        why = unlearned_turns(row) if job.loss_on == LossOn.ALL else ""
+        if why:
             return why
-        return (
-            f"is a row of messages, and {no_template(job.model)}"
-            if row.messages and has_template is False
-            else ""
-        )
+        if row.messages and has_template is False:
+            return f"is a row of messages, and {no_template(job.model)}"
+        return ""
 
     return refusal
 
@@ -146,7 +149,8 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
     if gpus and (missing := [gpu for gpu in job.max_memory if int(gpu) >= gpus]):
         raise ConfigError(
-            f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop it"
+            f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop GPU "
+            f"{missing[0]}"
         )
     if gpus:
         return
@@ -163,17 +167,17 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
 def _check_prompt(job: FineTuneOptions, has_template: bool | None) -> None:
     if job.chat_template is not None and job.prompt not in (None, "chat"):
         raise ConfigError(
-            f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them"
+            f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop prompt or "
+            "chat_template"
         )
     lacks = job.chat_template is None and has_template is False
     if job.prompt == "chat" and lacks:
         raise ConfigError(f"prompt is 'chat', and {no_template(job.model)}")
-    if job.system is not None and (
-        lacks if job.prompt in (None, "chat") else job.prompt != "llama2-chat"
-    ):
+    has_system = not lacks if job.prompt in (None, "chat") else job.prompt == "llama2-chat"
+    if job.system is not None and not has_system:
         raise ConfigError(
-            "system is the system turn of prompt 'chat', which takes a model with a chat template, or the system block "
-            "of prompt 'llama2-chat'; choose one of them, or drop it"
+            "system is the system turn of prompt 'chat', for a model with a chat template, or the "
+            "system block of prompt 'llama2-chat'; choose 'chat' or 'llama2-chat', or drop system"
         )
 
 
@@ -182,8 +186,8 @@ def _check_technique(job: FineTuneOptions) -> None:
     for owner in TECHNIQUES:
         if owner.options and getattr(job, owner.options) and owner.name != job.technique:
             raise ConfigError(
-                f"{owner.options} has options, and the technique is '{job.technique}'; choose '{owner.name}', or drop "
-                "them"
+                f"{owner.options} has options, and the technique is '{job.technique}'; choose "
+                f"'{owner.name}', or drop {owner.options}"
             )
     technique_of(job.technique).refuse(job)
 
@@ -191,16 +195,19 @@ def _check_technique(job: FineTuneOptions) -> None:
 def _check_device_map(job: FineTuneOptions) -> None:
     if job.max_memory and not job.device_map:
         raise ConfigError(
-            "max_memory says what device_map puts on each GPU: give device_map='auto' too"
+            "max_memory limits the weights that device_map puts on a GPU: give device_map='auto' "
+            "too"
         )
     if job.device_map and job.torch_compile:
-        raise ConfigError("torch_compile with device_map is not offered: drop one of them")
+        raise ConfigError(
+            "torch_compile with device_map is not offered: drop torch_compile or device_map"
+        )
 
 
 def _check_peft(job: FineTuneOptions) -> None:
     if job.lora and job.peft == Peft.NONE:
         raise ConfigError(
-            "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them"
+            "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop lora"
         )
     if job.peft == Peft.QLORA and job.precision == Precision.FP16:
         raise ConfigError(
@@ -211,8 +218,8 @@ def _check_peft(job: FineTuneOptions) -> None:
 def _check_schedule(job: FineTuneOptions) -> None:
     if job.warmup_steps is not None and job.warmup_ratio is not None:
         raise ConfigError(
-            f"warmup_steps is {job.warmup_steps} and warmup_ratio is {job.warmup_ratio}: both say how long the warm-up "
-            "is; give one"
+            f"warmup_steps is {job.warmup_steps} and warmup_ratio is {job.warmup_ratio}: both set "
+            "the length of the warm-up; drop warmup_steps or warmup_ratio"
         )
     if job.lr_scheduler_type == Schedule.CONSTANT and (job.warmup_steps or job.warmup_ratio):
         raise ConfigError(
@@ -238,5 +245,5 @@ def _check_optimizer(job: FineTuneOptions) -> None:
     ]
     if optimizer is Optimizer.SGD and adams:
         raise ConfigError(
-            f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'"
+            f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop {adams[0]}, or choose 'adamw'"
         )

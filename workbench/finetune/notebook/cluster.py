@@ -94,16 +94,17 @@ class Cluster(client.Cluster):
             self.spec.pod_memory_gib(len(taken)),
             *(host.memory_limit_gib for host in diagnosis.hosts),
         ]
+        known_gib = [limit for limit in limits_gib if limit]
+        gpus_gib = [host.gpu_gib for host in diagnosis.hosts if host.gpu_gib]
+        # The pod with the least memory decides whether the job fits.
         table = plan_for(
             self,
             self.spec.chosen(job),
             diagnosis.exchange,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
-            gpu_memory_gib=min(
-                (host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None
-            ),
-            memory_gib=min(filter(None, limits_gib), default=None),
+            gpu_memory_gib=min(gpus_gib, default=None),
+            memory_gib=min(known_gib, default=None),
             price_per_pod_hour=price_per_pod_hour,
         )
         return replace(table, scheduling=more_pods(self.spec))

@@ -47,7 +47,9 @@ class FineTuneResult(RunResult):
     def profile(self) -> Profile | None:
         """Parsed FLOPS profile. None: the profiler did not run."""
         path = RunPaths(self.path).profile
-        return read_profile(path, self.train_samples_per_s) if path.exists() else None
+        if not path.exists():
+            return None
+        return read_profile(path, self.train_samples_per_s)
 
     @property
     def trace(self) -> Grid | None:
@@ -58,8 +60,10 @@ class FineTuneResult(RunResult):
     def predictions(self) -> Predictions | None:
         """Answers to the evaluation rows beside the expected answers. None: no answers."""
         paths = RunPaths(self.path)
+        if not paths.predictions.exists():
+            return None
         tables = paths.tables if paths.tables.exists() else None
-        return read_predictions(paths.predictions, tables) if paths.predictions.exists() else None
+        return read_predictions(paths.predictions, tables)
 
     def _card(self, name: str) -> FineTuneCard:
         # `super` would look for a class that `slots` has replaced.

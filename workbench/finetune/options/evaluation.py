@@ -58,15 +58,18 @@ def _check_when(job: FineTuneOptions) -> None:
     match job.eval_strategy:
         case EvalStrategy.STEPS if job.eval_steps is None:
             raise ConfigError(
-                "eval_strategy is 'steps', and eval_steps is not set; set it, or choose 'epoch'"
+                "eval_strategy is 'steps', and eval_steps is not set; set eval_steps, or choose "
+                "'epoch'"
             )
         case EvalStrategy.EPOCH | EvalStrategy.NO if job.eval_steps is not None:
             raise ConfigError(
-                f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; drop one of them"
+                f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; "
+                "drop eval_strategy or eval_steps"
             )
     if not evaluates(job) and job.metrics:
         raise ConfigError(
-            "metrics is measured at evaluations, and eval_strategy is 'no'; drop one of them"
+            "metrics is measured at evaluations, and eval_strategy is 'no'; drop metrics or "
+            "eval_strategy"
         )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if (
@@ -100,11 +103,13 @@ def _check_best(job: FineTuneOptions) -> None:
     for name in ("metric_for_best_model", "greater_is_better"):
         if getattr(job, name) is not None and not compared:
             raise ConfigError(
-                f"{name} is for load_best_model_at_end and early_stopping_patience; set one, or drop it"
+                f"{name} is for load_best_model_at_end and early_stopping_patience; set either "
+                f"option, or drop {name}"
             )
     if job.early_stopping_threshold and job.early_stopping_patience is None:
         raise ConfigError(
-            "early_stopping_threshold is for early_stopping_patience; set it, or drop the threshold"
+            "early_stopping_threshold is for early_stopping_patience; set early_stopping_patience, "
+            "or drop the threshold"
         )
     if (
         job.save_total_limit is not None
@@ -112,7 +117,8 @@ def _check_best(job: FineTuneOptions) -> None:
         and not job.load_best_model_at_end
     ):
         raise ConfigError(
-            "save_total_limit limits checkpoints, and none is saved; set save_steps, or drop it"
+            "save_total_limit limits checkpoints, and no checkpoint is saved; set save_steps, or "
+            "drop save_total_limit"
         )
     if not own_metrics(job.metrics) and best_metric(job) not in (measured := _measured(job)):
         raise one_of("metric_for_best_model", best_metric(job), measured)
@@ -120,16 +126,9 @@ def _check_best(job: FineTuneOptions) -> None:
 
 def _measured(job: FineTuneOptions) -> list[str]:
     causal = family_by_name(job.model) is not Family.ENCODER_DECODER
-    names = [LOSS, *(["perplexity"] if causal else [])]
-    return list(
-        dict.fromkeys(
-            [
-                *names,
-                *(
-                    figure
-                    for name in job.metrics
-                    for figure in _FIGURES.get(str(name), (str(name),))
-                ),
-            ]
-        )
-    )
+    names = [LOSS]
+    if causal:
+        names.append("perplexity")
+    for metric in job.metrics:
+        names.extend(_FIGURES.get(str(metric), [str(metric)]))
+    return list(dict.fromkeys(names))

@@ -86,8 +86,8 @@ def check_address(model: str) -> None:
     if at_hub := _AT_HUB.match(model):
         raise ConfigError(f"model {shortened(model)} is an address; give the hub id {at_hub[1]!r}")
     raise ConfigError(
-        f"model {shortened(model)} is an address, and no pod fetches a model from there: download it to this machine "
-        "and give its folder, or give a hub id"
+        f"model {shortened(model)} is an address, and no pod fetches a model from an address: "
+        "download the model to this machine and give its folder, or give a hub id"
     )
 
 
@@ -106,14 +106,15 @@ def model_kind(model: str) -> ModelKind:
     check_address(model)
     if at := _AT_REVISION.fullmatch(model):
         raise ConfigError(
-            f"model {shortened(model)} names a revision, and a model has none: the hub's newest is taken. Give "
-            f"{at['id']!r}, or download that revision and give its folder, as in "
+            f"model {shortened(model)} names a revision, and the option takes no revision: the "
+            f"hub's newest is used. Give {at['id']!r}, or download the revision and give the "
+            "folder, as in "
             f"huggingface_hub.snapshot_download({at['id']!r}, revision={at['revision']!r})"
         )
     raise ConfigError(
         f"model {shortened(model)} is neither a folder on this machine nor a hub id; "
-        f"allowed: '{TINY_T5}', '{TINY_LLAMA}', a folder made by save_pretrained, or a hub id such as 't5-small' or "
-        "'google/flan-t5-small'"
+        f"allowed: '{TINY_T5}', '{TINY_LLAMA}', a folder made by save_pretrained, or a hub id, as "
+        "in 't5-small' or 'google/flan-t5-small'"
     )
 
 

@@ -23,9 +23,9 @@ class ModulePair:
 
     def change(self, figure: str) -> float:
         """Return the second figure minus the first. A missing module counts as 0."""
-        return (self.other.figure(figure) if self.other else 0.0) - (
-            self.one.figure(figure) if self.one else 0.0
-        )
+        one = self.one.figure(figure) if self.one else 0.0
+        other = self.other.figure(figure) if self.other else 0.0
+        return other - one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +39,15 @@ class ProfileComparison(Shown):
     def modules(self, depth: int = 2, sort: str | None = None) -> list[ModulePair]:
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
-        left, right = (dict(p.root.at(depth)) if p.root else {} for p in (self.one, self.other))
+        left = dict(self.one.root.at(depth)) if self.one.root else {}
+        right = dict(self.other.root.at(depth)) if self.other.root else {}
         pairs = [
             ModulePair(path=path, one=left.get(path), other=right.get(path))
             for path in {**left, **right}
         ]
-        return pairs if sort is None else sorted(pairs, key=lambda pair: -abs(pair.change(sort)))
+        if sort is not None:
+            pairs.sort(key=lambda pair: -abs(pair.change(sort)))
+        return pairs
 
     def summary(self) -> Grid:
         """Return the figures of both models and the ratio of the second to the first."""

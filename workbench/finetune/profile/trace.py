@@ -18,16 +18,19 @@ def read_trace(paths: RunPaths) -> Grid | None:
     if not operators:
         return None
     on_device = any(number(each.get("device_s")) for each in operators)
-    rows = [
-        (
-            text(each.get("name")),
-            count(whole(each.get("calls"))),
-            duration(number(each.get("cpu_s"))),
-            *((duration(number(each.get("device_s"))),) if on_device else ()),
-        )
-        for each in operators[:_SHOWN]
-    ]
-    columns = ("operator", "calls", "CPU, its own", *(("GPU, its own",) if on_device else ()))
+    columns = ["operator", "calls", "CPU, its own"]
+    if on_device:
+        columns.append("GPU, its own")
+    rows = []
+    for each in operators[:_SHOWN]:
+        calls = whole(each.get("calls"))
+        row = [text(each.get("name")), count(calls), duration(number(each.get("cpu_s")))]
+        if on_device:
+            row.append(duration(number(each.get("device_s"))))
+        rows.append(row)
     steps = "–".join(str(step) for step in items(raw.get("steps")))
-    caption = f"Steps {steps} of rank 0; {paths.trace.name} opens in https://ui.perfetto.dev and chrome://tracing"
+    caption = (
+        f"Steps {steps} of rank 0; {paths.trace.name} opens in https://ui.perfetto.dev and "
+        "chrome://tracing"
+    )
     return Grid(columns=columns, rows=rows, right=columns[1:], cut={"operator"}, caption=caption)

@@ -56,13 +56,14 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
 def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
     if job.resume is not None:
         raise ConfigError(
-            f"the run went on from a checkpoint in {job.resume}, on this machine, where no cluster finds it; hand "
-            "over a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
+            f"the run continued from a checkpoint in {job.resume}, a folder of this machine that "
+            "no cluster can read; hand over a run without resume (with save_steps, the run "
+            "resumes by itself on the cluster)"
         )
     if job.device_map:
         raise ConfigError(
-            "device_map spreads a model over the GPUs of one process, and a manifest gives each one GPU; hand over "
-            "a run with technique 'fsdp' instead"
+            "device_map spreads a model over the GPUs of a single process, and a manifest gives "
+            "every process 1 GPU; hand over a run with technique 'fsdp' instead"
         )
     if request.elastic:
         alone = "it is one process" if runs_alone(job.technique) else ""
@@ -70,12 +71,13 @@ def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
             raise ConfigError(f"technique {job.technique!r} cannot be elastic: {why}")
     if job.lora.get("resume_from"):
         raise ConfigError(
-            "a job that goes on with adapters cannot be handed over: merge them first (run.merge)"
+            "a job that continues with adapters cannot be handed over: merge the adapters first "
+            "(run.merge)"
         )
     if Path(job.model).is_absolute() and not request.folder:
         raise ConfigError(
-            f"the model is {job.model}, a folder of this machine: copy it to the claim, into a folder 'model', and "
-            "name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
+            f"the model is {job.model}, a folder of this machine: copy the folder to the claim as "
+            "'model', and name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
         )
 
 

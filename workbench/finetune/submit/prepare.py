@@ -41,9 +41,12 @@ def prepare(job: FineTune, run: NewRun) -> FineTune:
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     with checked_rows(job) as refusal:
         data = prepare_rows(dataset_from(job.dataset), paths.inputs, refusal=refusal)
-    chosen = [
-        name for name in _LEFT_OPEN if getattr(run.asked, name, "") is None and getattr(job, name)
-    ]
+    chosen = []
+    for name in _LEFT_OPEN:
+        was_open = getattr(run.asked, name, "") is None
+        if was_open and getattr(job, name):
+            chosen.append(name)
+    own_json = {} if job.deepspeed is None else load(job)[0]
     resolved: Mapping[str, object] = {
         "job": {**job.to_dict(), "env": {}},
         "train": data.train.name if data.train else None,
@@ -55,14 +58,18 @@ def prepare(job: FineTune, run: NewRun) -> FineTune:
         "family": model_family(job.model),
         "chosen": chosen,
         "deepspeed": deepspeed,
-        "json_keys": [] if job.deepspeed is None else list(own_keys(load(job)[0])),
+        "json_keys": list(own_keys(own_json)),
         "ranks": run.ranks,
         "order": ROW_ORDER if job.resume is None else row_order(Path(job.resume)),
         "metric_inputs": metric_inputs(job, data),
     }
     if job.resume is not None:
         checkpoint = resume_checkpoint(
-            job, paths, world_size=run.ranks, resolved=resolved, ask_pods=run.ask_pods
+            job,
+            paths,
+            world_size=run.ranks,
+            resolved=resolved,
+            ask_pods=run.ask_pods,
         )
         resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")

@@ -105,7 +105,8 @@ def resume_checkpoint(
     made = read_json(RunPaths(root).job, within=root)
     if not part(made, "job"):
         raise ConfigError(
-            f"resume is {str(root)!r}, which is not the directory of a FineTune run; give the one to go on from"
+            f"resume is {str(root)!r}, not the directory of a FineTune run; give the directory of "
+            "the run to continue"
         )
     held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
     checkpoint = held or newest_good(root, last_step=job.max_steps)
@@ -119,7 +120,8 @@ def resume_checkpoint(
     now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
     if now != then:
         raise ConfigError(
-            f"the DeepSpeed configuration differs from that of {root}; resume with the same"
+            f"the DeepSpeed configuration differs from the configuration of {root}; resume with "
+            "the same configuration"
         )
     _check_ranks(job, checkpoint, world_size, root, part(resolved, "deepspeed"))
     return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
@@ -209,8 +211,8 @@ def _check_ranks(
     )
     if reason := bound_to_ranks(job, config) or apart:
         raise ConfigError(
-            f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} ranks, and this run has "
-            f"{ranks}; {reason}: resume with as many pods and slots"
+            f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} "
+            f"ranks, and the new run has {ranks}; {reason}: resume with as many pods and slots"
         )
 
 
@@ -249,7 +251,8 @@ def _check_settings(
         )
     if different:
         raise ConfigError(
-            f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings"
+            f"the job differs from the job of {root}: {'; '.join(different)}; resume with the "
+            "same settings"
         )
 
 
@@ -297,5 +300,5 @@ def _check_rows(
         same = old.is_file() and file_digest(old) == file_digest(new)
     if not same:
         raise ConfigError(
-            f"the training rows differ from those of {root}; resume with the same dataset"
+            f"the training rows differ from the rows of {root}; resume with the same dataset"
         )

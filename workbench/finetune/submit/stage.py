@@ -22,30 +22,41 @@ def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[s
     for name in ("train", "eval"):
         local = resolved.get(name)
         if local:
-            path = paths.inputs / local
-            resolved[name] = str(path) if link.sees(path) else link.put(path.read_bytes(), ".jsonl")
-    if (folder := Path(job.model)).is_dir():
+            resolved[name] = _sent_rows(link, paths.inputs / local)
+    model = Path(job.model)
+    if model.is_dir():
         resolved["base"] = job.model
-        resolved["job"]["model"] = job.model if link.sees(folder) else _send_model(link, folder)
-    if adapters := job.lora.get("resume_from"):
-        folder = Path(str(adapters))
-        resolved["job"]["lora"]["resume_from"] = (
-            adapters if link.sees(folder) else _send_model(link, folder)
-        )
+        resolved["job"]["model"] = _sent_model(link, model)
+    adapters = job.lora.get("resume_from")
+    if adapters:
+        resolved["job"]["lora"]["resume_from"] = _sent_model(link, Path(str(adapters)))
     resolved["gpus"] = gpus
     return {paths.job.name: json.dumps(resolved)}
 
 
-def _send_model(link: PodStore, folder: Path) -> str:
-    digests = {path.relative_to(folder).as_posix(): _digest_of(path) for path in files_of(folder)}
+def _sent_rows(link: PodStore, path: Path) -> str:
+    """Return the path of a file of rows on a pod; send the file if the pod cannot see it."""
+    if link.sees(path):
+        return str(path)
+    return link.put(path.read_bytes(), ".jsonl")
+
+
+def _sent_model(link: PodStore, folder: Path) -> str:
+    """Return the path of a model's folder on a pod; send the files if the pod cannot see them."""
+    if link.sees(folder):
+        return str(folder)
+    digests = {}
+    for path in files_of(folder):
+        digests[path.relative_to(folder).as_posix()] = _digest_of(path)
     listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     target = link.store / f"model-{listing[:32]}.{link.name}"
     for name, digest in digests.items():
+        place = target / name
         stored = link.put_once(folder / name, digest)
-        link.run(["mkdir", "-p", "-m", "700", "--", str((target / name).parent)])
+        link.run(["mkdir", "-p", "-m", "700", "--", str(place.parent)])
         # A symbolic link: another pod with the same store may be replacing the content at the same
         # time.
-        link.run(["ln", "-sf", "--", stored, str(target / name)])
+        link.run(["ln", "-sf", "--", stored, str(place)])
     return str(target)
 
 
