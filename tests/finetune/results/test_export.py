@@ -265,7 +265,8 @@ def test_a_push_refuses_what_no_library_saved(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("canary")
         with pytest.raises(
-            RunError, match=f"holds '{re.escape(name)}', which transformers and peft do not save"
+            RunError,
+            match=f"holds '{re.escape(name)}', a file that transformers and peft do not save",
         ):
             _files(tmp_path)
         (tmp_path / name).unlink()

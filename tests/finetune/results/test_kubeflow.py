@@ -471,7 +471,8 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
             other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
     spread = run_of(tmp_path / "spread", FineTune(technique="single", device_map="auto"), gpus=2)
     with pytest.raises(
-        ConfigError, match="device_map spreads a model over the GPUs of one process, and a manifest"
+        ConfigError,
+        match="device_map spreads a model over the GPUs of a single process, and a manifest",
     ):
         spread.manifest("trainjob", image=IMAGE)
 
@@ -526,7 +527,8 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
     (model / "config.json").write_text('{"is_encoder_decoder": true}')
     run = run_of(tmp_path / "a", FineTune(model=str(model)))
     with pytest.raises(
-        ConfigError, match=r"the model is .*/model, a folder of this machine: copy it to the claim"
+        ConfigError,
+        match=r"the model is .*/model, a folder of this machine: copy the folder to the claim",
     ):
         run.manifest("trainjob", image=IMAGE)
     assert (
@@ -537,7 +539,7 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
     spec = json.loads(resumed.paths.spec.read_text())
     write_json(resumed.paths.spec, {**spec, "job": {**spec["job"], "resume": "/old"}})
     with pytest.raises(
-        ConfigError, match="the run went on from a checkpoint in /old, on this machine"
+        ConfigError, match="the run continued from a checkpoint in /old, a folder of this machine"
     ):
         resumed.manifest("trainjob", image=IMAGE)
 

@@ -250,7 +250,7 @@ def _check_regular(path: Path) -> None:
     elif not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
         raise RunError(
-            f"{path} is {kind}, and a run's model is read only from plain files; put a copy of the "
+            f"{path} is {kind}, and a run's model is not read from links or pipes; put a copy of the "
             "file in place"
         )
 
