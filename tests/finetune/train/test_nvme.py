@@ -19,7 +19,7 @@ from poll import until
 
 pytest.importorskip("deepspeed")
 
-from workbench.finetune.train import swapping
+from workbench.finetune.techniques.zero.nvme import folders
 
 pytestmark = pytest.mark.long
 MEMORY = Path(
@@ -167,7 +167,7 @@ def test_a_build_is_told_again_and_again(
     folder.mkdir()
     (folder / "lock").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(swapping, "_TELL_EVERY_S", 0.02)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder), swapping._builds_told():
+    monkeypatch.setattr(folders, "_TELL_EVERY_S", 0.02)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder), folders._builds_told():
         for _ in range(2):
             until(lambda: "compiling DeepSpeed's async_io" in capfd.readouterr().out)

@@ -16,6 +16,7 @@ from workbench.finetune.options.choices import Communication, Optimizer, Precisi
 from workbench.finetune.options.models import Family, model_family
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero.nvme.config import check_aio, check_disks
 
 SCHEDULES = {
     "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
@@ -62,7 +63,9 @@ def check(
     _check_secrets(config, source)
     zero = part(config, "zero_optimization")
     technique_of(job.technique).refuse_config(zero, source)
+    check_disks(zero, source)
     _check_stage_3(zero, world_size, source)
+    check_aio(config, source)
     _check_companions(config, source)
     if not gpus:
         _check_no_gpus(config, source)
@@ -104,19 +107,8 @@ def _check_secrets(config: Mapping[str, object], source: str) -> None:
 
 
 def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: str) -> None:
-    """Raise ConfigError for NVMe or ZeRO++ without stage 3, and for groups of the wrong size."""
+    """Raise ConfigError for ZeRO++ without stage 3, and for groups of the wrong size."""
     third = zero.get("stage") == 3
-    for key in ("offload_optimizer", "offload_param"):
-        offload = part(zero, key)
-        if offload.get("device") == "nvme" and not (
-            third and str(offload.get("nvme_path")).startswith("/")
-        ):
-            what = (
-                "give a folder of each pod as nvme_path, from / on"
-                if third
-                else "stage 3 alone has it; use device 'cpu'"
-            )
-            raise ConfigError(f"{source}: zero_optimization.{key}.device is 'nvme'; {what}")
     spread = zero.get("zero_hpz_partition_size", 1)
     for key in _PLUS_PLUS:
         value = zero.get(key)
@@ -133,12 +125,6 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
 
 def _check_companions(config: Mapping[str, object], source: str) -> None:
     """Raise ConfigError for a section without effect because another key is missing."""
-    zero = part(config, "zero_optimization")
-    devices = [part(zero, key).get("device") for key in ("offload_optimizer", "offload_param")]
-    if part(config, "aio") and "nvme" not in devices:
-        raise ConfigError(
-            f"{source}: aio is for offload to disks, and no device is 'nvme'; remove it"
-        )
     logger = part(config, "comms_logger")
     if logger.get("enabled") is True and logger.get("verbose") is not True:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.base.json_values import part
 from workbench.finetune.deepspeed.check import check
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.files import load
@@ -13,6 +12,7 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero.nvme import config as nvme
 from workbench.finetune.techniques.zero.zero import is_offloaded
 
 
@@ -65,9 +65,7 @@ def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[st
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-        if part(zero, "offload_param").get("device") == "nvme":
-            # With prefetching, DeepSpeed 0.19.8 reads the same weights from a disk twice and fails.
-            zero.setdefault("stage3_prefetch_bucket_size", 0)
+        nvme.fill(zero)
     # The trainer starts the profiler: DeepSpeed's switch would slow every step of the run.
     config["flops_profiler"] = {**config.get("flops_profiler", {}), "enabled": False}
     _fill_optimizer(config, job, gpus=gpus)

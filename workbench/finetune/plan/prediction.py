@@ -30,6 +30,7 @@ from workbench.finetune.plan.table import GIB, Fit, PlanRow
 from workbench.finetune.plan.tracing import cached_answer, trace_of
 from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.finetune.techniques.sizes import Setting, Trace
+from workbench.finetune.techniques.zero.nvme.memory import bytes_on_disk
 from workbench.jobs.job import Job
 
 LARGEST = "largest_micro_batch"
@@ -154,6 +155,5 @@ def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     )
     share = trace.trained / setting.shards * setting.on_pod
     checkpoint = (4 + setting.state_bytes) * share
-    swapped = share * (8 + setting.state_bytes) * bool(setting.swap_buffers)
-    swapped += setting.weight_bytes * share * bool(setting.weight_buffers)
-    return (model + 2 * checkpoint * saves + swapped) / GIB
+    offloaded = bytes_on_disk(setting, trace)
+    return (model + 2 * checkpoint * saves + offloaded) / GIB

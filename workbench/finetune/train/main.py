@@ -32,6 +32,7 @@ from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.options.prompts import wording
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero.nvme.folders import remove_folders
 from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
@@ -46,7 +47,6 @@ from workbench.finetune.train.measure.profile import (
     steps_to_trace,
 )
 from workbench.finetune.train.settings import Assignment, prepare_process, training_arguments
-from workbench.finetune.train.swapping import remove_folders
 from workbench.finetune.train.trainer import FineTuner, TrainerParts
 from workbench.rundir.events import emit
 

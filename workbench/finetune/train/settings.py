@@ -26,7 +26,7 @@ from workbench.finetune.options.choices import Precision
 from workbench.finetune.recipe.standalone import prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.technique import Technique
-from workbench.finetune.train.swapping import own_folders, prepare_folders
+from workbench.finetune.techniques.zero.nvme.folders import own_folders, prepare_folders
 from workbench.jobs.registry import job_from_dict
 
 

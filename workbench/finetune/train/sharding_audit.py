@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.agent.rank import collectives as ranks
 from workbench.finetune.techniques.registry import TECHNIQUES
-from workbench.finetune.techniques.zero.state import on_disk
+from workbench.finetune.techniques.zero.nvme.state import files_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     masters = _masters(engine.optimizer) if engine is not None else []
-    files = on_disk(engine.optimizer) if engine is not None else {}
+    files = files_of(engine.optimizer) if engine is not None else {}
     in_groups = (p for group in optimizer.param_groups for p in group["params"])
     updated = _share(
         [files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained)

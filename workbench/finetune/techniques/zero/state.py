@@ -10,6 +10,7 @@ import torch
 
 from workbench.base.errors import RunError
 from workbench.finetune.techniques.on_pods.cutting import Flats, span
+from workbench.finetune.techniques.zero.nvme.state import files_of, load_files, uses_files
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 
@@ -100,7 +101,7 @@ class ZeroState:
         """Return the flat FP32 weights that the rank updates."""
         for name in self.masters:
             if hasattr(self.zero, name):
-                files = on_disk(self.zero)
+                files = files_of(self.zero)
                 return [files.get(id(each), each) for each in getattr(self.zero, name)]
         raise RunError(
             f"checkpoints of DeepSpeed's {type(self.zero).__name__} are not known here; leave `save_steps` out"
@@ -144,7 +145,7 @@ class Stage3State(ZeroState):
         zero._set_fp32_optimizer_param_groups()
         try:
             state = super().optimizer_state()
-            files = on_disk(zero)
+            files = files_of(zero)
         finally:
             zero._clear_fp32_optimizer_param_groups()
         state["state"] = {
@@ -155,8 +156,8 @@ class Stage3State(ZeroState):
 
     def load(self, state: Any) -> None:
         zero = self.zero
-        if getattr(zero, "swap_optimizer", False) or getattr(zero, "params_in_nvme_and_cpu", False):
-            self._load_on_disk(state)
+        if uses_files(zero):
+            load_files(zero, state)
             return
         # DeepSpeed's own way, with the content of its checkpoint files.
         scaling = {
@@ -169,21 +170,6 @@ class Stage3State(ZeroState):
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         zero.load_state_dict({rank: {**scaling, **kept}})
         zero.checkpoint_event_epilogue()
-
-    def _load_on_disk(self, state: Any) -> None:
-        # DeepSpeed's own way copies into empty tensors. Proceed as after a step, so that the files
-        # are written.
-        zero = self.zero
-        saved = state["optimizer"]
-        timers = set[str]()
-        for group, options in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
-            group.update({key: value for key, value in options.items() if key != "params"})
-        for number, weights in enumerate(zero.fp32_partitioned_groups_flat):
-            zero._prepare_sub_group(number, timers)
-            weights.data.copy_(state["weights"][number])
-            zero.optimizer.state[weights] = saved["state"][number]
-            zero._reassign_or_swap_out_partitioned_parameters(number)
-            zero._release_sub_group(number, timers)
 
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
         """Cut every weight into equal parts for all ranks, the last part padded with zeros."""
@@ -206,18 +192,6 @@ class Stage3State(ZeroState):
         for number in range(len(self.zero.fp16_groups)):
             groups[self.zero.sub_group_to_group_id[number]].append(number)
         return groups
-
-
-def on_disk(zero: Any) -> dict[int, torch.Tensor]:
-    """Return the files of an offload to NVMe as tensors, by the ids of the empty tensors."""
-    swapper = getattr(zero, "optimizer_swapper", None)
-    return {
-        id(each.compute_tensor): torch.from_file(
-            each.swap_path, shared=True, size=info.numel(), dtype=info.dtype()
-        )
-        for info in (swapper.swap_params_info.values() if swapper else ())
-        for each in info.tensors
-    }
 
 
 def _check(difference: int, limit: int) -> None:

@@ -28,13 +28,20 @@ from workbench.finetune.techniques.sizes import (
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE, Technique
+from workbench.finetune.techniques.zero.numbers import number_of
+from workbench.finetune.techniques.zero.nvme.config import (
+    OPTIMIZER,
+    WEIGHTS,
+    buffers_of,
+    prefetch_of,
+)
 
 if TYPE_CHECKING:
     from workbench.finetune.techniques.zero.state import ZeroState
 
 PREFETCH = 50_000_000
 """Elements that stage 3 gathers ahead by default."""
-_OFFLOADS = ("offload_optimizer", "offload_param")
+_OFFLOADS = (OPTIMIZER, WEIGHTS)
 _ON_HOST = ("optimizer", "parameters")
 
 
@@ -132,30 +139,29 @@ class Zero(Technique, shared=True):
         # offload.
         own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
         offload = [part(zero, key).get("device", "none") != "none" for key in _OFFLOADS]
-        # The same default as in the filled configuration: reading the same weights from a disk
-        # twice fails.
-        ahead = 0 if part(zero, "offload_param").get("device") == "nvme" else PREFETCH
+        prefetch = plain.prefetch
+        if zero:
+            # The same default as in the filled configuration.
+            ahead = prefetch_of(zero, PREFETCH)
+            prefetch = number_of(zero, "stage3_prefetch_bucket_size", ahead)
         return replace(
             plain,
             weight_bytes=2 if half else 4,
             frozen_bytes=2 if half else 4,
             compute_bytes=2 if half else 4,
             update_bytes=8.0 if own and job.optimizer == Optimizer.ADAMW else 0.0,
-            bucket=_number(zero, "reduce_bucket_size", plain.bucket),
+            bucket=number_of(zero, "reduce_bucket_size", plain.bucket),
             buckets=2 if zero.get("overlap_comm") and self.zero_stage < 3 else 1,
-            prefetch=_number(zero, "stage3_prefetch_bucket_size", ahead)
-            if zero
-            else plain.prefetch,
-            persist=_number(zero, "stage3_param_persistence_threshold", plain.persist),
+            prefetch=prefetch,
+            persist=number_of(zero, "stage3_param_persistence_threshold", plain.persist),
             # DeepSpeed 0.19.8 keeps no parameters after an evaluation, including the evaluation
             # before the first step.
-            reuse=0 if evaluates(job) else _number(zero, "stage3_max_reuse_distance", plain.reuse),
-            sub_group=_number(zero, "sub_group_size", plain.sub_group),
+            reuse=0
+            if evaluates(job)
+            else number_of(zero, "stage3_max_reuse_distance", plain.reuse),
+            sub_group=number_of(zero, "sub_group_size", plain.sub_group),
             offload=tuple(name for name, so in zip(_ON_HOST, offload, strict=True) if so),
-            swap_buffers=_on_disk(zero, "offload_optimizer", "buffer_count", 4),
-            weight_buffers=_on_disk(zero, "offload_param", "buffer_count", 5)
-            * _on_disk(zero, "offload_param", "buffer_size", 100_000_000),
-            weights_kept=_on_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
+            **buffers_of(zero),
             reduce_bytes=reduce_bytes,
         )
 
@@ -229,20 +235,3 @@ def states_kept(
         mine = Memory(optimizer=master, gradients=gradients)
         return device.plus(mine), Memory(optimizer=states)
     return device.plus(Memory(optimizer=master + states, gradients=gradients)), Memory()
-
-
-def _on_disk(zero: Mapping[str, Any], key: str, name: str, default: int) -> int:
-    offload = part(zero, key)
-    return _number(offload, name, default) if offload.get("device") == "nvme" else 0
-
-
-def _number(zero: Mapping[str, Any], key: str, default: int) -> int:
-    value = zero.get(key, default)
-    if value == "auto":
-        # The Trainer sets a small number.
-        return 1_000_000
-    if isinstance(value, str):
-        return default
-    if isinstance(value, int | float):
-        return int(value)
-    raise ConfigError(f"deepspeed zero_optimization.{key} is {value!r}; it must be a number")

@@ -20,6 +20,7 @@ from workbench.finetune.techniques.sizes import (
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE
+from workbench.finetune.techniques.zero.nvme.memory import optimizer_in_memory, weights_in_memory
 from workbench.finetune.techniques.zero.zero import Zero, is_offloaded, states_kept
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ class Zero3(Zero):
         return Stage3State(engine)
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-        shard = trace.trained / setting.shards
         master = FP32 * trace.trained / setting.shards
         states = setting.state_bytes * trace.trained / setting.shards
         gradients = setting.weight_bytes * trace.trained / setting.shards
@@ -79,18 +79,14 @@ class Zero3(Zero):
         device = Memory(parameters=scales_of(setting, trace), communication=bucket)
         host = Memory()
         # Weights: on the device, on the host, or on a disk with buffers.
-        weights = weights_of(setting, trace) / setting.shards
         if "parameters" in setting.offload:
-            if setting.weight_buffers:
-                # This number of trained elements stays in memory anyway (`max_in_cpu`).
-                elements = setting.weight_buffers + min(setting.weights_kept, shard)
-                weights = setting.weight_bytes * elements
-            host = host.plus(Memory(parameters=weights))
+            host = host.plus(Memory(parameters=weights_in_memory(setting, trace)))
         else:
+            weights = weights_of(setting, trace) / setting.shards
             device = device.plus(Memory(parameters=weights))
         # Optimizer states: on a disk, on the host, or on the device.
-        if setting.swap_buffers:
-            through = setting.swap_buffers * FP32 * min(shard, setting.sub_group)
+        through = optimizer_in_memory(setting, trace)
+        if through is not None:
             return device, host.plus(Memory(optimizer=through, gradients=gradients))
         if "optimizer" in setting.offload:
             # Gradients are kept there in FP32, beside gradients in the weights' own format.

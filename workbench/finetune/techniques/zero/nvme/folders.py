@@ -1,4 +1,4 @@
-"""Folders for DeepSpeed's offload to a disk ("nvme"): one per run, tested before loading."""
+"""Folders for DeepSpeed's offload to a disk: one per run, tested before loading."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 from workbench.agent.probe.examine import compile_locks, extensions_folder
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
+from workbench.finetune.techniques.zero.nvme.config import FOLDER, OPTIMIZER, WEIGHTS, uses_disk
 
 _PAGE = 4096
 _TELL_EVERY_S = 5.0
@@ -25,8 +27,8 @@ def own_folders(deepspeed: dict[str, Any] | None, run: str) -> dict[str, Any] | 
 
     DeepSpeed's files have fixed names.
     """
-    for part in _parts(deepspeed):
-        part["nvme_path"] = str(Path(part["nvme_path"]) / f"workbench-{run}")
+    for section in _parts(deepspeed):
+        section[FOLDER] = str(Path(section[FOLDER]) / f"workbench-{run}")
     return deepspeed
 
 
@@ -118,10 +120,9 @@ def _check_reads(folder: Path) -> None:
 
 
 def _folders(deepspeed: Mapping[str, Any] | None) -> set[Path]:
-    return {Path(part["nvme_path"]) for part in _parts(deepspeed)}
+    return {Path(section[FOLDER]) for section in _parts(deepspeed)}
 
 
-def _parts(deepspeed: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    zero = (deepspeed or {}).get("zero_optimization", {})
-    parts = [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
-    return [part for part in parts if part.get("device") == "nvme"]
+def _parts(deepspeed: Mapping[str, Any] | None) -> list[Any]:
+    zero = part(deepspeed or {}, "zero_optimization")
+    return [zero[key] for key in (OPTIMIZER, WEIGHTS) if uses_disk(zero, key)]

@@ -1,0 +1,1 @@
+"""Offload of ZeRO-3 to the disks of the pods (NVMe)."""
