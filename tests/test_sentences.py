@@ -95,7 +95,7 @@ def test_a_sentence_asks_for_the_sentence_and_each_figure() -> None:
 
 
 def test_patterns_take_any_value_and_any_break_of_a_line() -> None:
-    assert re.search(pattern("{} is (not) here: {}."), "x is (not)\n  here: a.b.")
+    assert re.search(f"(?s){pattern('{} is (not) here: {}.')}", "x is (not)\n  here: a.b.")
     assert not re.search(pattern("{} is (not) here: {}."), "x is not here: a.b.")
 
 

@@ -89,8 +89,9 @@ def says(text: object, identity: str, *figures: object) -> bool:
 
 def pattern(template: str) -> str:
     """Return a regular expression for a template with any values."""
-    pieces = template.strip().split(HOLE)
-    return ".*?".join(re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(piece)) for piece in pieces)
+    first, *others = template.strip().split(HOLE)
+    # The earliest place of each piece is enough: an atomic group (?>…) spares all others.
+    return _literal(first) + "".join(f"(?>.*?{_literal(piece)})" for piece in others)
 
 
 def load(path: Path = GOLDEN) -> dict[str, Sentence]:
@@ -366,6 +367,11 @@ def _likeness(before: str, after: str, least: float) -> float:
     if matcher.quick_ratio() < least:
         return 0.0
     return matcher.ratio()
+
+
+def _literal(piece: str) -> str:
+    """Return a regular expression for a piece of a sentence, however its lines are broken."""
+    return re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(piece))
 
 
 def _renamed(text: str, renamed: Mapping[str, str]) -> str:
