@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.base.files.folders import make_private, weakness
 from workbench.client.cluster import Cluster
@@ -47,18 +48,20 @@ def test_only_its_user_and_root_may_change_what_lies_in_a_folder(tmp_path: Path)
         in words
     )
     (tmp_path / "link").symlink_to(team)
-    assert "may be written by everybody" in weakness(tmp_path / "link" / "mine")
+    assert says(
+        weakness(tmp_path / "link" / "mine"), "base.folders._weakness_of.may-written", "everybody"
+    )
 
 
 def test_a_group_with_other_members_and_another_owner_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = weakness(another_s(tmp_path / "theirs", monkeypatch) / "mine")
-    assert "is owned by" in words
+    assert says(words, "base.folders._weakness_of.owned")
     if os.geteuid() == 0:
-        assert "is owned by nobody" in words
+        assert says(words, "base.folders._weakness_of.owned", "nobody")
         os.chown(weak(tmp_path / "team", 0o2775), 0, NOBODY)
-        assert " of its group, who " in weakness(tmp_path / "team" / "mine")
+        assert says(weakness(tmp_path / "team" / "mine"), "base.folders._weakness_of.group", "who")
 
 
 def test_a_folder_of_nobody_here_and_one_that_is_trusted_by_name_are_taken(
@@ -96,15 +99,24 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team = weak(tmp_path / "team")
-    with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.folders._weakness_of.may-written", "everybody", "run chmod"),
+    ):
         Cluster(LocalPods(), path=team / "c").start()
-    with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.folders._weakness_of.may-written", "everybody", "run chmod"),
+    ):
         prepare_run(RunSpec(job=Script(path=__file__)), root=team / "run")
-    with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.folders._weakness_of.may-written", "everybody", "run chmod"),
+    ):
         Cluster.attach(team)
     assert list(team.iterdir()) == []
     theirs = another_s(tmp_path / "theirs", monkeypatch)
     theirs.chmod(0o777)
-    with pytest.raises(ConfigError, match="is owned by"):
+    with pytest.raises(ConfigError, match=sentence("base.folders.make_private.owned-make-folder")):
         prepare_run(RunSpec(job=Script(path=__file__)), root=theirs)
     assert list(theirs.iterdir()) == []

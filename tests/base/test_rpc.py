@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.base.messages.lines import LARGEST, Lines, Pipes, TooLong, from_line, to_line
-from workbench.base.messages.rpc import Client, Late, Refused
-from workbench.base.messages.server import Request, Requests, incoming
+from tests.support.sentences import says, sentence
+from workbench.base.lines import LARGEST, Lines, Pipes, TooLong, from_line, to_line
+from workbench.base.rpc import Client, Late, Refused, Request, Requests, incoming
 
 SOON_S = 30.0  # for what takes no time on an idle machine
 
@@ -142,7 +142,7 @@ def test_answers_come_in_any_order_and_each_reaches_its_own_call() -> None:
 def test_an_answer_that_comes_after_the_deadline_is_not_lost() -> None:
     with pair() as (client, peer):
         call = client.send({"op": "submit"})
-        with pytest.raises(Late, match=r"no answer to 'submit' in 0\.05 s"):
+        with pytest.raises(Late, match=sentence("base.rpc.result.answer", "submit", "0.05")):
             client.result(call, 0.05)
         peer.sendall(to_line({"id": 1, "ok": True, "taken": 7}))
         assert client.result(call, SOON_S)["taken"] == 7
@@ -188,7 +188,10 @@ class _Dripping:
 
 @pytest.mark.parametrize(
     ("last", "words"),
-    [(b"", "closed the line$"), (b'{"id": 1, "ok": tr', "in the middle of a message")],
+    [
+        (b"", sentence("base.rpc._receive.peer-closed-line")),
+        (b'{"id": 1, "ok": tr', sentence("base.rpc._receive.middle-message")),
+    ],
 )
 def test_a_peer_that_dies_ends_every_call(last: bytes, words: str) -> None:
     with pair() as (client, peer):
@@ -255,12 +258,19 @@ def test_a_refusal_is_a_value_with_its_fields_and_the_line_remains() -> None:
 
 
 def test_an_oversized_line_is_refused_by_name_on_either_side() -> None:
-    with pair() as (client, _peer), pytest.raises(TooLong, match="'submit' has 16384 KiB; at most"):
+    with (
+        pair() as (client, _peer),
+        pytest.raises(
+            TooLong, match=sentence("base.lines.check_length.kib-most-kib", "submit", 16384)
+        ),
+    ):
         client.send({"op": "submit", "job": "x" * LARGEST})
     with pair(largest_answer=1000) as (client, peer):
         call = client.send({"op": "poll"})
         peer.sendall(to_line({"id": 1, "ok": True, "log": "x" * 1000}))
-        with pytest.raises(ConnectionError, match="more than 1000 bytes is not accepted"):
+        with pytest.raises(
+            ConnectionError, match=sentence("base.lines.take.message-more-than", 1000)
+        ):
             client.result(call, SOON_S)
     answers: list[bytes] = []
     requests = Requests(answers.append)
@@ -269,7 +279,7 @@ def test_an_oversized_line_is_refused_by_name_on_either_side() -> None:
         assert requests.take() is None
     assert requests.is_broken
     (answer,) = map(from_line, answers)
-    assert f"more than {LARGEST} bytes is not accepted" in answer["error"]
+    assert says(answer["error"], "base.lines.take.message-more-than", LARGEST)
 
 
 def test_an_answer_may_be_longer_than_a_request_where_the_client_expects_it() -> None:
