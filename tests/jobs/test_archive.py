@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sql.archive import unpack
 
@@ -89,7 +90,9 @@ def test_evil_archives_are_refused_and_leave_nothing(tmp_path: Path, shape: str)
 def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_MEMBERS", 49)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"{i}") for i in range(50)))
-    with pytest.raises(ConfigError, match="more than 49 members"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.archive._unpack.more-than-members", 49)
+    ):
         unpack(path, tmp_path / "out", WANTED)
     monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_MEMBERS", 50)
     assert unpack(path, tmp_path / "out", WANTED) == {}
@@ -101,7 +104,9 @@ def test_a_bomb_is_stopped_by_what_comes_out_of_it(
     monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_BYTES", 4 * 2**20)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"x{i}", bytes(2**20)) for i in range(8)))
     assert path.stat().st_size < 2000
-    with pytest.raises(ConfigError, match="decompressed, the archive has more than 4194304 bytes"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.archive.read.holds-more-than", 4194304)
+    ):
         unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()
 
@@ -121,7 +126,9 @@ def test_a_broken_archive_is_said_to_be_one(
 ) -> None:
     path = archive(tmp_path / "data.tar.bz2", member("train.jsonl", os.urandom(100_000)))
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"data.tar.bz2 is not a whole .tar.bz2 archive"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.archive.unpack.whole-tar-bz", "data.tar.bz2")
+    ):
         unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()
 

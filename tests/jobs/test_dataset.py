@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from wrong import WRONG, places, replaced
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.convert import read_tables
 from workbench.finetune.data.sources.dataset import (
@@ -129,10 +130,13 @@ def test_the_original_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"dev.tables.jsonl": None}, "has no dev.tables.jsonl"),
+        (
+            {"dev.tables.jsonl": None},
+            sentence("finetune.dataset.write.release-wikisql", "dev.tables.jsonl"),
+        ),
         (
             {"dev.jsonl": {**INDEXED, "table_id": "9-9"}},
-            "dev.jsonl, line 1: table_id '9-9' is not in the tables file",
+            sentence("finetune.rows.row_from.table-id-tables", "dev.jsonl, line 1", "9-9"),
         ),
         (
             {"train.tables.jsonl": {**TABLE, "rows": [[1]]}},
@@ -153,7 +157,10 @@ def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
         write(tmp_path / "t.jsonl", ROW),
         write(tmp_path / "e.jsonl", ROW, {**ROW, "sql": 1}),
     )
-    with pytest.raises(ConfigError, match=r"e.jsonl, line 2: sql is 1; it must be an object"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.lines.Fields.must-object", "e.jsonl, line 2", "sql", 1),
+    ):
         prepare(RowFiles(train=good, eval=bad), tmp_path / "out")
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
     replaced = prepare(RowFiles(train=good, eval=good), tmp_path / "out")
@@ -175,14 +182,19 @@ def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: P
         {"source": "", "target": "Once\nupon a time", "table_id": None},
     ]
     with pytest.raises(
-        ConfigError, match=r"t\.jsonl, line 2 is plain text.*causal model such as 'tiny-llama'"
+        ConfigError,
+        match=sentence(
+            "finetune.refusals.refusal.causal-model-such", "t.jsonl, line 2 is plain text"
+        ),
     ):
         prepare(files, tmp_path / "out", refusal=row_refusal(FineTune(model="tiny-t5")))
 
 
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text("\n\n")
-    with pytest.raises(ConfigError, match=r"e.jsonl has no row"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.convert.lines.dataset-file-row", "e.jsonl")
+    ):
         prepare(
             RowFiles(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")),
             tmp_path / "out",
@@ -200,36 +212,59 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("wikisql-mni", "did you mean 'wikisql-mini'"),
-        ("/no/such/folder", "Allowed: wikisql-mini, wikisql, a folder with"),
+        ("wikisql-mni", sentence("base.errors.one_of.did-you-mean", "wikisql-mini")),
+        (
+            "/no/such/folder",
+            sentence(
+                "finetune.dataset._from_path.folder-train-jsonl", "Allowed: wikisql-mini, wikisql"
+            ),
+        ),
         (
             {"kind": "jsn"},
-            "dataset kind 'jsn' is not known.*wikisql-mini, files, release, hub, mix",
+            sentence(
+                "base.errors.one_of.known-allowed",
+                "dataset kind 'jsn'",
+                "wikisql-mini, files, release, hub, mix",
+            ),
         ),
-        ({}, "dataset kind None is not known"),
-        ({"kind": ["jsonl"]}, "dataset kind .* is not known"),
+        ({}, sentence("base.errors.one_of.known-allowed", "dataset kind None")),
+        ({"kind": ["jsonl"]}, sentence("base.errors.one_of.known-allowed", "dataset kind")),
         (
             {"kind": "jsonl", "trian": "x"},
-            "dataset option 'trian' is not known: did you mean 'train'",
+            sentence("base.record._refusal.option-known", "dataset", "trian", "train")
+            + sentence("base.errors.one_of.did-you-mean"),
         ),
-        ({"kind": "files", "eval": "x"}, "dataset of kind 'files' needs the option 'train'"),
-        ({"kind": "jsonl", "train": "x", "eval": 5}, "dataset eval is 5; it must be text"),
-        ({"kind": "jsonl", "train": "x", "eval": "y"}, "dataset train: there is no file x"),
+        (
+            {"kind": "files", "eval": "x"},
+            sentence("base.record._refusal.needs-option", "dataset of kind 'files'", "train"),
+        ),
+        (
+            {"kind": "jsonl", "train": "x", "eval": 5},
+            sentence("base.record._refusal.must", "dataset eval is 5", "text"),
+        ),
+        (
+            {"kind": "jsonl", "train": "x", "eval": "y"},
+            sentence("finetune.files._matching.dataset-file-paths", "train", "x"),
+        ),
         ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
         (
             {"kind": "release", "path": "gone.tar.bz2"},
-            "dataset path: there is no file gone.tar.bz2",
+            sentence("finetune.dataset.check.dataset-path-file", "gone.tar.bz2"),
         ),
-        ({"kind": "release"}, "needs the option 'path'"),
-        ({"kind": "hub"}, "needs the option 'name'"),
+        ({"kind": "release"}, sentence("base.record._refusal.needs-option", "path")),
+        ({"kind": "hub"}, sentence("base.record._refusal.needs-option", "name")),
         ({"kind": "hub", "name": ""}, "dataset name is ''"),
         (
             {"kind": "wikisql-mini", "train_rows": 0},
-            "dataset train_rows is 0; it must be a whole number, 1 or more",
+            sentence("base.record._refusal.must", "dataset train_rows is 0")
+            + sentence("finetune.kinds.whole-number-more-2"),
         ),
         ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),
-        ({"kind": "wikisql-mini", "train_rows": 10**6}, "more than the 100000 questions"),
-        (5, "dataset is 5; give a name, a path or an object"),
+        (
+            {"kind": "wikisql-mini", "train_rows": 10**6},
+            sentence("finetune.dataset._check.dataset-train-rows", 100000),
+        ),
+        (5, sentence("finetune.dataset.dataset_from.dataset-name-path", 5)),
     ],
 )
 def test_what_is_refused(value: object, message: str) -> None:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.evaluation import (
@@ -26,44 +27,65 @@ def score(predictions: list[str], references: list[str]) -> float:
 
 BEST = {"eval_steps": 2, "load_best_model_at_end": True}
 REFUSED = {
-    "set eval_steps, or choose 'epoch'": {"eval_strategy": "steps"},
-    "eval_strategy is 'epoch', and eval_steps is 3": {"eval_strategy": "epoch", "eval_steps": 3},
-    "metrics is measured at evaluations": {"eval_strategy": "no", "metrics": ["rouge"]},
-    "load_best_model_at_end needs evaluations on the way; set eval_steps": {
+    sentence("finetune.evaluation._check_when.eval-strategy-steps"): {"eval_strategy": "steps"},
+    sentence("finetune.evaluation._check_when.eval-strategy-eval", "epoch", 3): {
+        "eval_strategy": "epoch",
+        "eval_steps": 3,
+    },
+    sentence("finetune.evaluation._check_when.metrics-measured-evaluations"): {
+        "eval_strategy": "no",
+        "metrics": ["rouge"],
+    },
+    sentence("finetune.evaluation._check_when.needs-evaluations-way", "load_best_model_at_end"): {
         "load_best_model_at_end": True
     },
-    "early_stopping_patience needs evaluations on the way": {
+    sentence("finetune.evaluation._check_when.needs-evaluations-way", "early_stopping_patience"): {
         "eval_strategy": "no",
         "early_stopping_patience": 2,
     },
-    "set metric_rows to how many rows to answer": {"metrics": ["rouge"], "predict_rows": 0},
-    "metric_rows is for metrics of answers": {"metric_rows": 4, "metrics": ["accuracy"]},
-    "Allowed: exact_match, execution_match, rouge, accuracy, perplexity, path.py:function": {
-        "metrics": ["m.py"]
+    sentence("finetune.evaluation._check_what.metrics-judge-answers"): {
+        "metrics": ["rouge"],
+        "predict_rows": 0,
     },
-    "job metrics 'rogue' is not known: did you mean 'rouge'?": {"metrics": ["rogue"]},
-    "it must be a list of exact_match, execution_match, rouge, accuracy, perplexity, 'path.py": {
-        "metrics": [3]
+    sentence("finetune.evaluation._check_what.metric-rows-metrics"): {
+        "metric_rows": 4,
+        "metrics": ["accuracy"],
     },
-    "one must take two lists, predictions and references: too many positional": {"metrics": [one]},
-    "did you mean 'rougeL'?": {
+    re.escape(
+        "Allowed: exact_match, execution_match, rouge, accuracy, perplexity, path.py:function"
+    ): {"metrics": ["m.py"]},
+    sentence("base.errors.one_of.known-allowed", "job metrics 'rogue'", "rouge")
+    + sentence("base.errors.one_of.did-you-mean"): {"metrics": ["rogue"]},
+    sentence(
+        "base.record._refusal.must", "exact_match, execution_match, rouge, accuracy, perplexity"
+    )
+    + sentence("finetune.options.list-path-py"): {"metrics": [3]},
+    sentence(
+        "finetune.evaluation._check_takes_two.job-metrics-must", "one", "too many positional"
+    ): {"metrics": [one]},
+    sentence("base.errors.one_of.did-you-mean", "rougeL"): {
         **BEST,
         "metrics": ["rouge"],
         "metric_for_best_model": "eval_rougel",
     },
-    "'perplexity' is not known": {**BEST, "metric_for_best_model": "perplexity"},
-    "save_total_limit limits checkpoints, and no checkpoint is saved": {"save_total_limit": 3},
-    "early_stopping_threshold is for early_stopping_patience": {
+    sentence("base.errors.one_of.known-allowed", "perplexity"): {
+        **BEST,
+        "metric_for_best_model": "perplexity",
+    },
+    sentence("finetune.evaluation._check_best.save-total-limit"): {"save_total_limit": 3},
+    sentence("finetune.evaluation._check_best.early-stopping-threshold"): {
         **BEST,
         "early_stopping_threshold": 0.1,
     },
-    "greater_is_better is for load_best_model_at_end": {"greater_is_better": True},
+    sentence("finetune.evaluation._check_best.load-best-model", "greater_is_better"): {
+        "greater_is_better": True
+    },
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_work_is_refused_with_what_to_set(words: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)):
+    with pytest.raises(ConfigError, match=words):
         FineTune(**REFUSED[words])  # type: ignore[arg-type]
 
 

@@ -13,6 +13,7 @@ import pytest
 from forkedruns import Plan, run_all
 
 from tests.fakes.hub import hub
+from tests.support.sentences import sentence
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
@@ -215,39 +216,75 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"source": "a", "target": "b"},\n {"source": "a", "target": "b"} x]',
-            r"a\.json, line 2: 'x' stands where",
+            sentence("finetune.read.take.stands-where-must", "a.json, line 2: 'x'"),
         ),
-        ("a.json", '[{"source": "a",\n "target": "b"', r"a\.json, line 1: the item is not JSON"),
-        ("a.json", '[{"source": "a", "target": "b"}', "the file ends within the list"),
-        ("a.json", '[{"source": "a", "target": "b"}] []', "there is text behind the list"),
-        ("a.json", '{"train": [1], "test": [2]}', "is an object of 2 lists"),
-        ("a.json", "[[1]]", "line 1: the line is .*; it must be an object"),
-        ("a.json", "[" * 1000, "a.json, line 1: "),
-        ("a.json", "[NaN]", "NaN is not a JSON number"),
+        (
+            "a.json",
+            '[{"source": "a",\n "target": "b"',
+            sentence("finetune.read.value.json", "a.json, line 1"),
+        ),
+        (
+            "a.json",
+            '[{"source": "a", "target": "b"}',
+            sentence("finetune.read.take.file-ends-within"),
+        ),
+        (
+            "a.json",
+            '[{"source": "a", "target": "b"}] []',
+            sentence("finetune.read._json_items.something-stands-behind"),
+        ),
+        (
+            "a.json",
+            '{"train": [1], "test": [2]}',
+            sentence("finetune.read._json_rows.object-lists-list", 2),
+        ),
+        ("a.json", "[[1]]", sentence("finetune.lines.Fields.must-object", "line 1", "the line")),
+        ("a.json", "[" * 1000, sentence("finetune.read.fail.line-list-objects", "a.json", 1)),
+        ("a.json", "[NaN]", sentence("finetune.lines.no_constant.json-number", "NaN")),
         (
             "a.csv",
             "source,target\na,b\nc\n",
-            r"a\.csv, line 3 has 1 cells, and the first line names 2 columns",
+            sentence("finetune.read._csv_rows.cells-first-line", "a.csv, line 3", 1, 2),
         ),
         (
             "a.csv",
             'source,target\na,"b\nc',
-            r"a\.csv, line 2: unexpected end of data; is a quote missing",
+            sentence(
+                "finetune.read._csv_rows.line-quote-missing", "a.csv", 2, "unexpected end of data"
+            ),
         ),
-        ("a.csv", "source,source\na,b\n", "two columns are called 'source'"),
+        (
+            "a.csv",
+            "source,source\na,b\n",
+            sentence("finetune.read._csv_rows.line-two-columns", "source"),
+        ),
         (
             "a.csv",
             "source;titel\na;b\n",
-            r"a\.csv, line 2: no known form .*'source', 'titel'; the nearest is 'source'",
+            sentence(
+                "finetune.rows._nearest.nearest-missing-rename",
+                "a.csv, line 2",
+                "'source', 'titel'",
+                "source",
+            )
+            + sentence("finetune.rows._written.known-form-row"),
         ),
-        ("a.csv", "question,sql\na,{b}\n", r"a\.csv, line 2: sql is not JSON"),
-        ("a.csv", "source,target\n", "has no row"),
-        ("a.csv", "source,target\na,\udcff\n", "is not UTF-8"),
-        ("a.csv", "source,target\na,b\n", "has 1 row, too few to hold a share out"),
+        (
+            "a.csv",
+            "question,sql\na,{b}\n",
+            sentence("finetune.read._parsed.json", "a.csv, line 2: sql"),
+        ),
+        ("a.csv", "source,target\n", sentence("finetune.convert.lines.dataset-file-row")),
+        (
+            "a.csv",
+            "source,target\na,\udcff\n",
+            sentence("finetune.read.read_rows.dataset-file-utf"),
+        ),
+        ("a.csv", "source,target\na,b\n", sentence("finetune.convert.held_out.row-share-held", 1)),
         (
             "a.tsv",
             "body\ttitle\na\tb\n",
-            r"a\.tsv, line 2: no known form of a row has the columns 'body', 'title'",
+            sentence("finetune.rows._written.known-form-row", "a.tsv, line 2", "'body', 'title'"),
         ),
     ],
 )
@@ -263,41 +300,70 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
     [
         (
             {"eval_share": 0},
-            "eval_share is 0; it must be a number more than 0 and less than 1 or None",
+            sentence(
+                "base.record.less-than", "eval_share is 0", "a number more than 0", "1 or None"
+            )
+            + sentence("base.record._refusal.must"),
         ),
-        ({"eval_share": 1.0}, "eval_share is 1.0; it must be a number"),
+        (
+            {"eval_share": 1.0},
+            sentence("base.record._refusal.must", "eval_share is 1.0", "a number"),
+        ),
         (
             {"eval": "FOLDER/rows.csv", "eval_share": 0.5},
-            "eval_share holds rows out of train, and eval names other rows",
+            sentence("finetune.files._check.dataset-eval-share"),
         ),
-        ({"limit": 0}, "limit is 0; it must be a whole number, 1 or more"),
-        ({"columns": {"sorce": "a"}}, "the field 'sorce' is not known: did you mean 'source'"),
-        ({"columns": {"source": "a"}}, "name 'source', which make no row"),
+        (
+            {"limit": 0},
+            sentence("base.record._refusal.must", "limit is 0")
+            + sentence("finetune.kinds.whole-number-more-2"),
+        ),
+        (
+            {"columns": {"sorce": "a"}},
+            sentence("finetune.rows.check_columns.dataset-columns-field", "sorce", "source")
+            + sentence("base.errors.one_of.known-allowed")
+            + sentence("base.errors.one_of.did-you-mean"),
+        ),
+        (
+            {"columns": {"source": "a"}},
+            sentence("finetune.rows.check_columns.dataset-columns-name", "source"),
+        ),
         (
             {"columns": {"source": 1, "target": "a"}},
-            "columns is .*object of a row's fields and columns",
+            sentence("finetune.files.object-rows-fields", "columns is"),
         ),
-        ({"train": "FOLDER/row.csv"}, r"there is no file .*row\.csv \(did you mean 'rows.csv'\?\)"),
-        ({"train": "FOLDER/*.parquet"}, r"there is no file .*\*\.parquet"),
+        (
+            {"train": "FOLDER/row.csv"},
+            sentence("finetune.files._matching.dataset-file-paths", "row.csv", "rows.csv")
+            + sentence("finetune.files._near.did-you-mean"),
+        ),
+        (
+            {"train": "FOLDER/*.parquet"},
+            sentence("finetune.files._matching.dataset-file-paths", "*.parquet"),
+        ),
         (
             {"train": ["FOLDER/rows.csv", "FOLDER"]},
-            "is a folder, and not a saved dataset; name .*rows.csv",
+            sentence("finetune.files._matching.dataset-folder-dataset", "name", "rows.csv"),
         ),
-        ({"kind": "mix", "parts": []}, "parts is .*it must be a list of objects"),
+        (
+            {"kind": "mix", "parts": []},
+            sentence("finetune.dataset.Mix.list-objects-dataset", "parts is")
+            + sentence("base.record._refusal.must"),
+        ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/rows.csv", "wieght": 1}]},
-            "option 'wieght' is not known",
+            sentence("base.record._refusal.option-known", "wieght"),
         ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]},
-            r"dataset '.*gone\.csv' is not known",
+            sentence("base.errors.one_of.known-allowed", "dataset", "gone.csv"),
         ),
         (
             {
                 "kind": "mix",
                 "parts": [{"dataset": "wikisql-mini", "weight": 1}, {"dataset": "wikisql-mini"}],
             },
-            "or for none",
+            sentence("finetune.dataset._check.dataset-parts-some"),
         ),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
@@ -35,184 +36,288 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"technique": "zero-1"}, "job technique 'zero-1' is not known: did you mean 'zero1'?"),
-        ({"epochs": 0}, "job epochs is 0; it must be a number more than 0"),
-        ({"max_steps": 0}, "job max_steps is 0; it must be a whole number, 1 or more, or None"),
+        (
+            {"technique": "zero-1"},
+            sentence("base.errors.one_of.known-allowed", "job technique 'zero-1'", "zero1")
+            + sentence("base.errors.one_of.did-you-mean"),
+        ),
+        (
+            {"epochs": 0},
+            sentence("base.record._refusal.must", "job epochs is 0", "a number more than 0"),
+        ),
+        (
+            {"max_steps": 0},
+            sentence("base.record._refusal.must", "job max_steps is 0", "or None")
+            + sentence("finetune.kinds.whole-number-more-2"),
+        ),
         (
             {"gradient_checkpointing": 1},
-            "job gradient_checkpointing is 1; it must be true or false",
+            sentence("base.record.true-false", "job gradient_checkpointing is 1")
+            + sentence("base.record._refusal.must"),
         ),
-        ({"model": ""}, "job model is ''; it must be a hub id, a folder or 'tiny-t5'"),
-        ({"report_to": "wandb"}, "job report_to is 'wandb'; it must be a list of wandb, mlflow"),
+        (
+            {"model": ""},
+            sentence("finetune.options.FineTuneOptions.hub-id-folder", "job model is ''")
+            + sentence("base.record._refusal.must"),
+        ),
+        (
+            {"report_to": "wandb"},
+            sentence(
+                "base.record._refusal.must", "job report_to is 'wandb'", "a list of wandb, mlflow"
+            ),
+        ),
         (
             {"report_to": ["tensorbord"]},
-            r"job report_to is \['tensorbord'\]; it must be a list of wandb, mlflow",
+            sentence(
+                "base.record._refusal.must",
+                "job report_to is ['tensorbord']",
+                "a list of wandb, mlflow",
+            ),
         ),
         (
             {"prompt": "{input}"},
-            "job prompt is '{input}'; it must be chat, plain, alpaca, llama2-chat, or a",
+            sentence(
+                "base.record._refusal.must",
+                "job prompt is '{input}'",
+                "chat, plain, alpaca, llama2-chat, or a",
+            ),
         ),
         (
             {"model": "tiny-llama", "system": "Be brief."},
-            "system is the system turn of prompt 'chat', for a model with a chat",
+            sentence("finetune.refusals._check_prompt.system-system-turn"),
         ),
         (
             {"model": "tiny-llama", "prompt": "chat"},
-            "prompt is 'chat', and the model 'tiny-llama' has no chat",
+            sentence("finetune.refusals.no_template.model-chat-template", "tiny-llama")
+            + sentence("finetune.refusals._check_prompt.prompt-chat"),
         ),
         (
             {"model": "me/m", "prompt": "plain", "chat_template": "x"},
-            "chat_template is for prompt 'chat', and prompt",
+            sentence("finetune.refusals._check_prompt.chat-template-prompt"),
         ),
         (
             {"chat_template": "x"},
-            "chat_template is for causal models, and 'tiny-t5' is an encoder-decoder model",
+            sentence(
+                "finetune.refusals.check_family.causal-models-encoder", "chat_template", "tiny-t5"
+            ),
         ),
-        ({"peft": "lora", "lora": {"rank": 4}}, "lora option 'rank' is not known"),
-        ({"peft": "lora", "lora": {"r": 0}}, "lora r is 0; it must be a whole number, 1 or more"),
+        (
+            {"peft": "lora", "lora": {"rank": 4}},
+            sentence("base.record._refusal.option-known", "lora", "rank"),
+        ),
+        (
+            {"peft": "lora", "lora": {"r": 0}},
+            sentence("base.record._refusal.must", "lora r is 0")
+            + sentence("finetune.kinds.whole-number-more-2"),
+        ),
         (
             {"technique": "fsdp", "fsdp": {"layers": "T5Block"}},
-            "fsdp layers is 'T5Block'; it must be a list of class",
+            sentence(
+                "finetune.options.FineTuneOptions.list-class-names", "fsdp layers is 'T5Block'"
+            )
+            + sentence("base.record._refusal.must"),
         ),
         (
             {"local_sgd": {"sync_steps": 5}},
-            "local_sgd has options, and the technique is 'zero1'; choose 'local-sgd'",
+            sentence(
+                "finetune.refusals._check_technique.options-technique-choose",
+                "local_sgd",
+                "zero1",
+                "local-sgd",
+            ),
         ),
         (
             {"technique": "local-sgd", "local_sgd": {"sync_steps": 0}},
-            "local_sgd sync_steps is 0; it must be a whole",
+            sentence("base.record._refusal.must", "local_sgd sync_steps is 0", "a whole"),
         ),
-        ({"env": {"1A": "x"}}, "env has the name '1A'"),
+        ({"env": {"1A": "x"}}, sentence("base.types._environment.name-name-letters", "env", "1A")),
         (
             {"lr_scheduler_type": "cosin"},
-            "job lr_scheduler_type 'cosin' is not known: did you mean 'cosine'",
+            sentence("base.errors.one_of.known-allowed", "job lr_scheduler_type 'cosin'", "cosine")
+            + sentence("base.errors.one_of.did-you-mean"),
         ),
-        ({"warmup_steps": 5, "warmup_ratio": 0.1}, "both set the length of the warm-up"),
+        (
+            {"warmup_steps": 5, "warmup_ratio": 0.1},
+            sentence("finetune.refusals._check_schedule.warmup-steps-warmup"),
+        ),
         (
             {"warmup_ratio": 1.0},
-            "job warmup_ratio is 1.0; it must be a number, 0 or more and less than 1",
+            sentence("base.record.less-than", "job warmup_ratio is 1.0", 1)
+            + sentence("base.record._refusal.must")
+            + sentence("finetune.kinds.number-more"),
         ),
-        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "use 'constant_with_warmup'"),
+        (
+            {"lr_scheduler_type": "constant", "warmup_steps": 5},
+            sentence("finetune.refusals._check_schedule.lr-scheduler-type-constant"),
+        ),
         (
             {"lr_scheduler_type": "warmup_stable_decay"},
-            "needs num_decay_steps: training={'lr_scheduler_kwargs'",
+            sentence(
+                "finetune.refusals._check_schedule.lr-scheduler-type-needs", "num_decay_steps"
+            ),
         ),
         (
             {"optimizer": "sgd", "adam_beta2": 0.9},
-            "adam_beta2 is AdamW's, and the optimizer is 'sgd'",
+            sentence("finetune.refusals._check_optimizer.adamws-optimizer-sgd", "adam_beta2"),
         ),
-        ({"adam_beta1": 1}, "job adam_beta1 is 1; it must be a number, 0 or more and less than 1"),
-        ({"max_grad_norm": -1}, "job max_grad_norm is -1; it must be a number, 0 or more"),
-        ({"attn_implementation": "flash"}, "job attn_implementation 'flash' is not known"),
+        (
+            {"adam_beta1": 1},
+            sentence("base.record.less-than", "job adam_beta1 is 1", 1)
+            + sentence("base.record._refusal.must")
+            + sentence("finetune.kinds.number-more"),
+        ),
+        (
+            {"max_grad_norm": -1},
+            sentence("base.record._refusal.must", "job max_grad_norm is -1")
+            + sentence("finetune.kinds.number-more"),
+        ),
+        (
+            {"attn_implementation": "flash"},
+            sentence("base.errors.one_of.known-allowed", "job attn_implementation 'flash'"),
+        ),
         (
             {"checkpoint_layers": ["T5Block"]},
-            "checkpoint_layers says which layers are recomputed: give gradient_ch",
+            sentence("finetune.refusals.check_together.checkpoint-layers-says"),
         ),
         (
             {"peft": "qlora", "technique": "zero3"},
-            "would shard weights of 4 bits; use 'fsdp', which can, 'zero2'",
+            sentence("finetune.zero3.refuse.peft-qlora-technique"),
         ),
         (
             {"technique": "fsdp", "torch_compile": True},
-            "torch_compile with technique 'fsdp' is not offered",
+            sentence("finetune.fsdp.refuse.torch-compile-technique"),
         ),
         (
             {"device_map": "auto"},
-            "technique 'zero1' takes a process for each; use 'single', or 'fsdp' without device",
+            sentence("finetune.technique.refuse.device-map-spreads", "zero1"),
         ),
-        ({"device_map": "balanced"}, "job device_map 'balanced' is not known"),
-        ({"technique": "single", "max_memory": {0: 1}}, "give device_map='auto' too"),
+        (
+            {"device_map": "balanced"},
+            sentence("base.errors.one_of.known-allowed", "job device_map 'balanced'"),
+        ),
+        (
+            {"technique": "single", "max_memory": {0: 1}},
+            sentence("finetune.refusals._check_device_map.max-memory-says"),
+        ),
         (
             {"max_memory": {0: 20, "disk": 9}},
-            "max_memory names 'disk': weights that accelerate keeps there get no",
+            sentence("finetune.adapters._by_gpu.max-memory-names", "disk"),
         ),
         (
             {"max_memory": {0: "20 GiB each"}},
-            "job max_memory is a dict; it must be an object of GPU numbers and GiB",
+            sentence("base.record.from_dict.must-object", "job max_memory", "a dict")
+            + sentence("finetune.adapters.object-gpu-numbers"),
         ),
         (
             {"max_memory": {"gpu": 1}},
-            "it must be an object of GPU numbers and GiB, such as {0: 20, 1: '20GiB'}",
+            sentence("finetune.adapters.object-gpu-numbers", "{0: 20, 1: '20GiB'}")
+            + sentence("base.record.from_dict.must-object"),
         ),
         (
             {"training": {"neftune_noise_alfa": 5}},
-            "'neftune_noise_alfa' is not known: did you mean 'neftune_noise_alp",
+            sentence(
+                "base.errors.one_of.known-allowed", "neftune_noise_alfa", "neftune_noise_alpha"
+            )
+            + sentence("base.errors.one_of.did-you-mean"),
         ),
         (
             {"training": {"output_dir": "x"}},
-            "training 'output_dir' is not for a job to set: what a run writes",
+            sentence("finetune.training.check_training.training-job-set", "output_dir")
+            + sentence("finetune.instead.what-run-writes"),
         ),
-        ({"num_train_epochs": 3}, "job option 'num_train_epochs' is not known: use epochs$"),
-        ({"bf16": True}, "job option 'bf16' is not known: use precision='bf16'$"),
-        ({"fp16": True}, "use precision='fp16'$"),
+        (
+            {"num_train_epochs": 3},
+            sentence("base.record._refusal.option-known", "job", "num_train_epochs", "use epochs"),
+        ),
+        (
+            {"bf16": True},
+            sentence("base.record._refusal.option-known", "job", "bf16")
+            + sentence("finetune.instead.use-precision-bf"),
+        ),
+        ({"fp16": True}, sentence("finetune.instead.use-precision-fp")),
         (
             {"batch_size": 8},
-            "use per_device_train_batch_size, the rows of one rank in one forward pass",
+            sentence("finetune.instead.use-per-device-train"),
         ),
-        ({"per_device_batch_size": 8}, "use per_device_train_batch_size"),
+        ({"per_device_batch_size": 8}, sentence("finetune.instead.use-per-device-train")),
         (
             {"output_dir": "out"},
-            r"what a run writes is in its run directory; submit\(job, path=…\) chooses it$",
+            sentence("finetune.instead.what-run-writes"),
         ),
-        ({"logging_dir": "out"}, "TensorBoard has the metrics of every run"),
-        ({"trust_remote_code": True}, "a model's own Python code is never run"),
-        ({"resume_from_checkpoint": "x"}, "use resume with the run directory to continue from$"),
-        ({"save_strategy": "no"}, "use save_steps and `checkpoints`"),
-        ({"lr": 1e-3}, "use learning_rate$"),
+        ({"logging_dir": "out"}, sentence("finetune.instead.tensorboard-metrics-every-run-run")),
+        ({"trust_remote_code": True}, sentence("finetune.instead.models-own-python")),
+        ({"resume_from_checkpoint": "x"}, sentence("finetune.instead.use-resume-run")),
+        ({"save_strategy": "no"}, sentence("finetune.instead.use-save-steps-checkpoints-alike")),
+        ({"lr": 1e-3}, sentence("finetune.instead.use-learning-rate")),
         (
             {"max_length": 512},
-            "use max_source_length for what is asked and max_target_length for the answer",
+            sentence("finetune.instead.use-max-source-length-what-2"),
         ),
-        ({"max_seq_length": 512}, "use max_source_length"),
-        ({"lora_r": 8}, "adapters are chosen by peft='lora', with lora={'r': …"),
-        ({"revision": "v2"}, r"a model has no revision.*snapshot_download\(…, revision=…\)"),
-        ({"neftune_noise_alpha": 5}, "give it as training={'neftune_noise_alpha': …}$"),
+        ({"max_seq_length": 512}, sentence("finetune.instead.use-max-source-length-what-2")),
+        ({"lora_r": 8}, sentence("finetune.instead.adapters-chosen-peft")),
+        ({"revision": "v2"}, sentence("finetune.instead.model-revision-hubs")),
+        (
+            {"neftune_noise_alpha": 5},
+            sentence("finetune.training.option_hint.training", "neftune_noise_alpha"),
+        ),
         (
             {"training": {"lr": 1e-3}},
-            "training 'lr' is no argument of transformers: use learning_rate$",
+            sentence("finetune.training.check_training.training-argument-transformers", "lr")
+            + sentence("finetune.instead.use-learning-rate"),
         ),
-        ({"report_to": ["tensorboard"]}, "TensorBoard has the metrics of every run; leave it out$"),
+        (
+            {"report_to": ["tensorboard"]},
+            sentence("finetune.instead.tensorboard-metrics-every-run-leave"),
+        ),
         (
             {"report_to": "none"},
-            "job report_to 'none' is not offered: leave it out: no tracker is the default$",
+            sentence("finetune.instead.leave-out-tracker", "job report_to 'none'")
+            + sentence("base.record._refusal.offered"),
         ),
         (
             {"report_to": ["trackio"]},
-            "wandb and mlflow are offered; TensorBoard has the metrics anyway, and a Script",
+            sentence("finetune.instead.wandb-mlflow-offered"),
         ),
         (
             {"peft": "lora", "lora": {"modules_to_save": ["lm_head"]}},
-            "'modules_to_save' is not known: a run trains adap",
+            sentence("base.record._refusal.option-known", "modules_to_save")
+            + sentence("finetune.instead.run-trains-adapters"),
         ),
         (
             {"peft": "lora", "lora": {"lora_alpha": 4}},
-            "lora option 'lora_alpha' is not known: use alpha$",
+            sentence("base.record._refusal.option-known", "lora", "lora_alpha", "use alpha"),
         ),
         (
             {"peft": "dora"},
-            "job peft 'dora' is not offered: use 'lora' with lora={'use_dora': True}$",
+            sentence("finetune.instead.use-lora-lora-use-dora", "job peft 'dora'")
+            + sentence("base.record._refusal.offered"),
         ),
         (
             {"attn_implementation": "flash_attention_3"},
-            "is not offered: use 'sdpa', or 'flash_attention_2' where the",
+            sentence("finetune.instead.use-sdpa-flash") + sentence("base.record._refusal.offered"),
         ),
         (
             {"attn_implementation": "kernels-community/flash-attn"},
-            "is not offered: use 'sdpa', or 'flash_attention_2'",
+            sentence("finetune.instead.use-sdpa-flash") + sentence("base.record._refusal.offered"),
         ),
-        ({"precision": "bfloat16"}, "job precision 'bfloat16' is not offered: use 'bf16'$"),
-        ({"technique": "dpo"}, "FineTune learns from given answers; a Script with TRL can do it$"),
+        (
+            {"precision": "bfloat16"},
+            sentence("base.record._refusal.offered", "job precision 'bfloat16'", "use 'bf16'"),
+        ),
+        ({"technique": "dpo"}, sentence("finetune.instead.finetune-learns-given")),
         (
             {"model": "s3://bucket/m"},
-            "model 's3://bucket/m' is an address, and no pod fetches a model from an address: down",
+            sentence("finetune.models.check_address.model-address-pod", "s3://bucket/m"),
         ),
         (
             {"model": "https://huggingface.co/me/m"},
-            "model 'https://huggingface.co/me/m' is an address; give the hub id",
+            sentence(
+                "finetune.models.check_address.model-address-hub", "https://huggingface.co/me/m"
+            ),
         ),
         (
             {"training": {"seed": 1}},
-            "training 'seed' is an option of the job itself: give seed=… beside",
+            sentence("finetune.training.check_training.training-option-job", "seed"),
         ),
     ],
 )
@@ -245,14 +350,25 @@ def test_every_option_that_a_hint_names_exists() -> None:
 def test_a_script_needs_its_path_and_a_list_of_strings() -> None:
     with pytest.raises(
         ConfigError,
-        match="job of kind 'script' needs the option 'path': Path of the script, a Python file",
+        match=sentence(
+            "base.record._refusal.needs-option",
+            "job of kind 'script'",
+            "path",
+            "Path of the script, a Python file",
+        ),
     ):
         job_from_dict({"kind": "script"})
     with pytest.raises(
-        ConfigError, match="job args is '-v'; it must be a list of strings, one an argument"
+        ConfigError,
+        match=sentence("jobs.script.Script.list-strings-argument", "job args is '-v'")
+        + sentence("base.record._refusal.must"),
     ):
         Script(path="a.py", args="-v")
-    with pytest.raises(ConfigError, match="job kind 'scrip' is not known: did you mean 'script'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "job kind 'scrip'", "script")
+        + sentence("base.errors.one_of.did-you-mean"),
+    ):
         job_from_dict({"kind": "scrip"})
 
 
@@ -276,7 +392,7 @@ def test_paths_may_be_paths() -> None:
     ],
 )
 def test_a_refused_spec_shows_no_secret(spec: object) -> None:
-    with pytest.raises(ConfigError, match="must be an object") as refused:
+    with pytest.raises(ConfigError, match=sentence("base.record.from_dict.must-object")) as refused:
         RunSpec.from_dict(spec)
     assert "canary" not in str(refused.value)
 
@@ -288,13 +404,15 @@ def test_the_memory_of_each_gpu_is_kept_in_gib_and_is_of_gpus_that_there_are() -
     assert job_from_dict(job.to_dict()) == job
     check_at_submit(job, gpus=3)
     with pytest.raises(
-        ConfigError, match="max_memory names GPU 2, and a pod has 2, numbered from 0"
+        ConfigError, match=sentence("finetune.refusals.check_at_submit.max-memory-names", 2)
     ):
         check_at_submit(job, gpus=2)
 
 
 def test_a_job_is_not_changed_in_place() -> None:
-    with pytest.raises(AttributeError, match="replace") as refused:
+    with pytest.raises(
+        AttributeError, match=sentence("base.record.Record.assigned-changed-replace")
+    ) as refused:
         FineTune().env = {"TOKEN": "canary"}  # type: ignore[misc]
     assert "canary" not in str(refused.value)
 
@@ -337,7 +455,9 @@ def test_a_model_with_a_chat_template_of_its_own_is_known_by_its_folder(tmp_path
     (tmp_path / "config.json").write_text("{}")
     model = str(tmp_path)
     job = FineTune(model=model, prompt="chat", system="Be brief.")
-    with pytest.raises(ConfigError, match="has no chat template; set chat_template"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.refusals.no_template.model-chat-template")
+    ):
         check_at_submit(job, gpus=0)
     check_at_submit(job.replace(chat_template="{{ messages }}"), gpus=0)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import read_lines
 
@@ -49,5 +50,10 @@ def test_a_broken_line_is_named(tmp_path: Path, content: bytes, message: str) ->
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere.jsonl cannot be read: No such file"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence(
+            "finetune.lines.read_lines.dataset-file-read", "nowhere.jsonl", "No such file"
+        ),
+    ):
         list(read_lines(tmp_path / "nowhere.jsonl"))

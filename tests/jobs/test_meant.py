@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.display.run.facts import RunFacts
@@ -124,11 +125,15 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
         "id",
     ]
     with pytest.raises(
-        ConfigError, match="dataset ignore: the column 'lables' is not known: did you mean 'label'"
+        ConfigError,
+        match=sentence("finetune.meant.check_ignored.dataset-ignore-column", "lables", "label")
+        + sentence("base.errors.one_of.known-allowed")
+        + sentence("base.errors.one_of.did-you-mean"),
     ):
         prepared(path, ignore=["lables", "label", "images"])
     with pytest.raises(
-        ConfigError, match="ignore leaves out 'messages', and columns reads 'messages'"
+        ConfigError,
+        match=sentence("finetune.files.check_ignored.dataset-ignore-leaves", "messages"),
     ):
         prepared(path, columns=columns, ignore=["messages"])
 
@@ -199,13 +204,18 @@ def test_empty_answers_are_counted_and_refused_from_half_of_the_rows_on(
     assert prepared(path).empty_answers == 9
     path = write(path, [*rows[:9], *rows])
     with pytest.raises(
-        ConfigError, match=rf"rows\.{end}: 18 of 29 rows have an empty answer.*Fill the answers"
+        ConfigError,
+        match=sentence(
+            "finetune.meant.check_answers.empty-answer-model", "rows", end, 18, "29 rows"
+        ),
     ):
         prepared(path)
     good = write(tmp_path / "good.jsonl", rows[9:])
     assert prepared(good, eval=str(good)).empty_answers == 0
     with pytest.raises(
-        ConfigError, match=r"the rows to evaluate on with .*: 18 of 29 rows have an empty answer"
+        ConfigError,
+        match=sentence("finetune.meant.written.rows-evaluate", 18, "29 rows")
+        + sentence("finetune.meant.check_answers.empty-answer-model"),
     ):
         prepared(good, eval=str(path))
 
@@ -222,7 +232,10 @@ def test_the_parts_of_a_mix_are_named_and_counted_together(tmp_path: Path) -> No
     )
     assert (made.not_read, made.empty_answers) == (["id", "label"], 2)
     bad = write(tmp_path / "bad.jsonl", [{"messages": CHAT, "label": False}] * 9)
-    with pytest.raises(ConfigError, match=r"bad\.jsonl, line 1: the column 'label'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.meant.check.column-train-without", "bad.jsonl, line 1", "label"),
+    ):
         prepare(
             dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(bad)}]}),
             tmp_path,
@@ -258,18 +271,26 @@ def test_a_turn_of_weight_0_is_kept_as_one_that_is_not_learned() -> None:
     [
         (
             weighted(0.5),
-            r"messages\[1\].weight is 0.5; it must be 0 \(not learned\) or 1 \(learned\)",
+            sentence("finetune.messages._weight.must-learned-learned", "messages[1].weight", "0.5"),
         ),
-        (weighted("0"), r'messages\[1\].weight is "0"; it must be 0'),
-        (weighted(False), r"messages\[1\].weight is false; it must be 0"),
-        (weighted(0, 0), "messages has no turn of the assistant to learn from"),
+        (
+            weighted("0"),
+            sentence("finetune.messages._weight.must-learned-learned", "messages[1].weight", 0),
+        ),
+        (
+            weighted(False),
+            sentence(
+                "finetune.messages._weight.must-learned-learned", "messages[1].weight", "false"
+            ),
+        ),
+        (weighted(0, 0), sentence("finetune.rows._chat.turn-assistant-learn", "messages")),
         (
             [{**CHAT[0], "weight": 1}, CHAT[1]],
-            r"messages\[0\].weight is 1 in a turn of 'user'; only turns of the",
+            sentence("finetune.messages._weight.turn-only-turns", "messages[0].weight", "user"),
         ),
         (
             [CHAT[0], {**CHAT[1], "train": False}],
-            r'messages\[1\].train is false; write "weight": 0',
+            sentence("finetune.messages._weight.false-write-weight", "messages[1].train"),
         ),
     ],
 )
@@ -283,7 +304,7 @@ def test_turns_of_weight_0_are_refused_where_the_loss_counts_everything() -> Non
     template = "{{ messages }}"
     assert not row_refusal(FineTune(model="tiny-llama", chat_template=template))(row)
     everything = FineTune(model="tiny-llama", chat_template=template, loss_on=LossOn.ALL)
-    assert "has a turn of weight 0, and loss_on 'all'" in row_refusal(everything)(row)
+    assert says(row_refusal(everything)(row), "finetune.refusals.unlearned_turns.turn-weight-loss")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.dataset import RowFiles, prepare
@@ -104,12 +105,19 @@ def test_calls_of_every_published_form_are_one_row() -> None:
     assert row({"tool_calls": [sparse]}, json.dumps([schema])) == made
     older = row({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, None)
     assert older.messages[1]["tool_calls"] == [call] and older.tools == ()
-    with pytest.raises(ConfigError, match=r"here: tools is \"add\", which is not JSON"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.messages._parsed.json", "here: tools", "add")
+    ):
         row({"tool_calls": [sparse]}, "add")
-    with pytest.raises(ConfigError, match=r"here: the key 'tools\[0\].name' is missing"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.lines.get.key-missing", "here", "tools[0].name")
+    ):
         row({"tool_calls": [sparse]}, [{"title": "add"}])
     with pytest.raises(
-        ConfigError, match=r'here: tools is \{"name": "add"\}; it must be a list of JSON schemas'
+        ConfigError,
+        match=sentence(
+            "finetune.messages.tools_of.must-list-json", "here: tools", '{"name": "add"}'
+        ),
     ):
         row({"tool_calls": [sparse]}, {"name": "add"})
 
@@ -138,13 +146,19 @@ def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
     assert row_from(json.loads(made.to_json()), "here") == made
     with pytest.raises(
         ConfigError,
-        match=r"here: conversations\[1\]\.value\.arguments is \[1\]; it must be an object",
+        match=sentence(
+            "finetune.messages._call.must-object-json",
+            "here: conversations[1].value.arguments",
+            "[1]",
+        ),
     ):
         row({"name": "add", "arguments": [1]})
     broken = [{"from": "human", "value": "1+1?"}, {"from": "function_call", "value": "add(1, 1)"}]
     with pytest.raises(
         ConfigError,
-        match=r'conversations\[1\]\.value is "add\(1, 1\)", which is not JSON of a call',
+        match=sentence(
+            "finetune.messages._written_calls.json-call-name", "conversations[1].value", "add(1, 1"
+        ),
     ):
         row_from({"conversations": broken}, "here")
 
@@ -155,13 +169,19 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
     assert row == Example(source="1+1?", target="2", messages=tuple(read))  # type: ignore[arg-type]
     assert row_from(json.loads(row.to_json()), "here") == row
     with pytest.raises(
-        ConfigError, match=r"here: prompt is a list; let both 'prompt' and 'completion' be lists"
+        ConfigError, match=sentence("finetune.rows._of_form.list-let-both", "here: prompt")
     ):
         row_from({"prompt": HELLO[:4], "completion": "2"}, "here")
-    with pytest.raises(ConfigError, match=r"here: completion is a list; let both"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.rows._of_form.list-let-both", "here: completion")
+    ):
         row_from({"prompt": "1+1?", "completion": HELLO[4:]}, "here")
     with pytest.raises(
-        ConfigError, match=r"here: completion\[0\] is of 'user' and follows the turn of 'user'"
+        ConfigError,
+        match=sentence(
+            "finetune.messages._check_order.follows-turn", "here", "completion[0]", "user"
+        )
+        + sentence("finetune.messages._check_order.is-of-and"),
     ):
         row_from({"prompt": HELLO[:4], "completion": said("user: 2")}, "here")
 

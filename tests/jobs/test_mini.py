@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
 from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, fold, format_query, parse
@@ -77,5 +78,7 @@ def test_there_are_as_many_as_promised() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(ConfigError, match="100001 were asked for"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.mini.mini_rows.wikisql-mini-questions", 100001)
+    ):
         next(mini_rows(0, MAX_ROWS + 1))

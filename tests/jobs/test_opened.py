@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data import opened
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
@@ -70,7 +71,9 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
     ):
         path.write_bytes(content)
         with pytest.raises(
-            ConfigError, match=r"rows\.jsonl\.gz cannot be read: the compressed content is broken"
+            ConfigError,
+            match=sentence("finetune.opened.readinto.compressed-content-broken", "rows.jsonl.gz")
+            + sentence("finetune.lines.read_lines.dataset-file-read"),
         ):
             prepared(path)
     monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 20)
@@ -82,7 +85,8 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
         path.write_bytes(lzma.compress(text.encode()))
         with pytest.raises(
             ConfigError,
-            match=r"bomb.* cannot be read: the file unpacks to more than .* MiB; if so much is right, unpack",
+            match=sentence("finetune.opened.readinto.unpacks-more-than", "bomb", "MiB")
+            + sentence("finetune.lines.read_lines.dataset-file-read"),
         ):
             prepared(path)
 
@@ -108,7 +112,9 @@ def test_other_encodings_are_read_by_their_mark_or_by_name(
     ):
         prepared(path)
     with pytest.raises(
-        ConfigError, match=r"cannot be read: the text is not ascii: .*; name the right encoding"
+        ConfigError,
+        match=sentence("finetune.opened.readinto.what-follows-byte", "ascii")
+        + sentence("finetune.read.read_rows.dataset-file-read"),
     ):
         prepared(path, encoding="ascii")
 
@@ -126,11 +132,12 @@ def test_an_encoding_that_is_none_or_has_no_use_is_refused(tmp_path: Path) -> No
     for name in ("cp-12525", "rot13", "hex"):
         with pytest.raises(
             ConfigError,
-            match=f"dataset encoding '{name}' is not known; give a name that Python knows, as in",
+            match=sentence("finetune.opened.check_encoding.dataset-encoding-known", name),
         ):
             prepared(tmp_path / "rows.csv", encoding=name)
     with pytest.raises(
-        ConfigError, match=r"encoding is for files of text, and .*rows\.parquet is not text"
+        ConfigError,
+        match=sentence("finetune.read.refuse_other.dataset-encoding-files", "rows.parquet"),
     ):
         prepared(tmp_path / "rows.parquet", encoding="cp1252")
 
@@ -152,19 +159,19 @@ def test_what_parts_columns_is_seen_by_the_content(tmp_path: Path, mark: str, en
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.xlsx", b"PK", r"rows\.xlsx is a spreadsheet, which is not read: save it as CSV"),
+        ("rows.xlsx", b"PK", sentence("finetune.read.spreadsheet-read-save", "rows.xlsx")),
         (
             "rows.txt",
             b"Once upon a time\n",
-            r"rows\.txt is plain text, and rows are needed: write each text as a line",
+            sentence("finetune.read.plain-text-rows", "rows.txt"),
         ),
-        ("rows.csv.zip", b"PK", r"rows\.csv\.zip is an archive that is not read: unpack it"),
-        ("rows.arrow", b"ARROW1", r"rows\.arrow is a table that is not read: save it as Parquet"),
-        ("rows.pkl", b"x", r"rows\.pkl is a pickle, which may run code and is not read"),
+        ("rows.csv.zip", b"PK", sentence("finetune.read.archive-read-unpack", "rows.csv.zip")),
+        ("rows.arrow", b"ARROW1", sentence("finetune.read.table-read-save", "rows.arrow")),
+        ("rows.pkl", b"x", sentence("finetune.read.pickle-may-run", "rows.pkl")),
         (
             "rows.json",
             b'{"train": [1], "test": [2]}',
-            r"object of 2 lists \('train', 'test'\).*Write every list into a",
+            sentence("finetune.read._json_rows.object-lists-list", 2, "'train', 'test'"),
         ),
     ],
 )
@@ -185,7 +192,7 @@ def test_lines_under_another_name_are_read_where_they_are_named_as_files(
         assert prepared(tmp_path / name, seed=0) == plain
         with pytest.raises(
             ConfigError,
-            match=r"the name of the dataset file .* does not say how its rows are written",
+            match=sentence("finetune.dataset._from_path.name-dataset-file"),
         ):
             prepared(tmp_path / name)
 
@@ -215,8 +222,10 @@ def test_a_column_within_a_column_and_a_template_are_refused(
 def test_a_limit_is_a_number_of_rows_and_no_share(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(TABLE)
     with pytest.raises(
-        ConfigError, match=r"limit is '10%'; give a number of rows.*train_split='train\[:10%\]'"
+        ConfigError, match=sentence("finetune.files._rows_not_share.dataset-limit-number", "10%")
     ):
         prepared(tmp_path / "rows.csv", limit="10%")
-    with pytest.raises(ConfigError, match="limit is '10%'; give a number of rows"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.files._rows_not_share.dataset-limit-number", "10%")
+    ):
         Hub(name="me/rows", limit="10%")  # type: ignore[arg-type]

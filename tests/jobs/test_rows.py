@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.rows import (
@@ -93,7 +94,7 @@ def test_columns_by_name() -> None:
 def test_columns_by_number_need_the_tables() -> None:
     assert row_from(INDEXED, "here", TABLES).target == TARGET
     with pytest.raises(
-        ConfigError, match=r"here: sql.sel names its column by number: give the tables file"
+        ConfigError, match=sentence("finetune.rows.row_from.names-column-number", "here: sql.sel")
     ):
         row_from(INDEXED, "here")
 
@@ -174,31 +175,51 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
     [
         (
             {"instruction": "a"},
-            "here: no known form .* 'instruction'; .* 'output', and 'output' is missing",
+            sentence("finetune.rows._written.known-form-row", "here", "instruction", "output")
+            + sentence("finetune.rows._nearest.nearest-missing-rename"),
         ),
         ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
-        ({"instruction": "a", "output": True}, "here: output is true; it must be text"),
-        ({"instruction": "a", "output": float("nan")}, "here: output is NaN; it must be text"),
+        (
+            {"instruction": "a", "output": True},
+            sentence("finetune.lines.words.must-text", "here: output", "true"),
+        ),
+        (
+            {"instruction": "a", "output": float("nan")},
+            sentence("finetune.lines.words.must-text", "here: output", "NaN"),
+        ),
         ({"instruction": "a", "input": ["b"], "output": "c"}, r"here: input is \["),
         (
             {"summary": "a", "dialouge": "b"},
-            "here: .*the nearest is 'dialogue' and 'summary', and 'dialogue' is missing",
+            sentence(
+                "finetune.rows._nearest.nearest-missing-rename", "here", "dialogue", "summary"
+            ),
         ),
         ({"dialogue": "a", "summary": ""}, "here: summary is empty"),
         ({"text": ""}, "here: text is empty"),
-        ({"text": "\ud800"}, "here: text is .*surrogate"),
+        ({"text": "\ud800"}, sentence("finetune.lines.words.half-surrogate-pair", "here: text")),
         ({"source": "", "target": " "}, "here: target is empty"),
         (
             {"prompt": "a", "compl": "b"},
-            "here: .* 'prompt', 'compl'; the nearest is 'prompt' and 'completion'.*columns=",
+            sentence(
+                "finetune.rows._nearest.nearest-missing-rename",
+                "here",
+                "'prompt', 'compl'",
+                "prompt",
+                "completion",
+            ),
         ),
-        ({"id": 7, "a": "b"}, "here: .*'id', 'a'; the nearest is "),
+        (
+            {"id": 7, "a": "b"},
+            sentence("finetune.rows._nearest.nearest-missing-rename", "here", "'id', 'a'"),
+        ),
         (
             {"id": 7, "article": "a", "abstract": "b"},
-            "the nearest is 'article' and 'highlights', and 'highlights' is missing: rename the columns, or name those "
-            "that hold them, as in columns={'source': …, 'target': …}",
+            sentence("finetune.rows._nearest.nearest-missing-rename", "article", "highlights"),
         ),
-        ({"query": "a", "response": ["b"]}, r"here: response is \[\"b\"\]; it must be text"),
+        (
+            {"query": "a", "response": ["b"]},
+            sentence("finetune.lines.words.must-text", "here: response", '["b"]'),
+        ),
         ({"question": " ", "answer": "b"}, "here: question is empty"),
     ],
 )
@@ -216,15 +237,24 @@ def test_columns_of_other_names() -> None:
     ) == Example(source="a", target="b")
     with pytest.raises(
         ConfigError,
-        match="here: the column for 'target', 'title' is not known: did you mean 'titel'",
+        match=sentence("finetune.rows.renamed.column", "here", "target", "title", "titel")
+        + sentence("base.errors.one_of.known-allowed")
+        + sentence("base.errors.one_of.did-you-mean"),
     ):
         renamed({"body": "a", "titel": "b"}, columns, "here")
     check_columns(columns)
     check_columns({"text": "body"})
-    with pytest.raises(ConfigError, match="the field 'sauce' is not known: did you mean 'source'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.rows.check_columns.dataset-columns-field", "sauce", "source")
+        + sentence("base.errors.one_of.known-allowed")
+        + sentence("base.errors.one_of.did-you-mean"),
+    ):
         check_columns({"sauce": "body", "target": "title"})
     with pytest.raises(
-        ConfigError, match="name 'source', which make no row; the nearest is 'source' and 'target'"
+        ConfigError,
+        match=sentence("finetune.rows.check_columns.dataset-columns-name", "source", "target")
+        + sentence("finetune.rows._nearest.nearest-missing-rename"),
     ):
         check_columns({"source": "body"})
 
@@ -232,70 +262,153 @@ def test_columns_of_other_names() -> None:
 @pytest.mark.parametrize(
     ("row", "path", "value", "message"),
     [
-        (NAMED, "sql.agg", "MEDIAN", "here: sql.agg 'MEDIAN' is not known.*COUNT"),
-        (NAMED, "sql.agg", ["MAX"], r"here: sql.agg \['MAX'\] is not known"),
-        (NAMED, "sql.conds.0.1", "LIKE", r"here: sql.conds\[0\]\[1\] 'LIKE' is not known.*=, >, <"),
+        (
+            NAMED,
+            "sql.agg",
+            "MEDIAN",
+            sentence("base.errors.one_of.known-allowed", "here", "sql.agg 'MEDIAN'", "COUNT"),
+        ),
+        (
+            NAMED,
+            "sql.agg",
+            ["MAX"],
+            sentence("base.errors.one_of.known-allowed", "here", "sql.agg ['MAX']"),
+        ),
+        (
+            NAMED,
+            "sql.conds.0.1",
+            "LIKE",
+            sentence("base.errors.one_of.known-allowed", "here", "sql.conds[0][1] 'LIKE'"),
+        ),
         (
             NAMED,
             "sql.conds.0.2",
             None,
-            r"here: sql.conds\[0\]\[2\] is null; it must be text or a number",
+            sentence("finetune.lines.constant.must-text-number", "here: sql.conds[0][2]", "null"),
         ),
         (NAMED, "sql.conds.0.2", True, r"here: sql.conds\[0\]\[2\] is true"),
         (
             NAMED,
             "sql.conds.0.2",
             float("inf"),
-            r"here: sql.conds\[0\]\[2\] is Infinity; the number is too large",
+            sentence(
+                "finetune.lines.constant.number-too-large", "here: sql.conds[0][2]", "Infinity"
+            ),
         ),
         (
             NAMED,
             "sql.conds.0.2",
             2**64,
-            r"here: sql.conds\[0\]\[2\] is 18446744073709551616; the number is too large",
+            sentence(
+                "finetune.lines.constant.number-too-large",
+                "here: sql.conds[0][2]",
+                18446744073709551616,
+            ),
         ),
-        (NAMED, "sql.conds.0.2", "\ud800", r"here: sql.conds\[0\]\[2\] is .*surrogate"),
-        (NAMED, "sql.conds.0.0", 3, r"here: sql.conds\[0\]\[0\] is 3; it must be text"),
+        (
+            NAMED,
+            "sql.conds.0.2",
+            "\ud800",
+            sentence("finetune.lines.words.half-surrogate-pair", "here: sql.conds[0][2]"),
+        ),
+        (
+            NAMED,
+            "sql.conds.0.0",
+            3,
+            sentence("finetune.lines.words.must-text", "here: sql.conds[0][0]", 3),
+        ),
         (NAMED, "sql.conds.0.0", " ", r"here: sql.conds\[0\]\[0\] is empty"),
         (
             NAMED,
             "sql.conds.0",
             ["a", "="],
-            r"here: sql.conds\[0\] is .*; it must be \[column, operator, value\]",
+            sentence("finetune.rows._triple.must-column-operator", "here: sql.conds[0]"),
         ),
-        (NAMED, "sql.conds", {}, "here: sql.conds is {}; it must be a list"),
-        (NAMED, "sql.sel", ..., "here: the key 'sql.sel' is missing; there is: conds, agg"),
-        (NAMED, "sql", "SELECT 1", 'here: sql is "SELECT 1"; it must be an object'),
+        (NAMED, "sql.conds", {}, sentence("finetune.lines.items.must-list", "here: sql.conds")),
+        (
+            NAMED,
+            "sql.sel",
+            ...,
+            sentence("finetune.lines.get.key-missing", "here", "sql.sel", "conds, agg"),
+        ),
+        (
+            NAMED,
+            "sql",
+            "SELECT 1",
+            sentence("finetune.lines.Fields.must-object", "here", "sql", "SELECT 1"),
+        ),
         (NAMED, "question", "  ", "here: question is empty"),
-        (NAMED, "question", ..., "here: the key 'question' is missing"),
-        (NAMED, "table_id", ..., "here: the key 'table_id' is missing"),
-        (INDEXED, "table_id", "2-2", "here: table_id '2-2' is not in the tables file"),
-        (INDEXED, "sql.sel", 4, "here: sql.sel is 4; it must be a whole number from 0 to 3"),
+        (NAMED, "question", ..., sentence("finetune.lines.get.key-missing", "here", "question")),
+        (NAMED, "table_id", ..., sentence("finetune.lines.get.key-missing", "here", "table_id")),
+        (
+            INDEXED,
+            "table_id",
+            "2-2",
+            sentence("finetune.rows.row_from.table-id-tables", "here", "2-2"),
+        ),
+        (
+            INDEXED,
+            "sql.sel",
+            4,
+            sentence("finetune.lines.index.must-whole-number", "here: sql.sel", 4, 3),
+        ),
         (INDEXED, "sql.sel", -1, "here: sql.sel is -1"),
         (INDEXED, "sql.sel", True, "here: sql.sel is true"),
-        (INDEXED, "sql.agg", 6, "here: sql.agg is 6; it must be a whole number from 0 to 5"),
+        (
+            INDEXED,
+            "sql.agg",
+            6,
+            sentence("finetune.lines.index.must-whole-number", "here: sql.agg", 6, 5),
+        ),
         (
             INDEXED,
             "sql.conds.1.0",
             9,
-            r"here: sql.conds\[1\]\[0\] is 9; it must be a whole number from 0 to 3",
+            sentence("finetune.lines.index.must-whole-number", "here: sql.conds[1][0]", 9, 3),
         ),
         (
             INDEXED,
             "sql.conds.1.1",
             3,
-            r"here: sql.conds\[1\]\[1\] is 3; it must be a whole number from 0 to 2",
+            sentence("finetune.lines.index.must-whole-number", "here: sql.conds[1][1]", 3, 2),
         ),
-        (INDEXED, "sql.sel", "Stat", "here: sql.agg 3 is not known"),
+        (
+            INDEXED,
+            "sql.sel",
+            "Stat",
+            sentence("base.errors.one_of.known-allowed", "here", "sql.agg 3"),
+        ),
         (
             HUB,
             "sql.conds.condition",
             ["x"],
-            "here: sql.conds.condition has 1 entries, column_index 2",
+            sentence(
+                "finetune.rows._hub_conditions.entries-column-index",
+                "here: sql.conds.condition",
+                1,
+                2,
+            ),
         ),
-        (HUB, "table.header", [], "here: table: header is empty"),
-        (HUB, "table.types", ["text"], "here: table: types has 1 entries for 4 columns"),
-        (HUB, "table.types", ["blob"] * 4, "here: table: types 'blob' is not known.*text, real"),
+        (
+            HUB,
+            "table.header",
+            [],
+            sentence("finetune.rows.table_from.empty-table-column", "here: table: header"),
+        ),
+        (
+            HUB,
+            "table.types",
+            ["text"],
+            sentence("finetune.rows.table_from.entries-columns", "here: table: types", 1, 4),
+        ),
+        (
+            HUB,
+            "table.types",
+            ["blob"] * 4,
+            sentence(
+                "base.errors.one_of.known-allowed", "here", "table: types 'blob'", "text, real"
+            ),
+        ),
     ],
 )
 def test_a_broken_row_names_the_place_and_the_field(
@@ -307,21 +420,26 @@ def test_a_broken_row_names_the_place_and_the_field(
 
 def test_a_named_column_must_be_in_the_table() -> None:
     row = changed(NAMED, "table_id", "1-1000181-1")
-    with pytest.raises(ConfigError, match=r"here: column 'Position' is not known.*State"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "here", "column 'Position'", "State"),
+    ):
         row_from(row, "here", TABLES)
 
 
 @pytest.mark.parametrize("row", [None, 5, "x", [], [1]])
 def test_a_line_must_be_an_object(row: object) -> None:
-    with pytest.raises(ConfigError, match=r"here: the line is .*; it must be an object"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.lines.Fields.must-object", "here", "the line")
+    ):
         row_from(row, "here")
 
 
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([["a"]], r"rows\[0\] is \[\"a\"\]; it must be a list of 4 cells"),
-        ([["a", "b", "c", []]], r"rows\[0\] has the cell \[\]; a cell is text, a number or null"),
+        ([["a"]], sentence("finetune.rows._cells.must-list-cells", "rows[0]", '["a"]', 4)),
+        ([["a", "b", "c", []]], sentence("finetune.rows._checked_cell.cell-cell-text", "rows[0]")),
     ],
 )
 def test_a_broken_table_names_the_row(cells: object, message: str) -> None:
