@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Run, history
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
@@ -123,14 +124,21 @@ def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
     )
     spec = RunSpec(cluster=ClusterSpec(count=1), job=job)
     other = spec.replace(job=job.replace(train_sampling_strategy="group_by_length"))
-    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+    with pytest.raises(
+        ConfigError, match=sentence("rundir.checkpoints.newest_good.checkpoint-resume")
+    ):
         prepare_run(spec, root=tmp_path / "none")
     part = run.paths.checkpoints / "step-4" / "pod-0" / "rank-0"
     part.mkdir(parents=True)
     (part / "state.json").write_text("{}")
     write_manifest(part, step=4, rank=0, world_size=1)
     with pytest.raises(
-        ConfigError, match="train_sampling_strategy is 'group_by_length' and was 'random'"
+        ConfigError,
+        match=sentence(
+            "finetune.resume._check_settings.is-and-was",
+            "train_sampling_strategy is 'group_by_length'",
+            "random",
+        ),
     ):
         prepare_run(other, root=tmp_path / "other")
     prepared = prepare_run(spec, root=tmp_path / "next")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.make.prepare import prepare_run
@@ -76,5 +77,7 @@ def test_the_source_of_a_metric_and_the_tables_of_the_rows_travel(
 def test_execution_match_needs_tables(tmp_path: Path) -> None:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text('{"source": "a", "target": "b"}\n')
-    with pytest.raises(ConfigError, match="has no tables to run queries on; take 'exact_match'"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.metric_inputs._tables.metrics-execution-match")
+    ):
         prepared(tmp_path, dataset=str(tmp_path), metrics=["execution_match"])

@@ -16,6 +16,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from tests.support.sentences import sentence
 from workbench import FineTune, Function, Script
 from workbench.agent.call import leave
 from workbench.base.errors import ConfigError, RunError
@@ -203,7 +204,9 @@ def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path:
         as_script(Function(helper, (1,)), tmp_path / "refused", [same, unknown, other])
     assert not (tmp_path / "refused").exists()
     assert as_script(Script("train.py"), tmp_path, [other]) == Script("train.py")
-    with pytest.raises(ConfigError, match="agreed would be pickled by Python"):
+    with pytest.raises(
+        ConfigError, match=sentence("rundir.function._check_python.would-pickled-python", "agreed")
+    ):
         as_script(FineTune(metrics=["rouge", agreed]), tmp_path, [other])
 
 
@@ -309,7 +312,7 @@ def test_what_no_rank_writes_is_refused(text: str, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "rank-0.json").write_text(text)
     save_file({"0": numpy.ones(1)}, folder / "rank-0.safetensors")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match=sentence("client.returned._of_rank.read")):
         returned(RunPaths(tmp_path), 1)
 
 

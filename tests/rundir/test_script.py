@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
 from workbench.jobs.script_folder import (
@@ -117,7 +118,9 @@ def test_a_cluster_s_directory_stays_wherever_it_lies(
     monkeypatch.setattr(
         "workbench.jobs.script_folder._with", lambda script: [script, folder / "vanished"]
     )
-    with pytest.raises(ConfigError, match="vanished vanished from the script's folder"):
+    with pytest.raises(
+        ConfigError, match=sentence("jobs.script_folder.zip_script.scripts-folder-gone", "vanished")
+    ):
         zip_script(folder / "train.py")
 
 
@@ -157,12 +160,17 @@ def test_too_large_a_folder_names_its_largest_files_and_the_ignore_file(folder: 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (b"*.log\n!\n", r"\.workbenchignore, line 2: '!' is not a pattern of a \.gitignore"),
+        (
+            b"*.log\n!\n",
+            sentence("jobs.script_folder._spec.pattern-gitignore", ".workbenchignore, line 2: '!'"),
+        ),
         (
             b"*.py\n",
-            r"\.workbenchignore leaves out train\.py, the script itself; add a line !train\.py",
+            sentence(
+                "jobs.script_folder.check_script.leaves-out-script", ".workbenchignore", "train.py"
+            ),
         ),
-        (b"\xff\xfe\n", r"cannot read .*\.workbenchignore: "),
+        (b"\xff\xfe\n", sentence("jobs.script_folder._spec.read", ".workbenchignore")),
     ],
 )
 def test_an_ignore_file_that_cannot_be_meant_is_refused_before_anything_starts(
@@ -285,7 +293,9 @@ def test_an_argument_that_is_a_secret_is_refused_and_leaves_nothing(
     folder: Path, tmp_path: Path, args: list[str]
 ) -> None:
     job = Script(path=str(folder / "train.py"), args=args, env={"MY_SETTING": "x7-Qp22-moon"})
-    with pytest.raises(ConfigError, match=r"args\[\d\] looks like a secret.*\$\{NAME\}") as refused:
+    with pytest.raises(
+        ConfigError, match=sentence("jobs.script_folder.check_args.args-looks-like")
+    ) as refused:
         prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run")
     assert args[-1] not in str(refused.value)
     assert not (tmp_path / "run").exists()
@@ -346,7 +356,8 @@ def test_a_file_whose_name_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> No
     script.write_text("print(1)\n")
     (script.parent / os.fsdecode(b"m\xfcll.txt")).write_text("x")
     with pytest.raises(
-        ConfigError, match=r"'m\\udcfcll.txt' .* the name is not UTF-8. Rename the file"
+        ConfigError,
+        match=sentence("jobs.script_folder._check_name.file-scripts-folder", "m\\udcfcll.txt"),
     ):
         check_script(script)
     (script.parent / IGNORE_FILE).write_text("m*.txt\n")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from tests.support.sentences import says
 from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.json_values import whole
@@ -125,7 +126,7 @@ def test_an_unreadable_state_shows_as_unknown_and_is_read_again(run: WrittenRun)
         seen = (view.state, view.is_over, view.message, handle.state, handle.message)
     state, is_over, message, *of_handle = seen
     assert (state, is_over) == (RunState.UNKNOWN, False)
-    assert "cannot be read at this moment: Too many open files" in message
+    assert says(message, "base.files.unreadable.read-moment", "Too many open files")
     assert of_handle == [RunState.UNKNOWN, message]
     view.refresh()
     assert view.state is RunState.RUNNING

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.base.process import process_start_time
 from workbench.client.history import history
@@ -76,9 +77,9 @@ def test_a_run_is_had_by_its_place_or_the_beginning_of_its_id(tmp_path: Path) ->
     found = history(tmp_path)
     assert found[1].path == found["abc"].path == made.root
     assert [record.id for record in found[:1]] == ["abd-2"]
-    with pytest.raises(RunError, match="2 runs"):
+    with pytest.raises(RunError, match=sentence("client.history._record.runs-below-called", 2)):
         found["ab"]
-    with pytest.raises(RunError, match="0 runs"):
+    with pytest.raises(RunError, match=sentence("client.history._record.runs-below-called", 0)):
         found["x"]
     with pytest.raises(IndexError):
         found[2]
@@ -138,7 +139,7 @@ def test_what_is_no_place_for_runs_is_not_looked_into(tmp_path: Path) -> None:
     assert [paths.root for paths in find_runs(tmp_path)] == [made.root]
     assert [paths.root for paths in find_runs(made.root)] == [made.root]
     assert len(list(find_runs(tmp_path, depth=9))) == 2
-    with pytest.raises(RunError, match="no folder"):
+    with pytest.raises(RunError, match=sentence("client.history.history.folder")):
         history(tmp_path / "nowhere")
 
 
@@ -164,7 +165,7 @@ def test_a_thousand_runs_take_no_longer_than_a_person_waits(tmp_path: Path) -> N
     assert len(found) == 1000
     text, page = str(found), found._repr_html_()
     assert "1,000 runs" in text
-    assert "the newest 50 shown" in text
+    assert says(text, "display.history.history_grid.newest-shown", 50)
     assert page.count("<tr>") == 51
     assert len(found.table().rows) == 1000
 

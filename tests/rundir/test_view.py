@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from writtenrun import T0, WrittenRun
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.client.result import RunResult
 from workbench.client.run import Run
@@ -24,7 +25,7 @@ from workbench.rundir.view import RunView
 
 
 def test_no_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no run\.json"):
+    with pytest.raises(RunError, match=sentence("rundir.status.run_at.run-directory-holds")):
         RunView(tmp_path)
 
 
@@ -197,7 +198,7 @@ def test_a_run_whose_keeper_died_is_lost(written: WrittenRun) -> None:
     written.keeper(alive=False)
     view = RunView(written.paths.root)
     assert (view.state, view.cluster_phase) == (RunState.LOST, "closed")
-    assert "its keeper died" in view.message
+    assert says(view.message, "rundir.status.message_of.keeper-died-what")
 
 
 def test_a_spec_of_another_version_does_not_hide_the_run(written: WrittenRun) -> None:

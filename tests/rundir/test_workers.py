@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from writtenrun import write_run
 
+from tests.support.sentences import says
 from workbench.base.files import read_json
 from workbench.base.table import text_table
 from workbench.display.run.page import worker_grids
@@ -177,4 +178,4 @@ def test_a_run_has_its_result_where_no_figures_can_be_had(
     Journal(run.paths).finish(RunState.FAILED, spec=RunSpec.load(run.paths.spec), **ended)  # type: ignore[arg-type]
     result = read_json(run.paths.result)
     assert result["state"] == "failed"
-    assert "the figures of the run are missing" in str(result["message"])
+    assert says(result["message"], "rundir.journal._figures.figures-missing-summed")
