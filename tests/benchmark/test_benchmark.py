@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from tests.support.sentences import says, sentence
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
 from workbench.benchmark.finished_rows import data_of, kept_rows
@@ -194,16 +195,17 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     small = RunSpec(cluster=ClusterSpec(pods=PodSpec(memory_gib=0.1)), job=job, pods=1)
     memory = forecast_memory(small)
     assert memory.gib is not None and memory.gib > 0.5
-    assert "a pod has 0.10 GiB" in memory.refusal
+    assert says(
+        memory.refusal, "benchmark.forecast.forecast_memory.predicted-gib-each", "pod", "0.10"
+    )
     roomy = small.replace(cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
     assert forecast_memory(roomy).refusal == ""
     forecast = Benchmark(
         [job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b"
     ).forecast()
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
-    assert (
-        "will be skipped: predicted" in str(forecast)
-        and "will be skipped" in forecast._repr_html_()
+    assert "will be skipped: predicted" in str(forecast) and says(
+        forecast._repr_html_(), "display.live._before_start.will-skipped"
     )
 
 
@@ -244,9 +246,13 @@ def test_what_a_job_names_is_identified_by_its_content(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="price_per_pod_hour is -1"):
+    with pytest.raises(
+        ConfigError, match=sentence("benchmark.benchmark.Benchmark.price-per-pod", "-1")
+    ):
         Benchmark([FineTune()], price_per_pod_hour=-1)
-    with pytest.raises(ConfigError, match="specs is empty"):
+    with pytest.raises(
+        ConfigError, match=sentence("benchmark.benchmark.from_specs.specs-empty-paths")
+    ):
         Benchmark.from_specs([])
-    with pytest.raises(RunError, match="call start"):
+    with pytest.raises(RunError, match=sentence("benchmark.benchmark._check.call-start-first")):
         Benchmark([FineTune()]).run(Cluster(LocalPods(), path=tmp_path / "c"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.benchmark.grid import BenchmarkGrid, make_grid
 from workbench.finetune.job.finetune import FineTune
@@ -32,7 +33,7 @@ def test_everything_is_multiplied_and_what_makes_no_sense_is_left_out_with_a_wor
         "single on 2 pods, precision fp32",
         "single on 2 pods, precision bf16",
     ]
-    assert "one rank on one pod" in grid.left_out[0].why
+    assert says(grid.left_out[0].why, "finetune.single.refuse_ranks.technique-single-rank")
 
 
 @pytest.mark.parametrize(("pods", "slots", "micro"), [(1, 1, 24), (2, 1, 12), (3, 1, 8), (3, 2, 4)])
@@ -53,7 +54,7 @@ def test_one_rank_takes_the_whole_batch_and_one_that_does_not_divide_is_left_out
         row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)
     ]
     assert micros == [4, 2]
-    assert "8 rows does not divide into 12" in grid.left_out[-1].why
+    assert says(grid.left_out[-1].why, "benchmark.grid._batch.global-batch-rows", 8, 12)
 
 
 def test_options_of_a_jobs_own_technique_do_not_go_to_another() -> None:
@@ -98,21 +99,54 @@ def test_added_grids_run_what_is_in_both_once() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"jobs": []}, "jobs is \\[\\]; it must be a list of FineTune or Script jobs"),
-        ({"jobs": FineTune()}, "it must be a list of FineTune or Script jobs"),
-        ({"pods": 3}, "pods is 3; it must be a list of whole numbers"),
-        ({"techniques": ["zero-1"]}, "did you mean 'zero1'"),
-        ({"techniques": "zero1"}, "techniques is 'zero1'; it must be a list of techniques"),
-        ({"pods": [0]}, r"pods is \[0\]; it must be a list of whole numbers, 1 or more"),
+        (
+            {"jobs": []},
+            sentence("benchmark.grid._Factors.list-finetune-script", "jobs is []")
+            + sentence("base.record._refusal.must"),
+        ),
+        (
+            {"jobs": FineTune()},
+            sentence("benchmark.grid._Factors.list-finetune-script")
+            + sentence("base.record._refusal.must"),
+        ),
+        (
+            {"pods": 3},
+            sentence("benchmark.grid._Factors.list-whole-numbers", "pods is 3")
+            + sentence("base.record._refusal.must"),
+        ),
+        ({"techniques": ["zero-1"]}, sentence("base.errors.one_of.did-you-mean", "zero1")),
+        (
+            {"techniques": "zero1"},
+            sentence("benchmark.grid._Factors.list-techniques-none", "techniques is 'zero1'")
+            + sentence("base.record._refusal.must"),
+        ),
+        (
+            {"pods": [0]},
+            sentence("benchmark.grid._Factors.list-whole-numbers", "pods is [0]")
+            + sentence("base.record._refusal.must"),
+        ),
         ({"repeats": 0}, "repeats is 0"),
-        ({"vary": {"precison": ["fp32"]}}, "did you mean 'precision'"),
+        (
+            {"vary": {"precison": ["fp32"]}},
+            sentence("base.errors.one_of.did-you-mean", "precision"),
+        ),
         (
             {"vary": {"precision": "fp32"}},
-            "vary is a dict; it must be an object that holds lists of values",
+            sentence("benchmark.grid._Factors.object-holds-lists", "vary", "a dict")
+            + sentence("base.record.from_dict.must-object"),
         ),
-        ({"vary": {"technique": ["ddp"]}}, "give the values as `techniques`"),
-        ({"techniques": ["single"], "pods": [2]}, "no row of the grid makes sense"),
-        ({"vary": {"global_batch_size": [0]}}, "global_batch_size is 0"),
+        (
+            {"vary": {"technique": ["ddp"]}},
+            sentence("benchmark.grid._check_names.vary-holds", "techniques"),
+        ),
+        (
+            {"techniques": ["single"], "pods": [2]},
+            sentence("benchmark.grid.make_grid.row-grid-makes"),
+        ),
+        (
+            {"vary": {"global_batch_size": [0]}},
+            sentence("benchmark.grid._batch.global-batch-size", 0),
+        ),
     ],
 )
 def test_bad_input_is_refused_by_name(asked: dict[str, object], said: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from tests.support.sentences import says
 from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
@@ -178,7 +179,9 @@ def test_a_result_that_was_cut_leaves_what_the_events_say(run: WrittenRun) -> No
     finished(run)
     run.paths.result.write_text('{"sta')
     row = row_of(run.paths.root)
-    assert (row.outcome, row.steps) == (Outcome.FAILED, 3) and "do not say" in row.reason
+    assert (row.outcome, row.steps) == (Outcome.FAILED, 3) and says(
+        row.reason, "benchmark.read.row_of.files-do-say"
+    )
 
 
 def test_what_is_no_number_is_not_a_figure(run: WrittenRun) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from benchrows import Page, cells_of, mixed_rows, write_row
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.benchmark.result import Report, rows_below, write_report
 from workbench.benchmark.row import Outcome
@@ -127,7 +128,7 @@ def test_its_figures_are_the_rows(folder: Path, written: tuple[str, str]) -> Non
 
 def test_what_is_broken_or_goes_on_is_named(written: tuple[str, str]) -> None:
     for said in (Page(written[0]).text, written[1]):
-        assert "Not all could be read, or has ended" in said
+        assert says(said, "display.report._blocks.all-could-read")
         assert "torn" in said
         assert "half" in said
 
@@ -179,18 +180,18 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["report", str(folder / "a"), str(folder / "b"), "--out", str(tmp_path / "x")]) == 0
     assert "2 rows: 2 succeeded" in (tmp_path / "x" / "report.md").read_text()
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert "there is no folder" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "benchmark.result.rows_below.folder-run-directories")
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) == 2
-    assert "give run directories (with a run.json)" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "benchmark.result.rows_below.run-below-run")
     (tmp_path / "file").write_text("")
     assert main(["report", str(folder / "a"), "--out", str(tmp_path / "file")]) == 1
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run is at or below"):
+    with pytest.raises(ConfigError, match=sentence("benchmark.result.rows_below.run-below-run")):
         rows_below([tmp_path])
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(RunError, match=sentence("client.result.replace_text.written")):
         write_report(rows_below([folder / "a"])[0], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]
