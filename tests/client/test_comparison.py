@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from tests.support.sentences import sentence
 from workbench import Run, compare, history
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
@@ -131,13 +132,15 @@ def test_long_values_that_differ_at_their_ends_are_told_apart(tmp_path: Path) ->
 def test_what_cannot_be_compared_is_refused(runs: list[WrittenRun], tmp_path: Path) -> None:
     path = runs[0].paths.root
     for wrong, words in (
-        ([path], "two runs or more, and was given 1"),
-        (path, r"runs in a list: compare\(\[one, other\]\)"),
-        ([path, path], "two of the names are the same"),
+        ([path], sentence("client.comparison.compare.compare-takes-two", 1)),
+        (path, sentence("client.comparison.compare.compare-takes-runs")),
+        ([path, path], sentence("client.comparison.compare.two-names-same")),
     ):
         with pytest.raises(ConfigError, match=words):
             compare(wrong)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="2 runs and 1 names"):
+    with pytest.raises(
+        ConfigError, match=sentence("client.comparison.compare.compare-given-runs", 2, 1)
+    ):
         compare([path, runs[1].paths.root], names=["a"])
-    with pytest.raises(RunError, match=r"holds no run\.json"):
+    with pytest.raises(RunError, match=sentence("rundir.status.run_at.run-directory-holds")):
         compare([path, tmp_path])

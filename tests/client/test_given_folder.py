@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Cluster, Run
 from workbench.base.errors import BackendError, PodError, RunError
 from workbench.base.files import read_json, write_json
@@ -110,7 +111,7 @@ def test_a_cluster_without_a_lock_in_its_state_says_what_to_do(tmp_path: Path) -
     assert end_broken_off(paths.root) == ""
     write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
     assert "names no lock of a keeper" in obstacle(paths.root)
-    with pytest.raises(RunError, match="choose another path or remove"):
+    with pytest.raises(RunError, match=sentence("client.takeover._not_ours.names-lock-keeper")):
         Cluster.attach(paths.root)
 
 
@@ -180,6 +181,6 @@ def test_a_host_removes_no_folder_that_enter_cannot_have_made(
     note.parent.mkdir(parents=True)
     there = {"address": "127.0.0.1", "ssh_port": 1, "slots": 1, "phase": "Running"}
     write_json(note, {"folder": folder, "pods": [{"name": pod, **there}]})
-    with pytest.raises(BackendError, match="was changed"):
+    with pytest.raises(BackendError, match=sentence("pods.pods._recall.changed-nothing-done")):
         SSHPods(["127.0.0.1"]).remove_left(tmp_path / "c")
     assert (home / "letters").is_dir()

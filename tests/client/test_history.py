@@ -12,6 +12,7 @@ import pytest
 from ipywidgets.widgets.widget import _instances
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.history import history
 from workbench.client.run import Run
@@ -113,7 +114,7 @@ def test_a_secret_in_a_name_or_a_note_reaches_no_file(
 def test_what_is_no_name_is_refused(folder: Path, name: Any) -> None:
     run = Run.load(folder / "aaa")
     with pytest.raises(
-        ConfigError, match=r"the name of a run is .*; give text of at most 80 letters"
+        ConfigError, match=sentence("rundir.store.write_label.run-must-text", "name", 80)
     ):
         run.name = name
     assert not RunPaths(run.path).label.exists()
@@ -178,9 +179,9 @@ def test_runs_are_filtered_and_sorted(folder: Path) -> None:
     assert ids(sort="eval_loss") == ["bbb", "aaa", "ccc"], "what is not known comes last"
     assert ids(sort="-eval_loss") == ["aaa", "bbb", "ccc"]
     assert ids(sort="id") == ["aaa", "bbb", "ccc"]
-    with pytest.raises(ConfigError, match="did you mean 'eval_loss'"):
+    with pytest.raises(ConfigError, match=sentence("base.errors.one_of.did-you-mean", "eval_loss")):
         history(folder, sort="evalloss")
-    with pytest.raises(ConfigError, match="did you mean 'failed'"):
+    with pytest.raises(ConfigError, match=sentence("base.errors.one_of.did-you-mean", "failed")):
         history(folder, state="fialed")
 
 
@@ -190,7 +191,7 @@ def test_runs_are_compared_by_number_name_or_id(folder: Path) -> None:
     assert repr(found.compare("high rate", "aa")) == "RunComparison(high rate, aaa)"
     assert len(found.compare().runs) == 3
     assert found["high rate"].id == "bbb"
-    with pytest.raises(RunError, match="0 runs"):
+    with pytest.raises(RunError, match=sentence("client.history._record.runs-below-called", 0)):
         found.compare("nobody", 0)
 
 

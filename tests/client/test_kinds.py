@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from tests.support.sentences import sentence
 from workbench import FineTuneResult, FineTuneRun, Run, RunResult, history
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError
@@ -84,7 +85,10 @@ def test_a_finetune_has_its_own_handle_and_result(tmp_path: Path) -> None:
 
 def test_a_run_that_was_not_loaded_names_the_way_to_its_own_class(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    with pytest.raises(RunError, match=r"Run\(…\) has no predict; load the run instead: Run\.load"):
+    with pytest.raises(
+        RunError,
+        match=sentence("client.kinds.missing_attribute.load-run-instead", "Run", "predict"),
+    ):
         Run(run.paths.root).predict  # noqa: B018
 
 
@@ -114,20 +118,29 @@ def test_what_fine_tuning_alone_has_is_named_on_other_runs(script: WrittenRun, n
 
 @pytest.mark.parametrize("name", OF_ITS_RESULT)
 def test_the_result_of_a_script_says_the_same(script: WrittenRun, name: str) -> None:
-    with pytest.raises(RunError, match=f"has no {name}; runs of finetune jobs have it"):
+    with pytest.raises(
+        RunError, match=sentence("client.kinds.missing_attribute.run-runs-jobs", name, "finetune")
+    ):
         getattr(Run.load(script.paths.root).result, name)
 
 
 def test_a_name_that_no_kind_has_is_a_plain_attribute_error(script: WrittenRun) -> None:
-    with pytest.raises(AttributeError, match="'Run' object has no attribute 'predcit'") as error:
+    with pytest.raises(
+        AttributeError,
+        match=sentence("client.kinds.missing_attribute.object-attribute", "Run", "predcit"),
+    ) as error:
         getattr(Run.load(script.paths.root), "predcit")  # noqa: B009
     assert not isinstance(error.value, RunError)
 
 
 def test_the_class_of_another_kind_does_not_read_a_run(script: WrittenRun) -> None:
-    with pytest.raises(RunError, match="run of a script job; FineTuneRun does not read it"):
+    with pytest.raises(
+        RunError, match=sentence("client.kinds.class_for.run-job-does", "script", "FineTuneRun")
+    ):
         FineTuneRun.load(script.paths.root)
-    with pytest.raises(RunError, match="run of a script job; FineTuneResult does not read it"):
+    with pytest.raises(
+        RunError, match=sentence("client.kinds.class_for.run-job-does", "script", "FineTuneResult")
+    ):
         FineTuneResult.load(script.paths.root)
 
 
@@ -139,7 +152,10 @@ def test_a_run_of_an_unknown_kind_has_what_every_run_has(tmp_path: Path, spec: s
     handle = Run.load(run.paths.root)
     assert type(handle) is Run and type(handle.result) is RunResult
     assert "tiny-t5" in handle.result.to_html(tmp_path / "card.html").read_text()
-    with pytest.raises(RunError, match="has no predict; runs of finetune jobs have it"):
+    with pytest.raises(
+        RunError,
+        match=sentence("client.kinds.missing_attribute.run-runs-jobs", "predict", "finetune"),
+    ):
         handle.predict()  # type: ignore[attr-defined]
 
 
@@ -159,6 +175,6 @@ def test_a_kind_without_a_handover_is_refused_with_what_to_do(
     tmp_path: Path, third: ModuleType
 ) -> None:
     run = write_run(tmp_path, {"kind": "simulation"})
-    refused = "kind 'simulation' cannot be handed over.*submit it to a cluster"
+    refused = sentence("jobs.job.handed_over.job-kind-handed", "simulation")
     with pytest.raises(ConfigError, match=refused):
         Run.load(run.paths.root).manifest("trainjob", image="me/worker:1")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods
 from workbench.base.errors import ConfigError
 
@@ -50,6 +51,6 @@ def test_a_deleted_working_directory_is_refused_with_what_to_do(
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(
-        ConfigError, match=r"the working directory of this process has been deleted.*os\.chdir"
+        ConfigError, match=sentence("base.files.check_working_directory.working-directory-process")
     ):
         Cluster(LocalPods())
