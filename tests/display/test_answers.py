@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.base.table import Marked
 from workbench.display.records.answers import marked_words
@@ -89,19 +90,21 @@ def test_words_are_marked_only_where_most_are_right() -> None:
 def test_several_models_stand_side_by_side() -> None:
     shares, rows = str(TWO).split("\n\n")
     assert re.search(r"before training +50.0 %", shares)
-    assert "after 2.0 s of loading" in rows
+    assert says(rows, "display.answers._caption.after-loading", "2.0 s")
     assert TWO.exact_match("before training") == 0.5
     assert TWO.texts(EVIL) == [EXPECTED, "a c", "SELECT town"]
     # Nobody knows the second answer: it is held against the first model's.
     assert re.search(r"–\s+a b\s+–\s+a \[c\]\s+–", rows)
-    with pytest.raises(ConfigError, match="there are: before training"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.predictions._of.answers", "before training")
+    ):
         TWO.exact_match("nobody")
 
 
 def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
     many = Answers(names=("answered",), models=(answered(*[answer(EXPECTED)] * 60),))
     assert "60 rows" in str(many)
-    assert "the first 50 shown" in str(many)
+    assert says(many, "display.answers._caption.first-shown", 50)
     assert many._repr_html_().count("<tr>") == 51
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows
 
+from tests.support.sentences import says
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
 from workbench.benchmark.result import BenchmarkResult
@@ -314,7 +315,9 @@ def test_the_time_left_for_all_rows_follows_from_those_that_ran_here() -> None:
     some = [make_row("ddp", 1, 9.0), make_row("fsdp", 3, None, name="now", outcome=Outcome.RUNNING)]
     live.update([*some, make_row("fsdp", 2, None, outcome=Outcome.WAITING)], far)
     now[0] += 50
-    assert "about 1 min 10 s left for all" in str(live), "1.25 of 3 rows took 50 s"
+    assert says(live, "display.live.summary_of.about-left-all", "1 min 10 s"), (
+        "1.25 of 3 rows took 50 s"
+    )
 
 
 def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 from poll import until
 from writtenrun import T0, WrittenRun
 
+from tests.support.sentences import says
 from workbench.base.files import read_json, write_json
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import await_ready
@@ -93,7 +94,7 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
         write_json(written.cluster.state, {**state, "arrived": [*state["arrived"], awaited]})
         until(lambda: draw() or len(shown) > 2)
         written.keeper("ready")
-    assert "3 pods were asked for; none has come yet" in shown[0]
+    assert says(shown[0], "display.cluster.cluster_doc.pods-asked-none", 3)
     assert "Cluster starting" in shown[1] and (
         shown[1].count("Running"),
         shown[1].count("Pending"),

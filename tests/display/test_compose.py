@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from poll import until
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.client.run import Run
 from workbench.display.compose.composition import Composition, find_problems
@@ -132,11 +133,11 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         assert "<script" not in page
         assert set(re.findall(r"\w+", str(form))) - set(re.findall(r"\w+", words_of(form))) == set()
     assert "with Cluster(backend, PodSpec(cpus=1), count=3) as cluster:" in words_of(compose())
-    assert "Max steps (0: by epochs)" in words_of(compose())
+    assert says(words_of(compose()), "display.fields.max-steps-epochs")
 
 
 def test_a_choice_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'technique'"):
+    with pytest.raises(ConfigError, match=sentence("base.errors.one_of.did-you-mean", "technique")):
         compose(techniqe="zero1")
 
 
@@ -172,7 +173,7 @@ def test_what_was_never_counted_is_counted_beside(
     assert form.widget.fields
     until(lambda: form.preview.is_counted)
     assert asked == [form.composition]
-    assert "Predicted peak at the longest rows" in words_of(form)
+    assert says(words_of(form), "display.preview._memory_text.predicted-peak-longest")
     assert preview_of(form.composition.replace(memory_gib=0.1)).is_short
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from poll import until
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.display.kit.doc import to_html
 from workbench.display.records.answers import conversation_doc, conversation_field
@@ -52,7 +53,7 @@ def test_each_model_goes_on_from_its_own_answers() -> None:
             for word in ("Hi", "And?", "one read 4", "other read 4", "2 turns with one, other")
         )
         assert "Lost" not in shown
-    with pytest.raises(ConfigError, match="text is empty"):
+    with pytest.raises(ConfigError, match=sentence("finetune.conversation.send.text-empty-say")):
         talk.send("  ")
 
 
@@ -67,7 +68,7 @@ def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_ther
     def page() -> str:
         return to_html(drawn[-1])
 
-    assert "A chat with one: nothing has been said yet." in page()
+    assert says(page(), "display.answers.conversation_doc.chat-nothing-said", "one")
     field.value = "<b>Hi</b>"
     # The last piece is drawn, though none comes after it.
     until(lambda: "one read 1 …" in page(), 120)
@@ -85,8 +86,6 @@ def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_ther
 def test_lines_of_an_answer_stay_lines_in_a_page_and_are_one_in_text() -> None:
     talk = Conversation(["one"], lambda *_: "def f():\n    return \x1b[31m<1>")
     talk.send("Hi")
-    assert (
-        "def f():\n    return \ufffd[31m&lt;1&gt;" in talk._repr_html_()
-        and "pre-wrap" in talk._repr_html_()
-    )
+    assert "def f():\n    return \ufffd[31m&lt;1&gt;" in talk._repr_html_()
+    assert "pre-wrap" in talk._repr_html_()
     assert "def f(): return" in str(talk)

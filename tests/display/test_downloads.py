@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun
 
+from tests.support.sentences import says
 from workbench.client.result import RunResult
 from workbench.display.kit.downloads import report_links, run_links
 from workbench.display.run.facts import RunFacts
@@ -67,9 +68,9 @@ def test_a_page_of_its_own_states_neither_links_nor_what_needs_the_notebook(
     facts = RunFacts(RunView(written.paths.root))
     assert (
         facts.links
-        and "run.tensorboard()" in facts.receipt[-1]
-        and "Pods: 3 pods kept" in facts.receipt[1]
+        and says(facts.receipt[-1], "display.facts._receipt.tensorboard-run-tensorboard")
+        and says(facts.receipt[1], "display.facts._pods_left.pods-kept-cluster", "3 pods")
     )
     page = RunResult.load(written.paths.root).to_html(tmp_path / "card.html").read_text()
-    assert "Ranks: all gone" in page
+    assert says(page, "display.facts._ranks_left.ranks-all-gone")
     assert not any(words in page for words in ("run.tensorboard()", "Pods: ", "workbench/api"))

@@ -10,6 +10,7 @@ import pytest
 from poll import until
 from writtenrun import T0, WrittenRun
 
+from tests.support.sentences import says
 from workbench.client.run import Run
 from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import blocks_html, to_bundle
@@ -57,7 +58,7 @@ def test_a_run_is_followed_from_the_queue_to_its_receipt(
 
     written.end()
     page = words(look(panel))
-    assert "all gone" in page and "3 pods kept" in page
+    assert says(page, "display.facts._ranks_left.ranks-all-gone") and "3 pods kept" in page
     assert button(panel, "kill")["disabled"] and not panel.clickable
     assert not panel.over
     written.keeper("closed", alive=False)
@@ -96,7 +97,7 @@ def test_the_start_moves_the_bar_part_by_part(written: WrittenRun, panel: RunPan
     ]
     written.event("eval", step=0, eval_loss=8.0)
     written.event("phase", name="training")
-    assert "start, 7 of 7: the first step" in look(panel)
+    assert says(look(panel), "display.facts._bar.first-step", "start, 7 of 7")
 
 
 def test_what_was_chosen_for_the_user_is_named(written: WrittenRun, panel: RunPanel) -> None:
@@ -153,7 +154,7 @@ def test_a_trainer_is_stopped_after_a_checkpoint_and_one_that_ended_well_has_no_
     written: WrittenRun, panel: RunPanel
 ) -> None:
     assert button(panel, "stop")["text"] == "Stop after a checkpoint"
-    assert "checkpoint and model are saved" in str(button(panel, "stop")["tip"])
+    assert says(button(panel, "stop")["tip"], "display.panel._wording.ends-training-within")
     written.end()
     assert "Stop: " not in words(look(panel))
 
@@ -175,8 +176,8 @@ def test_a_failed_run_keeps_its_bar_and_shows_its_card(
     page = look(panel)
     assert "width: 40.00%" in page
     assert "--wb-state: var(--jp-error-color1" in page
-    assert "rank 1 on pod-1 (127.0.0.3) failed first" in words(page)
-    assert "learning_rate=0.0001 instead of 0.001" in words(page)
+    assert says(words(page), "display.failure.where.rank-failed-first", 1, "pod-1 (127.0.0.3")
+    assert says(words(page), "finetune.rules._slower.learning-rate-instead", "0.0001", "0.001")
 
 
 def test_foreign_text_is_text_everywhere(written: WrittenRun, panel: RunPanel) -> None:
@@ -235,7 +236,7 @@ def test_the_other_curves_come_on_demand_and_at_the_end(
 
 def test_stacks_are_offered_when_no_step_came(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training", hint="no step for 45 s")
-    assert "no step for 45 s" in words(look(panel))
+    assert says(words(look(panel)), "keeper.stalls.stall.step", 45)
     assert str(button(panel, "stacks")["text"]).startswith("No step for a while")
     written.state("running", "training")
     look(panel)
@@ -292,7 +293,7 @@ def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: Ru
     written.paths.tensorboard.mkdir(exist_ok=True)
     (written.paths.tensorboard / "events.out.tfevents.1").touch()
     written.end()
-    assert "run.tensorboard()" in words(look(panel))
+    assert says(words(look(panel)), "display.facts._receipt.tensorboard-run-tensorboard")
 
 
 def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(

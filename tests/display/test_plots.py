@@ -15,6 +15,7 @@ from matplotlib.figure import Figure as MplFigure
 from writtenrun import T0, WrittenRun
 
 import workbench
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_bundle
 from workbench.client.comparison import compare
@@ -171,11 +172,11 @@ def test_lines_that_lead_to_names_do_not_cross() -> None:
 
 def test_every_axis_has_its_unit(view: RunView) -> None:
     svg = plot_svg(curve_plot(view))
-    assert '"loss, nats per token"' in svg and '"optimizer step"' in svg
+    assert says(svg, "display.runs._loss_unit.loss-nats-per") and '"optimizer step"' in svg
     assert plot_png(curve_plot(view)).startswith(b"\x89PNG")
-    assert '"GiB"' in plot_svg(
-        memory_plot(view)
-    ) and '"seconds since the first sample"' in plot_svg(memory_plot(view))
+    assert '"GiB"' in plot_svg(memory_plot(view)) and says(
+        plot_svg(memory_plot(view)), "display.runs.memory_plot.since-first-sample", "seconds"
+    )
 
 
 def test_one_point_is_no_plot(write: Callable[..., WrittenRun]) -> None:
@@ -187,7 +188,10 @@ def test_one_point_is_no_plot(write: Callable[..., WrittenRun]) -> None:
     assert plot_png(curve_plot(lone)) == b""
     assert curve_plot(lone).y == "loss", "what a script's loss counts is not known"
     (note,) = to_bundles(run_plot_doc(Run.load(one.paths.root).plot()))
-    assert "has not logged two points of loss" in str(note["text/plain"]) and PLOTLY not in note
+    assert (
+        says(note["text/plain"], "display.panel._plot_doc.run-logged-two", "loss")
+        and PLOTLY not in note
+    )
 
 
 def test_no_label_is_cut(view: RunView) -> None:
@@ -272,7 +276,11 @@ def test_a_plot_follows_its_run(written: WrittenRun, view: RunView) -> None:
 
 def test_a_plot_of_another_name_is_refused_with_the_nearest(written: WrittenRun) -> None:
     run = Run.load(written.paths.root)
-    with pytest.raises(ConfigError, match="'losses' is not known: did you mean 'loss'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "losses", "loss")
+        + sentence("base.errors.one_of.did-you-mean"),
+    ):
         run.plot("losses")
     named = re.findall(r"`(\w+)`", workbench.Run.plot.__doc__ or "")
     assert {"loss", MEMORY} < {*named} == {run.plot(name).name for name in named}

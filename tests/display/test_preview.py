@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says
 from workbench import Cluster, FineTune
 from workbench.display.compose.composition import Composition
 from workbench.display.compose.preview import preview_of
@@ -89,8 +90,12 @@ def test_hostfile_and_json_are_the_ones_to_be() -> None:
     assert config["zero_optimization"]["stage"] == 3
     single = preview_of(Composition(technique="single"))
     assert single.pages["DeepSpeed JSON"].text == ""
-    assert "without DeepSpeed" in single.pages["DeepSpeed JSON"].note
-    assert "first pod" in single.pages["Hostfile"].note
+    assert says(
+        single.pages["DeepSpeed JSON"].note, "display.preview.preview_of.technique-runs-without"
+    )
+    assert says(
+        single.pages["Hostfile"].note, "display.preview._hostfile_note.technique-single-takes"
+    )
 
 
 @pytest.mark.parametrize("launcher", list(Launcher))
@@ -111,7 +116,9 @@ def test_every_technique_has_a_preview(technique: str) -> None:
 def test_what_is_refused_has_no_cell() -> None:
     preview = preview_of(Composition(precision="fp16"))
     assert (preview.cell, preview.batch, preview.memory, preview.pages) == ("", "", "", {})
-    assert "use 'bf16'" in preview.problems["precision"]
+    assert says(
+        preview.problems["precision"], "finetune.refusals.check_family.precision-fp-refused"
+    )
 
 
 def test_memory_is_predicted_where_the_step_was_counted_before(
@@ -131,4 +138,7 @@ def test_memory_is_predicted_where_the_step_was_counted_before(
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
     preview = preview_of(form)
     assert preview.is_counted and preview.memory.startswith("Predicted peak at the longest rows: ")
-    assert "Memory is not predicted" in preview_of(Composition(model="me/mine")).memory
+    assert says(
+        preview_of(Composition(model="me/mine")).memory,
+        "display.preview._memory_text.memory-predicted",
+    )
