@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from takeover import counting, exact, printed
 
+from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.rundir.state import RunState
@@ -74,5 +75,7 @@ def test_a_submit_from_a_deleted_working_directory_is_refused(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(ConfigError, match="the working directory of this process has been deleted"):
+    with pytest.raises(
+        ConfigError, match=sentence("base.files.check_working_directory.working-directory-process")
+    ):
         counting(cluster, "--lines", "3")

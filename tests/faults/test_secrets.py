@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
@@ -186,7 +187,9 @@ def watch_command_lines(
 def test_as_a_literal_argument_it_is_refused(kind: str) -> None:
     text, hidden = kinds()[kind]
     for args in ([text], [f"--login={text}"], ["--lr", "0.1", "--login", text]):
-        with pytest.raises(ConfigError, match="looks like a secret") as refused:
+        with pytest.raises(
+            ConfigError, match=sentence("jobs.script_folder.check_args.args-looks-like")
+        ) as refused:
             check_args(args, {})
         assert hidden not in str(refused.value)
 
@@ -198,6 +201,8 @@ def test_in_a_deepspeed_json_it_is_refused(kind: str) -> None:
         "zero_optimization": {"stage": 1},
         "wandb": {"enabled": True, "group": f"mine {text}"},
     }
-    with pytest.raises(ConfigError, match="holds a secret") as refused:
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.check._check_secrets.holds-secret-would")
+    ) as refused:
         resolve(FineTune(technique="zero1", deepspeed=config), gpus=0)
     assert hidden not in str(refused.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import cluster_folder
@@ -71,6 +72,6 @@ def test_a_folder_for_keys_that_cannot_be_had_is_said(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(
-        ConfigError, match=r"no folder for the keys of the cluster .* set XDG_STATE_HOME"
+        ConfigError, match=sentence("keeper.spawn._make_own_folder.folder-keys-cluster")
     ):
         Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from takeover import counting, exact, kill_keeper, printed
 
+from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
@@ -90,7 +91,7 @@ def test_a_keeper_does_not_take_a_run_that_has_a_result_by_then(
         write_json(run.paths.result, {"state": "failed", "message": "given up"})
     log = ClusterPaths(cluster.path).keeper_log
     world.until(lambda: answered(cluster), 30)
-    with pytest.raises(Refused, match="the keeper has no run"):
+    with pytest.raises(Refused, match=sentence("keeper.keeper._of_run.keeper-run")):
         ask(ClusterPaths(cluster.path).socket, {"op": "outcome", "run": run.id})
     world.ended(counting(cluster, "--lines", "3")).raise_for_status()
     assert run.id not in log.read_text()

@@ -18,6 +18,7 @@ import pytest
 from smalljobs import small_job
 from takeover import counting, exact, kill_keeper, printed
 
+from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
@@ -290,7 +291,7 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(
         Cluster.attach(cluster.path)
     os.chown(ClusterPaths(cluster.path).queue, os.getuid(), -1)
     assert keepers_of(world, cluster) == []
-    with pytest.raises(ConfigError, match="asked to be another"):
+    with pytest.raises(ConfigError, match=sentence("client.lifecycle.is_left.holds-cluster-asked")):
         described(cluster.path, count=3).start()
     world.ended(Run.load(going.path)).raise_for_status()
     exact(going, 400)
