@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
@@ -26,14 +27,29 @@ from workbench.finetune.techniques.technique import Technique
 
 
 def test_a_class_without_a_member_fails_when_it_is_made() -> None:
-    with pytest.raises(TypeError, match=r"Half has no engine, preference, runs, sending_s, words$"):
+    with pytest.raises(
+        TypeError,
+        match=sentence(
+            "finetune.technique.Technique.technique",
+            "Half",
+            "engine, preference, runs, sending_s, words",
+        ),
+    ):
 
         class Half(Plain):
             """A technique that says too little."""
 
             name = "half"
 
-    with pytest.raises(TypeError, match=r"Empty has no backward, engine, kept, .*update, words$"):
+    with pytest.raises(
+        TypeError,
+        match=sentence(
+            "finetune.technique.Technique.technique",
+            "Empty",
+            "backward, engine, kept",
+            "update, words",
+        ),
+    ):
 
         class Empty(Technique):
             """A technique that says nothing."""
@@ -58,7 +74,11 @@ def test_every_shipped_configuration_is_read_as_its_technique() -> None:
 
 
 def test_an_unknown_name_is_refused_and_a_script_is_none() -> None:
-    with pytest.raises(ConfigError, match="technique 'zero4' is not known: did you mean 'zero"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "technique", "zero4", "zero3")
+        + sentence("base.errors.one_of.did-you-mean"),
+    ):
         technique_of("zero4")
     assert find_technique("script") is None and find_technique(None) is None
     assert runs_alone(YARDSTICK) and not runs_alone("ddp") and not runs_alone(None)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.sentences import says
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
@@ -191,15 +192,14 @@ def test_several_pods_that_are_faster_are_recommended_with_their_speed_up() -> N
     hours = 3 * 1e6 / (96 / 2.55) / 3600
     assert (fastest.pod_hours, fastest.cost) == (pytest.approx(hours), pytest.approx(2 * hours))
     text = " ".join(to_text(plan_doc(table)).split())
-    assert (
-        "★ zero1 on 3 pods is the fastest that fits: 2.71 times one pod. " in text
+    assert says(
+        text, "display.plan._fastest.fastest-fits-times", "zero1", "3 pods", "2.71"
     )  # 2.99 at most
     few = " ".join(to_text(plan_doc(planned(2))).split())
-    assert (
-        "is the fastest that fits: 1.73 times one pod, 1.84 with gradient_accumulation_steps=4; local-sgd"
-        in few
-    )
-    assert "37.65" in text and "cost of 10⁶ rows" in text
+    assert says(
+        few, "display.plan._fastest.fastest-fits-times", "1.73", "1.84", "4; local-sgd"
+    ) and says(few, "display.plan._more.gradient-accumulation-steps")
+    assert "37.65" in text and says(text, "display.plan._speed_titles.cost-rows")
 
 
 def test_one_pod_that_is_faster_is_named_with_what_would_change_that() -> None:
@@ -212,11 +212,10 @@ def test_one_pod_that_is_faster_is_named_with_what_would_change_that() -> None:
     # ddp takes 0.5 k + 0.3 + 4.0 a step and one pod a third of the rows in 0.5 k + 0.3: equal at k = 3.4.
     assert table.pays_from == 4
     text = " ".join(to_text(plan_doc(table)).split())
-    assert (
-        "★ One pod is faster: ddp on 3 pods with 1 micro-batch a step makes 0.50 times its samples/s"
-        in text
+    assert says(
+        text, "display.plan._fastest.pod-faster-step", "ddp", "3 pods", "1 micro-batch", "0.50"
     )
-    assert "from gradient_accumulation_steps=4 on, more are faster" in text
+    assert says(text, "display.plan._fastest.gradient-accumulation-steps", 4)
 
 
 def test_a_pod_count_is_extrapolated_between_those_that_computed_at_once() -> None:

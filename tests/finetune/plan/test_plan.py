@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench import FineTune, gpus_for, plan
 from workbench.base.child import HELPER, child_environment
 from workbench.base.errors import ConfigError
@@ -448,7 +449,8 @@ def test_a_trace_that_fails_refuses_its_own_rows_alone(
             fails = technique_of(row.technique).replicates
             assert (row.fit is Fit.REFUSED) == fails, row.technique
             assert (
-                "cannot be traced in autocast-bf16" in row.why and "no such kernel" in row.why
+                says(row.why, "finetune.plan._row.model-traced-memory", "autocast-bf16")
+                and "no such kernel" in row.why
             ) == fails
 
 
@@ -500,10 +502,12 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, object], word: st
 
 
 def test_a_shape_that_is_not_known_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"me/mine.*config\.json"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.shapes.model_config.planner-does-know", "me/mine")
+    ):
         model_config("me/mine")
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="model_type"):
+    with pytest.raises(ConfigError, match=sentence("finetune.shapes._read.names-model-type")):
         model_config(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["t5-base"]), encoding="utf-8")
     assert model_config(str(tmp_path)) == KNOWN["t5-base"]

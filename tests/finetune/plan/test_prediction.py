@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from poll import until
 
+from tests.support.sentences import says
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.client.result import RunResult
 from workbench.finetune.job.finetune import FineTune
@@ -97,7 +98,9 @@ def test_what_is_known_is_written_at_once_and_what_is_not_is_asked(paths: RunPat
         == said["host_gib"]
     )
     assert said["parts_gib"]["parameters"] == pytest.approx(0.4e9 / 2**30)
-    assert "predicted for a pod" in str(result) and "predicted for a pod" in result._repr_html_()
+    assert says(result, "display.result._pairs.predicted-pod") and says(
+        result._repr_html_(), "display.result._pairs.predicted-pod"
+    )
 
 
 def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPaths) -> None:
@@ -157,7 +160,11 @@ def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths:
 def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -> None:
     assert begin(Script(path="x.py"), ON_CPU, paths) == (False, False)
     assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (True, False)
-    assert "does not know the shape of 'me/mine'" in json.loads(paths.prediction.read_text())["why"]
+    assert says(
+        json.loads(paths.prediction.read_text())["why"],
+        "finetune.shapes.model_config.planner-does-know",
+        "me/mine",
+    )
     found = judge_memory(
         Diagnosis(hosts=HOSTS, hosts_s=0.1),
         FineTune(model="me/mine"),

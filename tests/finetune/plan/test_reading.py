@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import FineTune, Script, preview
 from workbench.base.errors import ConfigError
 from workbench.finetune.plan.reading import Length, RowPreview
@@ -133,10 +134,12 @@ def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twic
 
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="preview shows the rows of a FineTune; a Script has none"
+        ConfigError, match=sentence("finetune.reading.preview.preview-shows-rows", "Script")
     ):
         preview(Script("train.py"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: no known form"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.rows._written.known-form-row", "rows.jsonl, line 2")
+    ):
         preview(
             FineTune(
                 dataset=write(tmp_path / "rows.jsonl", {"source": "a", "target": "b"}, {"a": 1})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.display.failure import fault_card
 from workbench.finetune.advice.rules import advise
 from workbench.finetune.job.finetune import FineTune
@@ -152,7 +153,9 @@ def test_the_planners_micro_batch_is_advised_so_that_it_can_be_pasted(
     assert job.replace(**options).global_batch(2) == job.global_batch(2)
     assert fixes[1].startswith('technique="zero3" ')
     assert "zero1" not in str(fixes)
-    assert ("PodSpec(memory_gib=13)" in str(fixes)) == (kind == "MemoryError")
+    assert (says(fixes, "finetune.memory.fit_host.podspec-memory-gib", 13)) == (
+        kind == "MemoryError"
+    )
 
 
 @pytest.mark.parametrize(("kind", "message"), MEMORY, ids=["gpu", "pod"])
@@ -170,7 +173,7 @@ def test_no_technique_is_advised_that_does_not_help(kind: str, message: str) -> 
         'technique="zero3", per_device_train_batch_size=2, gradient_accumulation_steps=4: '
     )
     wrong = advise(fault, job, {"largest_micro_batch": {"ddp": 9}, "host_gib": 1.0}).fixes
-    assert "per_device_train_batch_size=4, gradient_accumulation_steps=2: " in str(wrong)
+    assert says(wrong, "finetune.memory._batch.per-device-train", 4, 2)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from poll import until
 from writtenrun import write_run
 
+from tests.support.sentences import sentence
 from workbench import Run, tensorboard
 from workbench.base.errors import BackendError, RunError
 from workbench.base.process import is_alive, process_start_time
@@ -115,7 +116,9 @@ def test_records_in_a_folder_that_others_can_write_are_refused(
     boardserver.find(tmp_path)
     (folder,) = own_records.iterdir()
     folder.chmod(0o777)
-    with pytest.raises(BackendError, match="not this user's alone"):
+    with pytest.raises(
+        BackendError, match=sentence("client.server.private_folder.users-alone-remove")
+    ):
         boardserver.find(tmp_path)
 
 

@@ -23,6 +23,7 @@ from writtenrun import write_run
 
 from tests.fakes.hub import TOKEN, Hub, hub
 from tests.fakes.smalldisk import small_disk
+from tests.support.sentences import sentence
 from workbench import FineTune, Run
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import write_json
@@ -165,7 +166,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_p
         whole.export(tmp_path / "full")
     with pytest.raises(ConfigError, match="'bf-16' is not known: did you mean 'bf16'"):
         whole.export(tmp_path / "x", dtype="bf-16")
-    with pytest.raises(RunError, match="trained no adapters"):
+    with pytest.raises(RunError, match=sentence("finetune.folder.merge.run-trained-adapters")):
         whole.merge(tmp_path / "x")
     failed = write_run(tmp_path / "failed")
     failed.end("failed", "rank 1 raised")
@@ -174,7 +175,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_p
         lambda r: r.push("me/model"),
         lambda r: r.merge(tmp_path / "x"),
     ):
-        with pytest.raises(RunError, match="left no model: the run has not ended, or failed"):
+        with pytest.raises(RunError, match=sentence("finetune.server.check_model.run-left-model")):
             act(Run.load(failed.paths.root))
     assert not (tmp_path / "x").exists()
 
@@ -346,7 +347,7 @@ def test_a_push_makes_the_private_repository_it_needs(
     assert whole.push("model").repo_id == "me/model"
     assert standin.private == {"me/model": True}
     standin.private = {"me/model": False}
-    with pytest.raises(RunError, match="is public; push with private=False"):
+    with pytest.raises(RunError, match=sentence("finetune.push._repository.public-push-private")):
         whole.push("model")
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.fakes.kubeplace import MANIFESTS
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
@@ -351,7 +352,10 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     assert inputs(run.manifest("pytorchjob", image=IMAGE))["train.py"] == b"import helper\n"
 
     RunPaths(run.path).script.unlink()
-    with pytest.raises(ConfigError, match=r"does not hold the script .*script='FOLDER/train\.py'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("jobs.script.handed_over.does-hold-script", "script='FOLDER/train.py"),
+    ):
         run.manifest("pytorchjob", image=IMAGE)
     again = run.manifest("pytorchjob", image=IMAGE, script=str(own / "train.py"))
     assert inputs(again)["train.py"] == b"another one by now\n"
@@ -470,10 +474,7 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
         ):
             other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
     spread = run_of(tmp_path / "spread", FineTune(technique="single", device_map="auto"), gpus=2)
-    with pytest.raises(
-        ConfigError,
-        match="device_map spreads a model over the GPUs of a single process, and a manifest",
-    ):
+    with pytest.raises(ConfigError, match=sentence("finetune.handover._check.device-map-spreads")):
         spread.manifest("trainjob", image=IMAGE)
 
 

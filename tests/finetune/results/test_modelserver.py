@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.base.process import is_alive, process_start_time
 from workbench.finetune.answers.ask import compare_predictions, predict
@@ -90,9 +91,9 @@ def killed(pid: int) -> tuple[int, int | None]:
 
 
 def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="left no model"):
+    with pytest.raises(RunError, match=sentence("finetune.server.check_model.run-left-model")):
         ModelServer(RunPaths(tmp_path))
-    with pytest.raises(RunError, match="not a run directory"):
+    with pytest.raises(RunError, match=sentence("finetune.server.check_model.run-directory")):
         server_of(RunPaths(tmp_path / "nowhere"))
 
 

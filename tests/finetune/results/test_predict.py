@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.predictions import Predictions, judge_answers, read_predictions
 from workbench.finetune.data.judged import judge
@@ -67,7 +68,9 @@ def test_a_runs_answers_are_read_judged_and_run(tmp_path: Path) -> None:
         == "Predictions(6 answers, 66.7 % exactly right, 83.3 % the same logic, 83.3 % the same result)"
     )
     assert judge_answers(rows, [answer["predicted"] for answer in answers], made.tables) == read
-    with pytest.raises(ConfigError, match="5 answers to 6 rows"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.predictions.judge_answers.answers-rows-each", 5, 6)
+    ):
         judge_answers(rows, ["…"] * 5)
     without = read_predictions(tmp_path / "predictions.jsonl")
     assert without.execution_match is None
@@ -134,8 +137,12 @@ def test_no_answers_are_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"source": "a"}\n', "line 1: the key 'expected' is missing"),
-        ('{"sour', "line 1 is not JSON.*ends within"),
+        ('{"source": "a"}\n', sentence("finetune.lines.get.key-missing", "line 1", "expected")),
+        (
+            '{"sour',
+            sentence("finetune.lines._read_line.file-ends-within", "line 1")
+            + sentence("finetune.lines._read_line.json"),
+        ),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, content: str, message: str) -> None:

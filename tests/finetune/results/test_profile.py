@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.profile.compare import compare
 from workbench.finetune.profile.parse import ModuleProfile, parse_profile, read_profile
@@ -129,7 +130,9 @@ def test_repeated_modules_stay_one_row() -> None:
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a report of DeepSpeed's FLOPS profiler"):
+    with pytest.raises(
+        RunError, match=sentence("finetune.parse.parse_profile.report-deepspeeds-flops")
+    ):
         parse_profile("Traceback (most recent call last):")
     with pytest.raises(RunError, match="No such file"):
         read_profile(tmp_path / "profile.txt")
@@ -154,7 +157,7 @@ def test_the_modules_of_a_level_are_the_whole_model_and_can_be_sorted() -> None:
         "lm_head",
         "encoder.embed_tokens",
     )
-    with pytest.raises(ConfigError, match="did you mean 'latency'"):
+    with pytest.raises(ConfigError, match=sentence("base.errors.one_of.did-you-mean", "latency")):
         profile.table(2, sort="latencies")
 
 
@@ -165,7 +168,7 @@ def test_a_profile_says_when_the_trainer_measured_another_speed(
     trainer: float | None, word: str
 ) -> None:
     profile = read_profile(SAMPLE, trainer_samples_per_s=trainer)  # 6.68 by the profiler
-    assert (f"{word} than the trainer's" in profile.note) is bool(word)
+    assert (says(profile.note, "finetune.parse.note.profilers-samples-than", word)) is bool(word)
     assert bool(profile.note) is bool(word)
     assert profile.note in str(profile)
     assert profile.note in html.unescape(profile._repr_html_())
@@ -179,7 +182,7 @@ def test_the_tree_folds_what_is_deep_and_holds_every_module() -> None:
     assert page.count("</u>") == sum(1 for _ in profile.root.walk(99)) + 1
     assert "left out" not in page
     assert ">own 9.3 %<" in page, "what the model itself takes, besides encoder, decoder and head"
-    assert "modules lie deeper" in str(profile)
+    assert says(profile, "display.result._first_levels.modules-lie-deeper")
 
 
 def test_a_tree_of_a_deep_model_is_cut_and_says_so() -> None:
@@ -188,7 +191,7 @@ def test_a_tree_of_a_deep_model_is_cut_and_says_so() -> None:
     encoder = child(profile.root, "encoder")
     wide = replace(profile, root=replace(profile.root, children=(encoder,) * 30))
     page = wide._repr_html_()
-    assert "870 modules deeper than level 3 are left out" in page
+    assert says(page, "display.result._tree.modules-deeper-than", 870, 3)
     assert len(page) < 400_000
 
 
@@ -223,13 +226,20 @@ def test_two_profiles_side_by_side() -> None:
     assert not two.note and "Not like for like" not in text
     apart = compare(one, replace(other, step=11, micro_batch_size=99))
     for shown in (str(apart), apart._repr_html_()):
-        assert (
-            f"Not like for like: step {one.step} and 11, rows per rank {one.micro_batch_size} and 99."
-            in shown
-        )
-    with pytest.raises(RunError, match="run 'b' has no FLOPS profile"):
+        assert says(
+            shown,
+            "finetune.compare.note.like-like-each",
+            "step",
+            one.step,
+            "and 11",
+            one.micro_batch_size,
+            "and 99",
+        ) and says(shown, "finetune.compare.note.rows-per-rank")
+    with pytest.raises(RunError, match=sentence("finetune.compare.compare.run-flops-profile", "b")):
         compare(one, None)
-    with pytest.raises(ConfigError, match="both profiles are called"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.compare.compare.both-profiles-called")
+    ):
         compare(one, one, names=("a", "a"))
     with pytest.raises(ConfigError, match="sort"):
         two.table(1, sort="time")

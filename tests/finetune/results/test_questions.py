@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.ask import chat
@@ -76,7 +77,9 @@ def test_a_run_of_a_hub_dataset_is_asked_what_it_answered(paths: RunPaths) -> No
     )
     assert questions_of(paths) == [Question(source="q", expected="x")]
     paths.predictions.write_text("")
-    with pytest.raises(RunError, match="no evaluation rows"):
+    with pytest.raises(
+        RunError, match=sentence("finetune.questions.questions_of.run-evaluation-rows")
+    ):
         questions_of(paths)
 
 
@@ -112,7 +115,9 @@ def test_a_model_of_plain_text_goes_on_with_what_it_is_given(paths: RunPaths) ->
     (paths.inputs / "eval.jsonl").write_text(
         '{"source": "", "target": "Once upon a time", "table_id": null}\n'
     )
-    with pytest.raises(RunError, match="learned from plain text; give texts"):
+    with pytest.raises(
+        RunError, match=sentence("finetune.questions.questions_of.run-learned-plain")
+    ):
         questions_of(paths)
     assert questions_of(paths, ["Once ", {"text": "Twice\nupon"}]) == [
         Question(source="", opening="Once"),
@@ -139,10 +144,13 @@ def test_objects_are_taken_as_they_are(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("one", "single row"),
-        ([" "], r"rows\[0\] is empty"),
+        ("one", sentence("finetune.questions.questions_of.rows-single-row")),
+        ([" "], sentence("finetune.questions._question_of_text.empty", "rows[0]")),
         (["a", 5], r"rows\[1\] is int"),
-        ([{"target": "b"}], r"rows\[0\].*'source' is missing"),
+        (
+            [{"target": "b"}],
+            sentence("finetune.rows._nearest.nearest-missing-rename", "rows[0]", "source"),
+        ),
         ([{"source": [5]}], r"rows\[0\].*source"),
     ],
 )
@@ -158,7 +166,7 @@ def test_only_the_tables_asked_are_read_and_the_first_run_wins(
     found = tables_of([RunPaths(tmp_path / "none"), paths], asked)
     assert set(found) == {question.table_id for question in asked}
     paths.tables.write_text("{\n")
-    with pytest.raises(RunError, match="tables"):
+    with pytest.raises(RunError, match=sentence("finetune.questions.tables_of.tables-read")):
         tables_of([paths], asked)
     assert tables_of([paths], [Question(source="a")]) == {}
 
@@ -184,9 +192,14 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
         Question(source="1+1?", messages=tuple(turns[:3])),
         Question(source="1+1?"),  # it was said after something else
     ]
-    with pytest.raises(ConfigError, match="rows is a single chat; give a list of chats"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.questions.questions_of.rows-single-chat")
+    ):
         questions_of(paths, turns)
-    with pytest.raises(ConfigError, match=r"rows\[0\]: messages\[0\].role 'me' is not known"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "rows[0]", "messages[0].role 'me'"),
+    ):
         questions_of(paths, [[{"role": "me", "content": "Hi"}]])
 
 
@@ -195,11 +208,12 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
     [
         (
             {"model": "me/plain"},
-            r"of the run in .*run, the model 'me/plain' has no chat template; set chat_template",
+            sentence("finetune.refusals.no_template.model-chat-template", "run", "me/plain")
+            + sentence("finetune.ask._check_template.run"),
         ),
         (
             {"prompt": "alpaca", "chat_template": "{{ messages }}"},
-            "asks its model by prompt 'alpaca', not by turns",
+            sentence("finetune.ask._check_template.run-asks-model", "alpaca"),
         ),
     ],
 )
@@ -217,7 +231,9 @@ def test_a_chat_without_a_template_is_refused_at_the_call(
 def test_a_row_that_asks_about_an_image_is_refused(paths: RunPaths) -> None:
     asked = {"prompt": "What is this?", "image": "a.png"}
     with pytest.raises(
-        ConfigError, match=r"rows\[0\]: the column 'image' holds images, sound or video"
+        ConfigError,
+        match=sentence("finetune.meant._problem.holds-images-sound", "rows[0]", "image")
+        + sentence("finetune.meant.check_media.column-drop-column"),
     ):
         questions_of(paths, [asked])
     assert questions_of(paths, [{**asked, "image": None}]) == [Question(source="What is this?")]

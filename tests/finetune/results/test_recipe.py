@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from forkedruns import Plan
 
+from tests.support.sentences import says
 from workbench.client.result import RunResult
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.sql.datasets import Mini
@@ -165,14 +166,19 @@ def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
     assert any("tokenizer" in line for line in recipe_of(result).differs)
     (RunPaths(result.path).inputs / "train.jsonl").unlink()
     (RunPaths(result.path).inputs / "eval.jsonl").unlink()
-    assert any("from a hub" in line for line in recipe_of(result).differs)
+    assert any(
+        says(line, "finetune.recipe._add_rows.rows-came-hub") for line in recipe_of(result).differs
+    )
     folder = tmp_path / "a model"
     result = make_run(tmp_path / "folder", FineTune(model=str(folder)))
     assert any(
         f"the model {folder} is loaded from a folder" in line for line in recipe_of(result).differs
     )
     local = replace(result, hosts=(HostSlots(address="127.0.0.2", slots=2),))
-    assert any("are gone" in line for line in recipe_of(local).differs)
+    assert any(
+        says(line, "finetune.recipe._places.hosts-pods-machine")
+        for line in recipe_of(local).differs
+    )
 
 
 def test_many_rows_are_fetched_and_checked(tmp_path: Path) -> None:
@@ -214,7 +220,7 @@ def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(
     RunPaths(result.path).script.unlink()
     recipe = script_recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
     assert "ring.py" not in recipe.files
-    assert any("is not in the run directory" in line for line in recipe.differs)
+    assert any(says(line, "finetune.recipe._script.run-directory-put") for line in recipe.differs)
 
 
 def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from forkedruns import Plan, Ran
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.answers.server import close_all, server_of
@@ -250,7 +251,7 @@ def test_the_model_s_process_answers_with_the_adapter_and_merges_it(
     plain = RunPaths(tmp_path / "plain")
     plain.model.mkdir()
     (plain.model / "config.json").write_text("{}")
-    with pytest.raises(RunError, match="trained no adapters"):
+    with pytest.raises(RunError, match=sentence("finetune.folder.merge.run-trained-adapters")):
         merge(plain, tmp_path / "other")
 
 

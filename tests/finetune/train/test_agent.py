@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.agent.clients.client import connect
 from workbench.agent.machine import memory
 from workbench.base.messages.rpc import Refused
@@ -225,7 +226,7 @@ def test_secrets_reach_the_rank_and_nothing_else(agent):
 
 def test_a_run_with_live_ranks_cannot_be_prepared_again_but_an_ended_one_can(agent):
     agent.start("r", "import time; time.sleep(60)")
-    with pytest.raises(Refused, match="stop it first"):
+    with pytest.raises(Refused, match=sentence("agent.supervisor._prepare.run-live-processes")):
         agent.ask("prepare", run="r", request=agent.request("r", "pass"))
     agent.ask("stop", run="r", grace_s=1)
     agent.until_exited("r")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.agent import machine
 from workbench.agent.ranks.output import OutputStream, read_chunks
 from workbench.agent.ranks.request import RunRequest, check_run_id
@@ -36,5 +37,7 @@ def test_chunks_of_files_that_are_not_there_or_grew_shorter(tmp_path):
     streams = {name: OutputStream(tmp_path, name) for name in ("a", "b")}
     assert read_chunks(streams, {"a": 5}, 100) == {}
     assert read_chunks(streams, {"a": 1}, 1) == {"a": {"offset": 1, "data": "b"}}
-    with pytest.raises(ValueError, match="a is -1; it must be a whole number"):
+    with pytest.raises(
+        ValueError, match=sentence("agent.request.whole_in.must-whole-number", "-1")
+    ):
         read_chunks(streams, {"a": -1}, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.agent import machine
 from workbench.agent.ranks.output import OutputStream
 from workbench.agent.ranks.records import (
@@ -138,7 +139,7 @@ def test_without_a_traceback_the_last_lines_are_kept(tmp_path):
 
 
 def test_sigbus_hints_at_shared_memory(tmp_path):
-    assert "/dev/shm has" in failure_from("", -7).message
+    assert says(failure_from("", -7).message, "agent.records._from_signal.often-shared-memory")
 
 
 def test_records_are_written_whole_or_not_at_all(tmp_path):
@@ -200,8 +201,10 @@ def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Pat
             f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"
         )
     (own / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
-    assert "the memory limit of 40 MiB was reached" in machine.OomWatch({own: 0, root: 0}).hint(
-        root
+    assert says(
+        machine.OomWatch({own: 0, root: 0}).hint(root),
+        "agent.machine.hint.out-memory-memory",
+        "of 40 MiB",
     )
     assert machine.OomWatch({own: 1, root: 0}).hint(root) == ""  # that kill was before this run
     assert machine.OomWatch({}).hint(None) == ""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.agent.clients.client import Client
 from workbench.agent.main import end_leftovers
 from workbench.base.messages.rpc import Refused
@@ -197,7 +198,7 @@ def test_when_the_agent_is_killed_its_ranks_die_and_the_next_one_cleans_up(agent
     assert not look_up(child.pid).zombie and (agent.root / "agent.sock").exists()
     assert agent.serve() != killed
     wait_gone(child, timeout_s=0)
-    with pytest.raises(Refused, match="not prepared"):
+    with pytest.raises(Refused, match=sentence("agent.supervisor._run.run-prepared")):
         agent.poll("r")
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 import torch  # transformers first: without it there is nothing to test
 from torch import nn
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.train.audit import TechniqueCheck, differences
@@ -165,12 +166,20 @@ def test_frozen_weights_that_are_wider_than_the_arithmetic_are_found() -> None:
 
 def test_an_optimizer_that_should_work_on_the_host_and_does_not_is_found() -> None:
     what = replace(AS_ASKED["zero3-offload"], updated=replace(PART, devices=("cuda",)))
-    assert "its weights are on cuda" in "; ".join(found("zero3-offload", what))
+    assert says(
+        "; ".join(found("zero3-offload", what)),
+        "finetune.audit.differences.optimizer-work-host",
+        "cuda",
+    )
 
 
 def test_fsdp_that_should_keep_its_shards_on_the_host_and_does_not_is_found() -> None:
     what = replace(AS_ASKED["fsdp"], updated=replace(PART, devices=("cuda",)))
-    assert "its weights are on cuda" in "; ".join(found("fsdp", what, fsdp={"offload": True}))
+    assert says(
+        "; ".join(found("fsdp", what, fsdp={"offload": True})),
+        "finetune.audit.differences.optimizer-work-host",
+        "cuda",
+    )
     assert not found("fsdp", what)
 
 
@@ -240,7 +249,12 @@ def test_a_run_that_is_something_else_fails_after_it_has_told_so(
     trainer.step(check)
     with pytest.raises(
         RunError,
-        match=r"zero1 was asked for \(ZeRO stage 1 on 3 ranks\), but this ran: no DeepSpeed",
+        match=sentence(
+            "finetune.audit.differences.technique-asked-ran",
+            "zero1",
+            "ZeRO stage 1 on 3 ranks",
+            "no DeepSpeed",
+        ),
     ):
         check.on_step_end(None, None, None)
     assert '"engine": "none"' in "".join(capfd.readouterr())

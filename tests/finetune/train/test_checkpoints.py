@@ -16,6 +16,7 @@ import torch  # deepspeed first: without it nothing runs
 from forkedruns import Plan, Ran
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.finetune.checkpoint.tensor_tree import TENSORS, read_tree, write_tree
 from workbench.finetune.train.checkpoints import Checkpoints
@@ -209,7 +210,9 @@ def test_a_pickle_is_no_checkpoint(tmp_path: Path) -> None:
         kept = (made / name).read_bytes()
         torch.save(Canary(canary), made / name)
         write_manifest(made, step=4, rank=0, world_size=1)
-        with pytest.raises(RunError, match="holds no checkpoint that can be read"):
+        with pytest.raises(
+            RunError, match=sentence("finetune.tensor_tree.read_tree.holds-checkpoint-read")
+        ):
             read_tree(made)
         (made / name).write_bytes(kept)
     assert not canary.exists()

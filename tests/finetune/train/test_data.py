@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.sentences import sentence  # noqa: E402
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
 from workbench.finetune.data.training.rows import Rows, load  # noqa: E402
 from workbench.finetune.options.choices import ROW_ORDER  # noqa: E402
@@ -257,7 +258,7 @@ def test_nothing_to_train_on_is_refused(tmp_path: Path, content: str | None) -> 
         train.write_text(content)
     with pytest.raises(ConfigError, match=r"train\.jsonl"):
         load(str(train), None, None)
-    with pytest.raises(ConfigError, match="neither"):
+    with pytest.raises(ConfigError, match=sentence("finetune.rows.load.job-names-neither")):
         load(None, None, None)
 
 

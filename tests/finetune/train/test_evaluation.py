@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
+from tests.support.sentences import sentence
 from workbench.agent.rank.collectives import FailedAlike, alike
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
@@ -77,12 +78,18 @@ def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> Non
     assert _numbers(metric(["a"], ["b"])) == {"n": 1.0}
     with pytest.raises(
         ConfigError,
-        match=r"cannot be imported on rank 0's pod: ModuleNotFoundError.*m.py line 1: imp",
+        match=sentence(
+            "finetune.evaluation._function.metric-imported-rank",
+            "ModuleNotFoundError",
+            "m.py line 1: import",
+        ),
     ):
         _function(
             {"path": "/nowhere/m.py", "function": "f", "source": "import no_such_package_here\n"}
         )
-    with pytest.raises(ConfigError, match="is not a function"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.evaluation._function.metric-function")
+    ):
         _function({"path": "/nowhere/m.py", "function": "f", "source": "f = 3\n"})
     assert _numbers({"a": 1, "b": math.nan}) == {"a": 1.0}
     assert (

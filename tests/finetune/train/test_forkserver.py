@@ -19,6 +19,8 @@ import pytest
 from poll import until
 
 from tests.finetune.train.test_warm import TOY, argv, fork_server, paths, record, server_of, start
+from tests.support.sentences import says
+from workbench.agent.warm_link import FORK_SERVER
 from workbench.base.allocator import preloaded
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
@@ -186,7 +188,7 @@ def test_pods_import_for_themselves_where_it_cannot_be_started(tmp_path, caplog)
     backend = LocalPods()
     backend._start_fork_server(PodSpec(), context)
     assert backend._fork_server is None
-    assert "each local pod imports torch for itself" in caplog.text
+    assert says(caplog.text, "pods.pods._start_fork_server.each-local-pod")
     backend.stop()
 
 

@@ -14,6 +14,7 @@ import torch
 from forkedruns import LENGTH, Plan, Ran
 from safetensors.torch import load_file
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.serving.serve import Answerer
 from workbench.finetune.data.rows import Example
@@ -131,10 +132,13 @@ def test_a_folder_of_adapters_stands_for_its_base_with_the_options_they_were_mad
     [
         (
             {"peft": "none"},
-            "holds adapters: give peft='lora' or 'qlora' to go on training them, or merge them",
+            sentence("finetune.defaults.on_base.model-holds-adapters"),
         ),
-        ({"lora": {"r": 8}}, "lora r is 8, and the adapters in .* have 4; drop it"),
-        ({"seed": 3}, "are of 'tiny-llama' with seed 7, and the job's seed is 3; drop it"),
+        ({"lora": {"r": 8}}, sentence("finetune.defaults.on_base.lora-adapters-drop", "r", 8, 4)),
+        (
+            {"seed": 3},
+            sentence("finetune.defaults._seed_of.adapters-seed-jobs", "tiny-llama", 7, 3),
+        ),
     ],
 )
 def test_what_does_not_fit_trained_adapters_is_refused(
@@ -148,7 +152,12 @@ def test_what_does_not_fit_trained_adapters_is_refused(
 def test_a_damaged_folder_of_adapters_is_named(tmp_path: Path) -> None:
     folder = adapters(tmp_path / "a", "tiny-llama")
     (folder / "adapter_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"adapter_config\.json is unreadable"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence(
+            "finetune.defaults._adapters.adapters-gone-unreadable", "adapter_config.json"
+        ),
+    ):
         on_base(FineTune(model=str(folder), peft="lora"))
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("deepspeed")
 import torch  # deepspeed first: without it nothing runs
 from forkedruns import Plan, Ran
 
+from tests.support.sentences import sentence
 from workbench.agent.rank.records import EndedWithAnother, write_error
 from workbench.base.errors import RunError
 from workbench.finetune.train.losses import EndedStep, HostCopy, StepLosses
@@ -166,7 +167,7 @@ def test_a_loss_that_is_no_number_ends_the_run_one_step_later(apart: bool) -> No
     losses.count(1)
     losses.keep(ended(2, loss=1.0))
     with pytest.raises(
-        RunError, match="loss is inf on rank 0 at step 1; try a lower learning rate"
+        RunError, match=sentence("finetune.losses._not_finite.loss-rank-step", "inf", 0, 1)
     ):
         losses.read()
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.support.sentences import says
 from workbench.finetune.recipe.order import (
     pad,
 )  # torch and transformers first: without them there is nothing to test
@@ -100,7 +101,9 @@ def test_what_is_not_known_is_told_as_none_with_the_reason(
     traffic.pause()
     traffic.tell()
     said = told(capfd)
-    assert said["sent_bytes"] is None and "the kernel does not tell" in str(said["reason"])
+    assert said["sent_bytes"] is None and says(
+        said["reason"], "finetune.traffic.tell.kernel-does-tell"
+    )
 
 
 def test_two_steps_are_too_few(wire: Wire, capfd: pytest.CaptureFixture[str]) -> None:

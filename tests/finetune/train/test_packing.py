@@ -15,6 +15,7 @@ pytest.importorskip("deepspeed")
 import torch
 from forkedruns import LENGTH, Plan
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.training.rows import Row, aligned
 from workbench.finetune.data.training.tokens import packed
@@ -94,7 +95,9 @@ def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_s
     model = llama("sdpa")
     check(model)
     assert model.training
-    with pytest.raises(ConfigError, match="a packed text sees those before it; leave packing out"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.audit.on_train_begin.packing-model-packed")
+    ):
         check(Mixing(model))
 
 

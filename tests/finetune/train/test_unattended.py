@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
@@ -269,10 +270,12 @@ def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     alone = FileRendezvous(folder=tmp_path / "x", rank=0, world_size=3, patience_s=0.3)
     with pytest.raises(
-        RunError, match=r"ranks \[1, 2\] did not come within 0 s; .* must be ReadWriteMany"
+        RunError,
+        match=sentence("handover.rendezvous._await.within-all-ranks", "[1, 2]", 0)
+        + sentence("handover.rendezvous.lead.ranks-did-come"),
     ):
         alone.lead(dict)
-    with pytest.raises(RunError, match="rank 0 did not come"):
+    with pytest.raises(RunError, match=sentence("handover.rendezvous.follow.rank-did-come")):
         FileRendezvous(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
     with pytest.raises(ConfigError, match="mine"):
         FileRendezvous(folder=tmp_path / "z", rank=0, world_size=1).lead(_refuse)
