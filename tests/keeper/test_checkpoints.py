@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.base.process import RankPlace
@@ -75,7 +76,8 @@ def test_a_step_without_all_its_parts_is_none(run: Path) -> None:
     (part_of(run, OLD, 0) / NAME).unlink()
     with pytest.raises(
         ConfigError,
-        match=r"no checkpoint to resume from in .*step 6 was left out: .*; .*step 4 was",
+        match=sentence("rundir.checkpoints.newest_good.checkpoint-resume", 6, "step 4 was")
+        + sentence("rundir.checkpoints.newest_good.checkpoint-step-left"),
     ):
         newest_good(run)
 
@@ -99,16 +101,16 @@ def test_what_others_may_write_to_is_not_used(run: Path) -> None:
     (part_of(run, NEW, 0) / "state.json").chmod(0o666)
     found = newest_good(run)
     assert found.step == OLD
-    assert "others may write to it" in found.notes[0]
+    assert says(found.notes[0], "base.files.not_ours.belongs-another-user")
     if os.geteuid() == 0:
         os.chown(part_of(run, OLD, 1) / "state.json", 12345, -1)
-        with pytest.raises(ConfigError, match="belongs to another user"):
+        with pytest.raises(ConfigError, match=sentence("base.files.not_ours.belongs-another-user")):
             newest_good(run)
 
 
 def test_a_run_without_checkpoints_says_how_to_get_some(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"the run saved no checkpoint \(save_steps\), or has not ended"
+        ConfigError, match=sentence("rundir.checkpoints.newest_good.empty-run-saved")
     ):
         newest_good(tmp_path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.launch import (
@@ -105,7 +106,7 @@ def test_mpi_is_refused_where_pods_cannot_call_back() -> None:
     check_launcher_fits(Launcher.PDSH, forwarded)
     with pytest.raises(
         ConfigError,
-        match=r"'openmpi' needs pods with a connection .* but only a port-forward leads to pod-0",
+        match=sentence("keeper.launch.check_launcher_fits.launcher-openmpi-needs", "pod-0"),
     ):
         check_launcher_fits(Launcher.OPENMPI, forwarded)
 
@@ -143,7 +144,9 @@ def test_ssh_line_returns_the_code_of_a_client_that_failed(tmp_path: Path) -> No
 @pytest.mark.parametrize("launcher", [Launcher.PDSH, Launcher.OPENMPI])
 @pytest.mark.parametrize("bad", ["my runs", "a;id", "$(id)", "a'b"])
 def test_a_path_that_a_shell_would_read_is_refused(launcher: Launcher, bad: str) -> None:
-    with pytest.raises(ConfigError, match="unquoted"):
+    with pytest.raises(
+        ConfigError, match=sentence("keeper.launch.build_command.launcher-take-path")
+    ):
         build_command(plan(launcher, Path("/w") / bad))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import RemoteError
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.rpc import Client
@@ -118,9 +119,9 @@ def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
             request.answer({})
 
     with near(tmp_path, do) as link:
-        with pytest.raises(RemoteError, match="pod-0: it was killed"):
-            link.work("list_outputs", 30.0)
-        with pytest.raises(RemoteError, match="pod-0: no end in 0 s"):
+        with pytest.raises(RemoteError, match=sentence("keeper.pod._reconnect.killed", "pod-0")):
+            link.work("left", 30.0)
+        with pytest.raises(RemoteError, match=sentence("keeper.agent.work.end", "pod-0", 0)):
             link.work("stage", 0.2)
         assert link.call("ping")["ok"]
 
@@ -128,7 +129,9 @@ def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
 def test_an_agent_of_an_earlier_version_is_named_and_not_believed(tmp_path: Path) -> None:
     with (
         near(tmp_path, lambda request: request.answer({"task": 7})) as link,
-        pytest.raises(RemoteError, match="pod-0: the agent is of an earlier version"),
+        pytest.raises(
+            RemoteError, match=sentence("keeper.agent.work.agent-earlier-version", "pod-0")
+        ),
     ):
         link.work("stage", 30.0)
 
@@ -139,9 +142,13 @@ def test_an_agent_that_is_silent_while_it_works_loses_its_line(
     monkeypatch.setattr("workbench.keeper.link.agent._SIGN_S", 0.05)
     monkeypatch.setattr("workbench.keeper.link.agent._ANSWER_S", 0.1)
     with near(tmp_path, lambda request: None) as link:
-        with pytest.raises(RemoteError, match=r"lost the line to pod-0 .*no answer to 'ping'"):
+        with pytest.raises(
+            RemoteError,
+            match=sentence("keeper.agent._lost.lost-line", "pod-0", "ping")
+            + sentence("base.rpc.result.answer"),
+        ):
             link.work("stage", 600.0)
-        with pytest.raises(RemoteError, match="no line to pod-0"):
+        with pytest.raises(RemoteError, match=sentence("keeper.agent._standing.line", "pod-0")):
             link.call("ping")
 
 
@@ -149,6 +156,6 @@ def test_the_loss_of_an_old_line_leaves_a_new_one_alone(tmp_path: Path) -> None:
     other = Client(Pipes(*os.pipe()))
     with near(tmp_path, lambda request: request.answer({})) as link:
         old, link._line = link._line, other
-        with pytest.raises(RemoteError, match="lost the line"):
+        with pytest.raises(RemoteError, match=sentence("keeper.agent._lost.lost-line")):
             raise link._lost(old, "ping", ConnectionError("it broke"))
         assert link._line is other

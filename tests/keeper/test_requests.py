@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.base.messages.wire import ask
 from workbench.base.redact import Redactor
@@ -130,7 +131,9 @@ def test_a_server_that_can_start_no_thread_answers_short_requests_and_refuses_ot
             threading.Thread(target=print).start()
         ask(tmp_path / "s", {"op": "status"})
         ask(tmp_path / "s", {"op": "cancel", "run": "r"})
-        with pytest.raises(RunError, match="the keeper cannot start a thread"):
+        with pytest.raises(
+            RunError, match=sentence("keeper.requests._do_at_once.keeper-start-thread")
+        ):
             ask(tmp_path / "s", {"op": "fetch", "run": "r"})
     finally:
         threading.stack_size(before)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from takeover import curve
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
@@ -117,10 +118,8 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
         assert inherited_ranks(context) is None, "it begins now"
         return
     write_json(paths.manifest, {})
-    with pytest.raises(
-        RunError, match="the keeper died after the run had ended and before the result was written"
-    ):
-        inherited_ranks(context)
+    with pytest.raises(RunError, match=sentence("keeper.restart.ranks_left.keeper-died-after")):
+        ranks_left(context)
 
 
 def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:

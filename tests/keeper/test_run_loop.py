@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.runloop import PORT, Fate, Plan, Simulation
+from tests.support.sentences import says
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
@@ -461,8 +462,10 @@ def test_a_keeper_takes_over_and_a_pod_is_gone(tmp_path: Path) -> None:
 def test_a_keeper_takes_over_a_run_whose_pods_were_cleared(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     write_json(sim.paths.manifest, {})
-    assert sim.runner(inherited=True).run() == "failed"
-    assert "the outcome is unknown" in str(read_json(sim.paths.result)["message"])
+    assert sim.runner(left=True).run() == "failed"
+    assert says(
+        read_json(sim.paths.result)["message"], "keeper.restart.ranks_left.keeper-died-after"
+    )
     assert sim.attempts == 0
 
 
@@ -488,7 +491,9 @@ def test_results_that_cannot_be_fetched_fail_the_run_until_they_are(tmp_path: Pa
     sim.unreadable = True
     runner = sim.runner()
     assert runner.run() == "failed"
-    assert "the results could not be copied back" in str(read_json(sim.paths.result)["message"])
+    assert says(
+        read_json(sim.paths.result)["message"], "keeper.runner._bring_back.results-could-brought"
+    )
     assert not any(pod.cleared for pod in sim.pods), "what could not be fetched stays there"
     sim.unreadable = False
     assert runner.fetch() == []
@@ -502,7 +507,7 @@ def test_a_folder_that_takes_no_result_has_it_elsewhere(tmp_path: Path) -> None:
     assert runner.run() == "succeeded"
     spare = read_json(runner.context.spare or tmp_path)
     assert spare["state"] == runner.outcome["state"] == "succeeded"
-    assert "could not take the result" in str(spare["message"])
+    assert says(spare["message"], "rundir.journal._keep_elsewhere.could-take-result")
 
 
 @pytest.fixture(scope="module")

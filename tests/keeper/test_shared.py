@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.fakes.sshhosts import SSHHost
+from tests.support.sentences import sentence
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.agent.folders import list_outputs
 from workbench.base.errors import ConfigError, RemoteError
@@ -82,11 +83,14 @@ def test_local_pods_are_asked_only_when_that_is_said(tmp_path: Path) -> None:
     )
     assert folders("local", str(tmp_path)) == [cluster, tmp_path]
     with pytest.raises(
-        ConfigError, match="shared is '/no/such', which is not a folder on this machine"
+        ConfigError,
+        match=sentence("keeper.shared.folders_to_probe.shared-folder-machine", "/no/such"),
     ):
         folders("ssh", "/no/such")
     with pytest.raises(
-        ConfigError, match="shared is 3; it must be true, false, null or the path of a folder"
+        ConfigError,
+        match=sentence("rundir.spec.ClusterSpec.true-false-null", "shared is 3")
+        + sentence("base.record._refusal.must"),
     ):
         ClusterSpec.from_dict({"shared": 3})
 
