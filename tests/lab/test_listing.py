@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from tests.support.sentences import says
 from workbench.base.errors import RunError
 from workbench.client.tensorboard.board import serve_folders
 from workbench.lab import listing as lab
@@ -124,7 +125,7 @@ def test_the_page_runs_nothing_and_loads_nothing(written: WrittenRun, listing: L
     assert (page["live"], page["over"]) == (False, False), "its cluster may go on"
     written.keeper("closed", alive=False)
     page = listing.page(name_of(written))
-    assert page["over"] and "the cluster is closed" in page["html"]
+    assert page["over"] and says(page["html"], "display.facts._pods_left.pods-cluster", "closed")
 
 
 def test_the_figures_of_a_page_do_not_wait_for_its_plots(
@@ -168,7 +169,7 @@ def test_nothing_outside_the_servers_root_is_read(
     try:
         assert listing.look(name, 50)["runs"] == []  # /etc is below the root, and not there
     except RunError as error:
-        assert "not a folder below" in str(error)
+        assert says(error, "lab.listing._place.folder-below")
 
 
 def test_a_name_cannot_place_a_link_elsewhere(
