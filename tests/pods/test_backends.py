@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 import workbench
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import CLASSES, KINDS, backend_from_dict
 from workbench.pods.local.pods import LocalPods
@@ -18,12 +19,15 @@ def test_a_backend_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({}, "needs a kind"),
-        ({"kind": "locl"}, "did you mean 'local'"),
-        ({"kind": None}, "backend kind None is not known"),
-        ({"kind": ["local"]}, "is not known"),
-        ({"kind": "local", "prot": 1}, "did you mean 'port'"),
-        ({"kind": "local", "port": "x"}, "port is 'x'; it must be a port"),
+        ({}, sentence("pods.backends.backend_from_dict.backend-needs-kind")),
+        ({"kind": "locl"}, sentence("base.errors.one_of.did-you-mean", "local")),
+        ({"kind": None}, sentence("base.errors.one_of.known-allowed", "backend kind None")),
+        ({"kind": ["local"]}, sentence("base.errors.one_of.known-allowed")),
+        ({"kind": "local", "prot": 1}, sentence("base.errors.one_of.did-you-mean", "port")),
+        (
+            {"kind": "local", "port": "x"},
+            sentence("base.record._refusal.must", "port is 'x'", "a port"),
+        ),
     ],
 )
 def test_refusals(data: dict[str, object], words: str) -> None:

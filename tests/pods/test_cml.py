@@ -15,6 +15,7 @@ import pytest
 from poll import until
 
 from tests.fakes.cmlplace import CMLPlace
+from tests.support.sentences import sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left
@@ -222,11 +223,18 @@ def test_a_directory_that_workers_do_not_share_is_refused(
         ({"nvidia_gpu": -1}, "nvidia_gpu is -1"),
         ({"cpu": 0}, "cpu is 0"),
         ({"memory_gib": -1}, "memory_gib is -1"),
-        ({"port": 0}, "port is 0; it must be a port, a whole number from 1 to 65535"),
-        ({"root": "tmp"}, "root is 'tmp'"),
-        ({"options": {"code": "x"}}, "may not hold code"),
-        ({"options": 7}, "options is 7; it must be an object"),
-        ({"option": {}}, "did you mean 'options'"),
+        (
+            {"port": 0},
+            sentence("pods.place.port-whole-number", "port is 0")
+            + sentence("base.record._refusal.must"),
+        ),
+        ({"root": "tmp"}, sentence("pods.pods._check_root.cmlpods-root-must", "tmp")),
+        (
+            {"options": {"code": "x"}},
+            sentence("pods.pods._check_arguments.cmlpods-options-may", "code"),
+        ),
+        ({"options": 7}, sentence("base.record.from_dict.must-object", "options", 7)),
+        ({"option": {}}, sentence("base.errors.one_of.did-you-mean", "options")),
     ],
 )
 def test_refusals(options: dict[str, object], words: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from poll import until
 
 from tests.fakes.cmlserver import KEY, PROJECT, CMLServer
+from tests.support.sentences import sentence
 from workbench.base.errors import BackendError, ConfigError, PodTimeout
 from workbench.client.run import Run
 from workbench.pods.cml.project import CMLProject
@@ -120,18 +121,28 @@ def test_refusals_are_the_platforms_words(
     (tmp_path / "runs").mkdir()
     server.refusal = (400, "runtime identifier not found in the catalog")
     with pytest.raises(
-        BackendError, match=r"refused POST /applications \(400\): runtime identifier not found"
+        BackendError,
+        match=sentence(
+            "pods.project._ask.cloudera-ml-refused",
+            "POST /applications",
+            400,
+            "runtime identifier not found",
+        ),
     ):
         project.tensorboard(tmp_path / "runs")
     monkeypatch.setenv("CDSW_APIV2_KEY", "another")
     with pytest.raises(BackendError, match=r"\(401\): the API key is not valid"):
         project.tensorboard(tmp_path / "runs")
     monkeypatch.delenv("CDSW_APIV2_KEY")
-    with pytest.raises(ConfigError, match="CDSW_APIV2_KEY is not set"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.project._ask.set-holds-api", "CDSW_APIV2_KEY")
+    ):
         project.tensorboard(tmp_path / "runs")
     monkeypatch.setenv("CDSW_APIV2_KEY", KEY)
     monkeypatch.setenv("CDSW_API_URL", "http://127.0.0.1:1/api/v1")
-    with pytest.raises(BackendError, match=r"Cloudera ML at http://127.0.0.1:1 does not answer"):
+    with pytest.raises(
+        BackendError, match=sentence("pods.project._ask.cloudera-ml-does", "http://127.0.0.1:1")
+    ):
         project.tensorboard(tmp_path / "runs")
 
 
@@ -140,23 +151,31 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
 ) -> None:
     (tmp_path / "half.json").write_text('{"cluster": {}}')
     for path in ("none.json", "half.json"):
-        with pytest.raises(ConfigError, match="is missing, or has no cluster and job"):
+        with pytest.raises(ConfigError, match=sentence("pods.project.run_job.cluster-job-write")):
             project.run_job(tmp_path / path, name="a")
     with pytest.raises(
-        ConfigError, match="the specification /etc/hosts is not in the project's folder"
+        ConfigError,
+        match=sentence("pods.project._within.projects-folder-all", "specification /etc/hosts"),
     ):
         project.run_job("/etc/hosts", name="a")
-    with pytest.raises(ConfigError, match="is there already; name another with out="):
+    with pytest.raises(ConfigError, match=sentence("pods.project.run_job.already-name-another")):
         project.run_job(spec(tmp_path, ""), name="a", out=tmp_path)
-    with pytest.raises(ConfigError, match="runs is not there; name a run directory"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.project.tensorboard.name-run-directory", "runs")
+    ):
         project.tensorboard(tmp_path / "runs")
-    with pytest.raises(ConfigError, match="name is 'a/b'"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.project._check_name.name-letters-digits", "a/b")
+    ):
         project.run_job(spec(tmp_path, ""), name="a/b")
-    with pytest.raises(ConfigError, match=r"url is 'ml.example.org'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("pods.project._check_address.cmlproject-url-workbenchs", "ml.example.org"),
+    ):
         CMLProject(runtime="x", url="ml.example.org")
     for variable, words in (
-        ("CDSW_PROJECT_ID", "needs the project's id"),
-        ("CDSW_API_URL", "needs the workbench's add"),
+        ("CDSW_PROJECT_ID", sentence("pods.project._project.cmlproject-needs-projects")),
+        ("CDSW_API_URL", sentence("pods.project._url.cmlproject-needs-workbenchs")),
     ):
         monkeypatch.delenv(variable)
         with pytest.raises(ConfigError, match=words):

@@ -18,6 +18,7 @@ import pytest
 from poll import until
 
 from tests.pods.conftest import Launched, on_pods
+from tests.support.sentences import says
 from workbench.agent.probe.examine import compile_locks, limits
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_result
@@ -389,4 +390,6 @@ def test_text_and_html_state_the_same_and_escape() -> None:
     assert not diagnosis.ok
     assert len(diagnosis.problems) == 2
     nothing = Diagnosis(hosts=diagnosis.hosts[:1], note="there is one pod", hosts_s=0.1)
-    assert "nothing was measured: there is one pod" in str(nothing)
+    assert says(nothing, "display.pods._speed.between-pods-nothing") and says(
+        nothing, "client.checkup._obstacle.pod"
+    )

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import HostEntry, Hostfile, check_address, check_port, check_user
 from workbench.pods.pod import Pod
@@ -167,7 +168,7 @@ def test_users(user: str) -> None:
 def test_pods_make_a_hostfile() -> None:
     pods = [Pod(name=f"pod-{i}", address=f"127.0.0.{i + 2}", slots=i + 1) for i in range(3)]
     assert Hostfile.from_pods(pods).addresses == ("127.0.0.2", "127.0.0.3", "127.0.0.4")
-    with pytest.raises(ConfigError, match="stands twice"):
+    with pytest.raises(ConfigError, match=sentence("pods.hostfile.Hostfile.host-stands-twice")):
         Hostfile.from_pods([pods[0], pods[0]])
     with pytest.raises(ConfigError):
         Hostfile.from_pods([Pod(name="pod-0")])

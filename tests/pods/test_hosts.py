@@ -18,6 +18,7 @@ from poll import until
 
 from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
+from tests.support.sentences import sentence
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
@@ -136,7 +137,7 @@ def test_a_changed_host_key_is_a_hard_stop(
     with pytest.raises(PodError, match=f"is not the key in `trust`: {mark.replace('+', '.')}"):
         launch(trust={first.address: second.fingerprint})
     file.write_text(f"@revoked {lines[0]}\n")
-    with pytest.raises(ConfigError, match="as revoked"):
+    with pytest.raises(ConfigError, match=sentence("pods.keys.known_keys.marks-host-key")):
         launch(trust={}, known_hosts=file)
     assert logins(there) == before
 
@@ -212,7 +213,7 @@ def test_a_jump_host_is_gone_through_and_checked_too(
     if not config:
         with pytest.raises(PodError, match=r"the host key of 127.0.0.6 .* is unknown"):
             launch(2, jump=jump, trust={host.address: host.fingerprint for host in there.hosts[:3]})
-        with pytest.raises(PodError, match="the jump host answers"):
+        with pytest.raises(PodError, match=sentence("pods.transport._forwarded.jump-host-answers")):
             launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
 
 
@@ -331,7 +332,9 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S "$@"\n')
     bare.chmod(0o700)
-    with pytest.raises(ConfigError, match=r"torch is not installed for .* give python=PATH"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.entry.create_pod_folder.torch-installed-login")
+    ):
         launch(python=str(bare))
     with pytest.raises(
         ConfigError, match=r"no folder for the pod below /proc/none: .*; give another root="
@@ -372,7 +375,7 @@ def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
         ConfigError, match=r"localhost and 127\.0\.0\.1 are two names of the same host"
     ):
         launch(2, hosts=["localhost", "127.0.0.1"], trust=trust)
-    with pytest.raises(ConfigError, match="is named twice"):
+    with pytest.raises(ConfigError, match=sentence("pods.pods._check_once.host-named-twice")):
         launch(2, hosts=["GPU-1", "root@gpu-1:7"])
 
 
@@ -382,12 +385,12 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=10
     )
     with pytest.raises(
-        ConfigError, match="has a passphrase, and the keeper cannot ask for the passphrase"
+        ConfigError, match=sentence("pods.transport._load_key.key-passphrase-nobody")
     ):
         launch(key=locked)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ConfigError, match="is no usable private key"):
+    with pytest.raises(ConfigError, match=sentence("pods.transport._load_key.private-key-used")):
         launch(key=tmp_path / "text")
     generate_key(tmp_path / "open", "x")
     (tmp_path / "open").chmod(0o644)
@@ -454,40 +457,63 @@ def test_a_connection_that_broke_is_made_anew(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "either hosts=.* or hostfile="),
-        ({"hosts": ["a"], "hostfile": "/x"}, "either hosts"),
-        ({"hostfile": "/no/such/hostfile"}, "/no/such/hostfile cannot be read"),
-        ({"hosts": "gpu-1"}, "a list"),
-        ({"hosts": ["-oProxyCommand=id"]}, "is not an IP address"),
-        ({"hosts": ["exec:x"]}, "'exec:x' is not a host"),
-        ({"hosts": ["^/etc/passwd"]}, "is not an IP address"),
-        ({"hosts": ["a;id"]}, "is not an IP address"),
+        ({}, sentence("pods.pods.SSHPods.sshpods-needs-either")),
+        ({"hosts": ["a"], "hostfile": "/x"}, sentence("pods.pods.SSHPods.sshpods-needs-either")),
+        (
+            {"hostfile": "/no/such/hostfile"},
+            sentence("pods.names.from_hostfile.hostfile-read", "/no/such/hostfile"),
+        ),
+        ({"hosts": "gpu-1"}, sentence("pods.pods.SSHPods.list-hosts")),
+        ({"hosts": ["-oProxyCommand=id"]}, sentence("pods.hostfile.check_address.ip-address-host")),
+        ({"hosts": ["exec:x"]}, sentence("pods.names._read_text.host-write-name", "exec:x")),
+        ({"hosts": ["^/etc/passwd"]}, sentence("pods.hostfile.check_address.ip-address-host")),
+        ({"hosts": ["a;id"]}, sentence("pods.hostfile.check_address.ip-address-host")),
         ({"hosts": ["n[1-3]"]}, "is no"),
-        ({"hosts": ["x slots=9\ny"]}, "is not an IP address"),
-        ({"hosts": ["a"], "jump": "-oProxyCommand=id"}, "is not an IP address"),
-        ({"hosts": ["a:70000"]}, "'a:70000' cannot be used: host port is 70000; it must be a port"),
-        ({"hosts": ["$(id)@a"]}, "is not a user name"),
-        ({"hosts": ["@a"]}, "is not a user name"),
-        ({"hosts": ["a b"]}, "is not an IP address"),
-        ({"hosts": [7]}, "7 is not a host"),
-        ({"hosts": [{"adress": "a"}]}, "did you mean 'address'"),
+        ({"hosts": ["x slots=9\ny"]}, sentence("pods.hostfile.check_address.ip-address-host")),
+        (
+            {"hosts": ["a"], "jump": "-oProxyCommand=id"},
+            sentence("pods.hostfile.check_address.ip-address-host"),
+        ),
+        (
+            {"hosts": ["a:70000"]},
+            sentence("pods.names.read_host.used", "a:70000", "host port is 70000", "a port")
+            + sentence("base.record._refusal.must"),
+        ),
+        ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
+        ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
+        ({"hosts": ["a b"]}, sentence("pods.hostfile.check_address.ip-address-host")),
+        ({"hosts": [7]}, sentence("pods.names.read_host.host-write-name", 7)),
+        ({"hosts": [{"adress": "a"}]}, sentence("base.errors.one_of.did-you-mean", "address")),
         (
             {"hosts": [{"user": "a"}]},
-            "{'user': 'a'} cannot be used: host needs the option 'address'",
+            sentence("base.record._refusal.needs-option", "{'user': 'a'}", "host", "address")
+            + sentence("pods.names.read_host.used"),
         ),
         (
             {"hosts": [{"address": "a", "slots": 0}]},
-            "'a', 'slots': 0} cannot be used: host slots is 0",
+            sentence("pods.names.read_host.used", "'a', 'slots': 0}", "host slots is 0"),
         ),
-        ({"hosts": [{"address": "a", "port": "22"}]}, "host port is '22'; it must be a port"),
-        ({"hosts": [{"address": "a", "key": 7}]}, "host key is 7; it must be text"),
-        ({"hosts": ["a"], "trust": {"a": "SHA256:x"}}, "must be a fingerprint"),
+        (
+            {"hosts": [{"address": "a", "port": "22"}]},
+            sentence("base.record._refusal.must", "host port is '22'", "a port"),
+        ),
+        (
+            {"hosts": [{"address": "a", "key": 7}]},
+            sentence("base.record._refusal.must", "host key is 7", "text"),
+        ),
+        (
+            {"hosts": ["a"], "trust": {"a": "SHA256:x"}},
+            sentence("pods.pods._check_marks.trust-must-fingerprint"),
+        ),
         (
             {"hosts": ["a"], "known_hosts": "/no/such/file"},
-            "known_hosts file /no/such/file is not there",
+            sentence("pods.pods._check_file.known-hosts-file", "/no/such/file"),
         ),
-        ({"hosts": ["a"], "python": "-c"}, "SSHPods python is '-c'"),
-        ({"hosts": ["a"], "root": ""}, "SSHPods root is ''"),
+        (
+            {"hosts": ["a"], "python": "-c"},
+            sentence("pods.pods.check.sshpods-must-path", "python", "-c"),
+        ),
+        ({"hosts": ["a"], "root": ""}, sentence("pods.pods.check.sshpods-must-path", "root")),
     ],
 )
 def test_refusals(options: dict[str, object], words: str) -> None:
@@ -525,10 +551,10 @@ def test_paths_of_keys_are_made_absolute_where_the_notebook_is(
 def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> None:
     with pytest.raises(ConfigError, match="wants 4 pods and SSHPods names 3 hosts"):
         launch(4)
-    with pytest.raises(ConfigError, match="at least one pod"):
+    with pytest.raises(ConfigError, match=sentence("pods.pods.launch.count-cluster-least")):
         launch(0)
     launch(1)
-    with pytest.raises(BackendError, match="in use already"):
+    with pytest.raises(BackendError, match=sentence("pods.pods.launch.hosts-use-already")):
         made[-1].launch(PodSpec(), 1, context)
 
 

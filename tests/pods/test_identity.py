@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint
@@ -46,7 +47,7 @@ def test_each_cluster_has_another_key(tmp_path: Path) -> None:
 
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match=sentence("pods.identity.create.empty-clusters-identity")):
         Identity.create(tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
@@ -139,7 +140,7 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ['quo"te', "do$llar", "back\\slash", "new\nline"])
 def test_paths_that_openssh_cannot_take_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="OpenSSH cannot use the path"):
+    with pytest.raises(ConfigError, match=sentence("pods.identity._config_path.openssh-use-path")):
         Identity.create(tmp_path / name)
 
 

@@ -12,6 +12,7 @@ import yaml
 
 import workbench
 from tests.fakes.kubeplace import MANIFESTS, KubernetesPlace
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_html, as_text
 from workbench.client.checkup import more_pods
@@ -164,10 +165,7 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     place.server.allowed_everywhere = {("list", "nodes")}
     blind = workbench.nodes(backend, pod=ASKED, count=3)
     assert (blind.schedulable, blind.nodes[0].taken) == (2, None)
-    assert (
-        "this account may not list the pods of other namespaces, so all shows as free"
-        in as_text(blind).replace("\n", " ").lower()
-    )
+    assert says(as_text(blind).replace("\n", " ").lower(), "pods.nodes.nodes.account-may-list-pods")
 
     place.server.allowed_everywhere = cluster_role()
     calls = len(place.server.calls)
@@ -206,7 +204,9 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
 
 
 def test_nodes_of_another_place_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"LocalPods has none: give KubernetesPods"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.nodes.nodes.nodes-matter-kubernetes", "LocalPods")
+    ):
         workbench.nodes(LocalPods())  # type: ignore[arg-type]
 
 

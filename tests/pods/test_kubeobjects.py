@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.fakes.kubeplace import MANIFESTS
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Owner, base_name
@@ -276,44 +277,75 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
 @pytest.mark.parametrize(
     ("volume", "words"),
     [
-        ({}, "Volume needs the option 'mount': Absolute path in the pods"),
+        (
+            {},
+            sentence(
+                "base.record._refusal.needs-option", "Volume", "mount", "Absolute path in the pods"
+            ),
+        ),
         (
             {"mount": "data"},
-            "mount is 'data'; it must be an absolute path in the pods, as in '/data'",
+            sentence("pods.volumes._check_mount.volume-mount-must", "data"),
         ),
-        ({"mount": "/tmp/"}, "mount is '/tmp/'; .* none of .*/tmp"),
-        ({"mount": "/a/../tmp"}, "mount is '/a/../tmp'"),
+        (
+            {"mount": "/tmp/"},
+            sentence("pods.volumes._check_mount.volume-mount-must", "/tmp/", "/tmp"),
+        ),
+        (
+            {"mount": "/a/../tmp"},
+            sentence("pods.volumes._check_mount.volume-mount-must", "/a/../tmp"),
+        ),
         (
             {"mount": "/d", "claim": "a", "nfs": "s:/d"},
-            "at /d has claim and nfs; a volume has a single source",
+            sentence("pods.volumes.model_post_init.volume-source-make", "at /d", "claim and nfs"),
         ),
         (
             {"mount": "/d", "claim": "A b"},
-            "claim is 'A b'; it must be a name as Kubernetes takes it",
+            sentence("pods.volumes.name-kubernetes-takes", "claim is 'A b'")
+            + sentence("base.record._refusal.must"),
         ),
-        ({"mount": "/d", "nfs": "/exports"}, "nfs is '/exports'; give server and folder"),
-        ({"mount": "/d", "host_path": "mnt"}, "host_path is 'mnt'; give an absolute path"),
-        ({"mount": "/d", "sub_path": "../x"}, "sub_path is '../x'; give a path within"),
+        (
+            {"mount": "/d", "nfs": "/exports"},
+            sentence("pods.volumes._check_nfs.volume-nfs-server", "/exports"),
+        ),
+        (
+            {"mount": "/d", "host_path": "mnt"},
+            sentence("pods.volumes._check_host_path.volume-host-path", "mnt"),
+        ),
+        (
+            {"mount": "/d", "sub_path": "../x"},
+            sentence("pods.volumes._check_sub_path.volume-sub-path", "../x"),
+        ),
         (
             {"mount": "/d", "nfs": "s:/d", "size_gib": 1},
-            "has size_gib, but the size of nfs is fixed",
+            sentence("pods.volumes.model_post_init.size-gib-size", "nfs"),
         ),
         (
             {"mount": "/d", "claim": "a", "storage_class": "b"},
-            "has storage_class, .* give size_gib too",
+            sentence("pods.volumes.model_post_init.storage-class-claim"),
         ),
-        ({"mount": "/d", "claim": "a", "keep": True}, "has keep, .* give claim and size_gib"),
+        (
+            {"mount": "/d", "claim": "a", "keep": True},
+            sentence("pods.volumes.model_post_init.keep-claim-made"),
+        ),
         (
             {"mount": "/d", "claim": "a", "medium": "Memory"},
-            "has medium, an option of empty folders only",
+            sentence("pods.volumes.model_post_init.medium-empty-folder"),
         ),
-        ({"mount": "/d", "medium": "RAM"}, "medium is 'RAM'; it must be '', 'Memory', 'HugePages'"),
-        ({"mount": "/d", "size_gib": 0}, "size_gib is 0; it must be a number more than 0"),
+        (
+            {"mount": "/d", "medium": "RAM"},
+            sentence("base.record._refusal.must", "medium is 'RAM'")
+            + sentence("pods.volumes.Volume.memory-hugepages-size"),
+        ),
+        (
+            {"mount": "/d", "size_gib": 0},
+            sentence("base.record._refusal.must", "size_gib is 0", "a number more than 0"),
+        ),
         (
             {"mount": "/d", "claim": "a", "hub_cache": True, "read_only": True},
-            "the hub's cache and can only be read",
+            sentence("pods.volumes.model_post_init.hubs-cache-only"),
         ),
-        ({"mount": "/d", "pvc": "a"}, "'pvc' is not known"),
+        ({"mount": "/d", "pvc": "a"}, sentence("base.errors.one_of.known-allowed", "pvc")),
     ],
 )
 def test_a_volume_that_cannot_be_is_refused(volume: dict[str, Any], words: str) -> None:
@@ -324,16 +356,23 @@ def test_a_volume_that_cannot_be_is_refused(volume: dict[str, Any], words: str) 
 @pytest.mark.parametrize(
     ("volumes", "words"),
     [
-        ([Volume(mount="/d"), Volume(mount="/d/", claim="a")], "mounts two volumes at /d"),
+        (
+            [Volume(mount="/d"), Volume(mount="/d/", claim="a")],
+            sentence("pods.volumes.check_volumes.kubernetespods-volumes-mounts", "/d"),
+        ),
         (
             [Volume(mount="/a", hub_cache=True), Volume(mount="/b", hub_cache=True)],
-            "two caches of the hub, /a and /b",
+            sentence("pods.volumes.check_volumes.kubernetespods-volumes-two", "/a and /b"),
         ),
         (
             [Volume(mount=f"/{name}", claim="c", size_gib=1) for name in "ab"],
-            "makes the claim c twice",
+            sentence("pods.volumes.check_volumes.kubernetespods-volumes-makes", "c"),
         ),
-        ("/data", "volumes is '/data'; it must be a list of volumes"),
+        (
+            "/data",
+            sentence("base.record._refusal.must", "volumes is '/data'")
+            + sentence("pods.options.KubernetesOptions.list-volumes-volume"),
+        ),
     ],
 )
 def test_volumes_that_contradict_each_other_are_refused(volumes: Any, words: str) -> None:
@@ -405,36 +444,69 @@ def test_names_are_dns_labels(name: str) -> None:
     [
         (
             {"namespace": "Lab"},
-            "namespace is 'Lab'; it must be a name as Kubernetes takes it, of lower-case",
+            sentence("pods.volumes.name-kubernetes-takes", "namespace is 'Lab'")
+            + sentence("base.record._refusal.must"),
         ),
         ({"pvc": "a/b"}, "pvc is 'a/b'"),
-        ({"reach": "tunnel"}, "reach 'tunnel' is not known.*port-forward"),
-        ({"run_as_user": 0}, "run_as_user is 0; it must be 1 or more, as pods never run as root"),
-        ({"shm_gib": 0}, "shm_gib is 0; it must be a number more than 0"),
+        (
+            {"reach": "tunnel"},
+            sentence("base.errors.one_of.known-allowed", "reach 'tunnel'", "port-forward"),
+        ),
+        (
+            {"run_as_user": 0},
+            sentence("pods.options.KubernetesOptions.more-pods-never", "run_as_user is 0")
+            + sentence("base.record._refusal.must"),
+        ),
+        (
+            {"shm_gib": 0},
+            sentence("base.record._refusal.must", "shm_gib is 0", "a number more than 0"),
+        ),
         ({"deadline_s": True}, "deadline_s is True"),
-        ({"port": 22}, "port is 22; it must be a port above 1023, as pods do not run as root"),
+        (
+            {"port": 22},
+            sentence("pods.options.KubernetesOptions.port-above-pods", "port is 22")
+            + sentence("base.record._refusal.must"),
+        ),
         ({"port": "ssh"}, "port is 'ssh'"),
-        ({"labels": {"a": 1}}, "labels is a dict; it must be an object of text to text"),
+        (
+            {"labels": {"a": 1}},
+            sentence("base.record.from_dict.must-object", "labels", "a dict")
+            + sentence("pods.options.KubernetesOptions.object-text-text"),
+        ),
         (
             {"labels": {"deepspeed-workbench/cluster": "mine"}},
-            "the workbench's own mark of its objects",
+            sentence("pods.options._check_label.kubernetespods-labels-we"),
         ),
         (
             {"secrets": {"HF_TOKEN": "hf_abcdefghij"}},
-            "secrets has 'HF_TOKEN'; .* the token itself never stands here",
+            sentence("pods.options._check_sources.kubernetespods-secrets-write", "HF_TOKEN"),
         ),
-        ({"secrets": {"A B": "hub/token"}}, "secrets has 'A B'"),
+        (
+            {"secrets": {"A B": "hub/token"}},
+            sentence("pods.options._check_sources.kubernetespods-secrets-write", "A B"),
+        ),
         (
             {"extra_resources": {"cpu": 2}},
-            "extra_resources has 'cpu': 2; .* cores, memory and GPUs stand in the PodSpec",
+            sentence("pods.options._check_resources.kubernetespods-extra-resources", "cpu", 2),
         ),
-        ({"extra_resources": {"rdma/hca": "1"}}, "extra_resources has 'rdma/hca': '1'"),
-        ({"extra_resources": {"hugepages-2Mi": 5}}, "huge pages as in"),
+        (
+            {"extra_resources": {"rdma/hca": "1"}},
+            sentence("pods.options._check_resources.kubernetespods-extra-resources", "rdma/hca", 1),
+        ),
+        (
+            {"extra_resources": {"hugepages-2Mi": 5}},
+            sentence("pods.options._check_resources.kubernetespods-extra-resources"),
+        ),
         (
             {"capabilities": ["CAP_IPC_LOCK"]},
-            "capabilities has 'CAP_IPC_LOCK'; .* as in 'IPC_LOCK'",
+            sentence(
+                "pods.options._check_capability.kubernetespods-capabilities-write", "CAP_IPC_LOCK"
+            ),
         ),
-        ({"capabilities": ["ALL"]}, "capabilities has 'ALL'"),
+        (
+            {"capabilities": ["ALL"]},
+            sentence("pods.options._check_capability.kubernetespods-capabilities-write", "ALL"),
+        ),
         ({"ephemeral_storage_gib": -1}, "ephemeral_storage_gib is -1"),
     ],
 )
@@ -450,7 +522,9 @@ def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
 
 
 def test_pods_without_an_image_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"need an image .* KubernetesPods\(image=…\)"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.objects.ClusterObjects.kubernetes-pods-need")
+    ):
         objects(image="")
     assert (
         objects(spec=PodSpec(image="example.org/other:2"), image="").image == "example.org/other:2"
@@ -466,12 +540,16 @@ def test_options_travel_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert again.to_dict() == data == {"kind": "kubernetes", **EVERYTHING}
     assert repr(KubernetesPods(image="x", pvc="data")) == "KubernetesPods(image='x', pvc='data')"
     with pytest.raises(
-        ConfigError, match="'node_selectors' is not known: did you mean 'node_selector'"
+        ConfigError,
+        match=sentence("base.record._refusal.option-known", "node_selectors", "node_selector")
+        + sentence("base.errors.one_of.did-you-mean"),
     ):
         backend_from_dict({"kind": "kubernetes", "node_selectors": {}})
 
 
 def test_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'kubernetes>=37'"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.pods.model_post_init.kubernetespods-needs-kubernetes")
+    ):
         KubernetesPods(image="x")

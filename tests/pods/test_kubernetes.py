@@ -19,6 +19,7 @@ from poll import until
 
 from tests.fakes.kubeplace import KubernetesPlace, role
 from tests.pods.conftest import Launched, on_pods
+from tests.support.sentences import sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.process import find
 from workbench.client.cluster import Cluster
@@ -706,7 +707,8 @@ def test_pods_share_neither_folders_nor_python_with_the_notebook(
             run.wait(120, progress=False).raise_for_status()
             assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
         with pytest.raises(
-            WorkbenchError, match="launcher 'openmpi' needs pods with a connection to this machine"
+            WorkbenchError,
+            match=sentence("keeper.launch.check_launcher_fits.launcher-openmpi-needs"),
         ):
             cluster.submit(Script(path=str(script), launcher="openmpi"))
 

@@ -20,6 +20,7 @@ import pytest
 from poll import until
 
 from tests.pods.conftest import children, on_pods
+from tests.support.sentences import sentence
 from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import Process, find, live_descendants, of_pods, with_mark
@@ -167,12 +168,17 @@ def test_a_port_taken_between_look_and_use(
 
 @pytest.mark.parametrize("port", [0, 70_000, "2222", True])
 def test_no_port_at_all(port: object) -> None:
-    with pytest.raises(ConfigError, match="it must be a port, a whole number from 1 to 65535"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("pods.place.port-whole-number") + sentence("base.record._refusal.must"),
+    ):
         LocalPods(port=port)  # type: ignore[arg-type]
 
 
 def test_a_machine_without_the_addresses_is_told_how_to_get_them() -> None:
-    with pytest.raises(BackendError, match=r"sudo ip address add 192\.0\.2\.1/8 dev lo"):
+    with pytest.raises(
+        BackendError, match=sentence("pods.machine._is_free.machine-address-each", "192.0.2.1")
+    ):
         check_free(["192.0.2.1"], 40_000)
 
 
@@ -272,13 +278,15 @@ def test_launching_twice_and_into_a_used_directory(
     with pytest.raises(BackendError, match="launched already"):
         local.launch(PodSpec(), 1, context)
     other = LocalPods()
-    with pytest.raises(ConfigError, match="holds pods already"):
+    with pytest.raises(ConfigError, match=sentence("pods.pods.launch.exists-clusters-directory")):
         other.launch(PodSpec(), 1, context)
     assert local.refresh()[0].phase is Phase.RUNNING
     assert Path(local.refresh()[0].root).is_dir()
     with pytest.raises(ConfigError, match="at least one"):
         other.launch(PodSpec(), 0, context)
-    with pytest.raises(ConfigError, match="public key"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_line.openssh-public-key")
+    ):
         other.launch(PodSpec(), 1, replace(context, public_key="x\ny"))
 
 
@@ -564,7 +572,7 @@ def test_a_start_on_another_system_than_linux_is_refused(
     folder = tmp_path / "cluster"
     with pytest.raises(
         ConfigError,
-        match=f"runs on Linux only, and this system is {system}. Start JupyterLab in the",
+        match=sentence("client.lifecycle._check_platform.deepspeed-workbench-runs", system),
     ):
         Cluster(LocalPods(), PodSpec(), count=1, path=folder).start()
     assert not folder.exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
@@ -105,9 +106,9 @@ def test_paths_that_the_launchers_would_split_are_refused(tmp_path: Path) -> Non
         pdsh_environment(blank)
     with pytest.raises(ConfigError, match=r"mpirun cannot use the path .*a b"):
         ssh_wrapper(blank, [Pod(name="pod-0")])
-    with pytest.raises(ConfigError, match="pdsh cannot use"):
+    with pytest.raises(ConfigError, match=sentence("pods.openssh.pdsh_environment.pdsh-use-path")):
         pdsh_environment(Identity.create(tmp_path / "100%h"))
-    with pytest.raises(ConfigError, match="mpirun cannot use"):
+    with pytest.raises(ConfigError, match=sentence("pods.openssh.ssh_wrapper.mpirun-use-path")):
         ssh_wrapper(Identity.create(tmp_path / "a:b"), [Pod(name="pod-0")])
 
 

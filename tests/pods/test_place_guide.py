@@ -30,6 +30,7 @@ from tests.pods.test_contract import (  # noqa: F401 (the core of the contract, 
     test_stop_during_launch_leaves_nothing,
     test_stop_ends_all_and_may_be_repeated,
 )
+from tests.support.sentences import sentence
 from workbench import Cluster, PodSpec, Run
 from workbench.base.errors import ConfigError
 from workbench.pods import backends
@@ -102,12 +103,14 @@ def verb(*_args: object, **_more: object) -> Any:
 @pytest.mark.parametrize("missing", VERBS)
 def test_a_class_that_lacks_a_verb_is_refused_when_it_is_made(missing: str) -> None:
     verbs = {name: verb for name in VERBS if name != missing}
-    with pytest.raises(TypeError, match=f"Half lacks {missing}; a place defines every verb"):
+    with pytest.raises(
+        TypeError, match=sentence("pods.place.Place.lacks-place-defines", "Half", missing)
+    ):
         type("Half", (Place,), {"kind": "half", "__module__": __name__, **verbs})
 
 
 def test_a_class_without_a_kind_is_refused_when_it_is_made() -> None:
-    with pytest.raises(TypeError, match="Half needs a kind"):
+    with pytest.raises(TypeError, match=sentence("pods.place.Place.needs-kind-word", "Half")):
         type("Half", (Place,), {"__module__": __name__, **dict.fromkeys(VERBS, verb)})
 
 
@@ -180,7 +183,15 @@ def test_a_place_that_no_package_registers_is_refused_before_a_keeper_starts(
 ) -> None:
     wanted = {"kind": "lone", "__module__": __name__, **dict.fromkeys(VERBS, verb)}
     lone: Any = type("LonePods", (Place,), wanted)
-    with pytest.raises(ConfigError, match=r"LonePods has the kind 'lone', .* workbench\.places"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence(
+            "pods.backends.check_registered.kind-installed-package",
+            "LonePods",
+            "lone",
+            "workbench.places",
+        ),
+    ):
         Cluster(lone(), path=tmp_path / "cluster")
 
 
@@ -193,23 +204,42 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_unknown_kind_is_answered_with_the_places_of_other_packages_too(site: Path) -> None:
     install(site, "yards", yard="yardpods:YardPods")
-    with pytest.raises(ConfigError, match=r"'yrad' is not known: did you mean 'yard'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "yrad", "yard")
+        + sentence("base.errors.one_of.did-you-mean"),
+    ):
         backends.backend_from_dict({"kind": "yrad"})
 
 
 def test_two_packages_may_not_add_one_kind(site: Path) -> None:
     install(site, "yards", yard="yardpods:YardPods")
     install(site, "fields", yard="yardpods:YardPods")
-    with pytest.raises(ConfigError, match=r"added by 2 packages: package \w+, package \w+;"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.backends.backend_class.backend-kind-added", 2, "package")
+    ):
         backends.backend_from_dict({"kind": "yard"})
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("nothing_there:Pods", "'yard' of package yards cannot be imported: ModuleNotFoundError"),
-        ("yardpods:Pod", "'yard' of package yards is yardpods:Pod, not a subclass of"),
-        ("workbench.pods.local.pods:LocalPods", "of kind 'local'; the two names must be equal"),
+        (
+            "nothing_there:Pods",
+            sentence(
+                "pods.backends._load.place-imported", "yard", "package yards", "ModuleNotFoundError"
+            ),
+        ),
+        (
+            "yardpods:Pod",
+            sentence(
+                "pods.backends._load.entry-point-subclass", "yard", "package yards", "yardpods:Pod"
+            ),
+        ),
+        (
+            "workbench.pods.local.pods:LocalPods",
+            sentence("pods.backends._load.entry-point-leads", "local"),
+        ),
     ],
 )
 def test_an_entry_point_that_leads_to_no_place_is_named(site: Path, value: str, words: str) -> None:
@@ -223,7 +253,7 @@ def test_no_package_replaces_one_of_our_places(
 ) -> None:
     install(site, "yards", local="yardpods:YardPods")
     assert backends.backend_class("local").__name__ == "LocalPods"
-    with pytest.raises(ConfigError, match="is not known"):
+    with pytest.raises(ConfigError, match=sentence("base.errors.one_of.known-allowed")):
         backends.backend_class("lokal")
     assert "the place 'local' of package yards is not used" in caplog.text
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.files import write_text
 from workbench.pods.pod import Pod
@@ -201,13 +202,13 @@ def test_reports_of_another_shape(text: str) -> None:
     "field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"jump": None}]
 )
 def test_a_worker_does_not_choose_the_way_to_it(pods: list[Pod], field: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="has not the fields of a worker's report"):
+    with pytest.raises(ConfigError, match=sentence("pods.listener._refusal.report-fields-workers")):
         decode_report(json.dumps(json.loads(encode_report(pods[0])) | field))
 
 
 @pytest.mark.parametrize("name", ["", "../pod", "pod 0", "-x", 7, "Pod", "a" * 70])
 def test_hostile_names(pods: list[Pod], name: object) -> None:
-    with pytest.raises(ConfigError, match="no valid worker name"):
+    with pytest.raises(ConfigError, match=sentence("pods.listener._refusal.report-valid-worker")):
         decode_report(json.dumps(json.loads(encode_report(pods[0])) | {"name": name}))
 
 
@@ -304,7 +305,7 @@ def test_a_false_rendezvous_is_recognised(pods: list[Pod], pool: ThreadPoolExecu
 
         done = pool.submit(impostor)
         token = os.urandom(32)
-        with pytest.raises(PodError, match="is not proven to be"):
+        with pytest.raises(PodError, match=sentence("pods.report._exchange.could-prove-clusters")):
             register("127.0.0.1", listener.getsockname()[1], token, pods[0], timeout_s=5)
         done.result(5)
     assert token not in seen[0]
@@ -315,7 +316,7 @@ def test_a_worker_waits_for_a_rendezvous_that_is_late(pods: list[Pod]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     began_s = time.monotonic()
-    with pytest.raises(PodTimeout, match="no answer from the rendezvous"):
+    with pytest.raises(PodTimeout, match=sentence("pods.report.register.answer-rendezvous")):
         register("127.0.0.1", port, b"x" * 32, pods[0], timeout_s=0.6)
     assert 0.3 < time.monotonic() - began_s < 30.0
 

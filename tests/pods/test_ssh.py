@@ -12,6 +12,7 @@ import paramiko
 import pytest
 
 from tests.pods.conftest import Launched
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.connection import SSHConnection
@@ -141,7 +142,7 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
         assert stream.read(20) == b"done\n"
         stream.write(b"one\n")
         assert stream.read(5) == b"one\n"
-        with pytest.raises(TimeoutError, match="wrote nothing in time"):
+        with pytest.raises(TimeoutError, match=sentence("pods.channel.read.wrote-nothing-time")):
             stream.read(0.2)
         stream.write(b"two")
         stream.channel.shutdown_write()
@@ -171,7 +172,7 @@ def test_a_child_that_holds_the_output_is_not_waited_for(launched: Launched) -> 
 def test_a_lost_connection_is_an_error_and_no_result(launched: Launched) -> None:
     with launched.connect() as connection:
         threading.Timer(0.5, launched.backend.stop).start()
-        with pytest.raises(RemoteError, match="connection was lost"):
+        with pytest.raises(RemoteError, match=sentence("pods.channel.complete.connection-lost")):
             connection.run(["sleep", "30"], timeout_s=20)
         with pytest.raises(RemoteError, match="is closed"):
             connection.run(["true"])
