@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
+from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.server import close_all
@@ -77,7 +78,9 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
     assert answers.texts("after training") == ["green", "green", "yellow"]
     assert answers.texts("before training") != answers.texts("after training")
     assert [row.expected for row in answers] == [None, "green", None]
-    with pytest.raises(ConfigError, match="rows is a single chat; give a list of chats"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.questions.questions_of.rows-single-chat")
+    ):
         run.predict(asked)
     # Turn by turn: each model goes on from its own answers, which come piece by piece.
     pieces: dict[str, str] = {}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.cli import main
 from workbench.client.run import Run
 from workbench.rundir.state import RunState
@@ -90,7 +91,7 @@ def test_a_missing_spec_and_one_that_is_not_json(
     assert main(["run", str(tmp_path / "none.json")]) == 2
     (tmp_path / "bad.json").write_text("{")
     assert main(["run", str(tmp_path / "bad.json")]) == 2
-    assert "is not JSON" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "rundir.spec.load.spec-json")
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_a_directory_with_another_run_is_kept(
     out.mkdir()
     (out / "spec.json").write_text("mine")
     assert main(["run", spec(tmp_path, {}), "--out", str(out)]) == 2
-    assert "already holds a run" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "rundir.prepare._taken.already-holds-run")
     assert (out / "spec.json").read_text() == "mine"
 
 

@@ -14,6 +14,7 @@ import accelerate
 import pytest
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
 from workbench.base.errors import ConfigError, RunError, RunFailed
 from workbench.rundir.state import RunState
@@ -187,7 +188,7 @@ def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
 def test_a_directory_that_holds_another_run_is_refused(cluster: Cluster) -> None:
     taken = cluster.runs[0].path
     before = sorted(p.name for p in taken.iterdir())
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match=sentence("rundir.prepare._taken.already-holds-run")):
         cluster.submit(TINY, path=taken)
     assert sorted(p.name for p in taken.iterdir()) == before
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
 from workbench.base.errors import RunError
 from workbench.display.run.panel import RunButtons
@@ -47,7 +48,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     run = cluster.submit(ENDLESS)
     behind = cluster.submit(ENDLESS)
     behind.stop()
-    with pytest.raises(RunError, match="only ranks that run"):
+    with pytest.raises(RunError, match=sentence("client.run.stacks.run-only-ranks")):
         behind.stacks()
     assert behind.result.message == "cancelled before its start"
     until(lambda: trains(run))

@@ -11,6 +11,7 @@ import numpy
 import pytest
 from poll import until
 
+from tests.support.sentences import sentence
 from workbench import Cluster, ConfigError, Function, LocalPods, PodSpec, Run, RunError, RunFailed
 from workbench.rundir.state import RunState
 
@@ -73,7 +74,7 @@ def test_a_raise_fails_the_run_with_the_functions_own_line(cluster: Cluster) -> 
     assert 'raise ValueError(f"{wanted} is too much")' in run._repr_mimebundle_()[
         "text/html"
     ].replace("&#34;", '"')
-    with pytest.raises(RunError, match="returned nothing"):
+    with pytest.raises(RunError, match=sentence("client.returned._of_rank.rank-returned-nothing")):
         _ = run.returned
 
 
