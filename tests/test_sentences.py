@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,29 @@ def test_file_has_the_sentences_of_the_package() -> None:
     gone = [sentence.template for sentence in sorted(golden - now)]
     new = [sentence.template for sentence in sorted(now - golden)]
     assert (gone, new) == ([], []), f"run `{COMMAND}`; the diff of its file shows what users read"
+
+
+def test_tests_name_sentences_that_there_are() -> None:
+    """Check the slow tests too, which few runs reach."""
+    golden = load()
+    unknown = []
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        text = path.read_text(encoding="utf-8")
+        # Parsing all tests takes seconds; most quote no sentence.
+        if path.name == Path(__file__).name or "tests.support.sentences" not in text:
+            continue
+        unknown += [f"{path.name}: {name}" for name in identities_in(text) if name not in golden]
+    assert unknown == []
+
+
+def identities_in(source: str) -> Iterator[str]:
+    """Yield what a test gives as the first argument of `sentence`, or the second of `says`."""
+    places = {"sentence": 0, "says": 1}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            place = places.get(node.func.id)
+            if place is not None:
+                yield ast.literal_eval(node.args[place])
 
 
 def test_messages_of_errors_and_longer_strings_are_sentences() -> None:
