@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.sentences import says
 from workbench import FineTune, Run, Script
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -125,8 +126,8 @@ def poisoned_run(world: World, tmp_path: Path, ranks: str) -> Run:
     assert result.error is not None
     assert f"{result.error.rank}" in ranks
     assert f"loss is nan on rank {result.error.rank} at step 5" in result.error.message
-    assert "resume=run.path continues from the checkpoint of step 4" in result.message
-    assert "The loss is no longer a number" in str(run)
+    assert says(result.message, "keeper.verdict.verdict.resume-run-path", 4)
+    assert says(run, "finetune.rules.loss-longer-number")
     return run
 
 
@@ -171,4 +172,4 @@ def test_numbers_beyond_fp16_are_told_in_a_plain_sentence(world: World, tmp_path
     assert "loss scale already at minimum" in result.error.message
     shown = str(run)
     assert "Numbers left the range of fp16: rank 0 on pod-0" in shown
-    assert "bf16, which has the range of fp32" in shown
+    assert says(shown, "finetune.rules.bf-range-fp")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
@@ -69,7 +70,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
             assert "".join(f"rank {rank} line {n}\n" for n in range(10_000)).startswith(text)
         with pytest.raises(
             RunError,
-            match=r"the disk of this machine is full: \S+ needs [\d,]+ bytes and has [\d,]+ free",
+            match=sentence("base.disk.disk_full.disk-full-needs", "this machine", "bytes"),
         ):
             world.submit("beat.py", "--lines", "3", into=disk / "another")
     world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
@@ -136,10 +137,7 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
     mine = b"written by the pod: "
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
-    assert (
-        "not copied back, as only model/, files/ and the run's own files are copied: "
-        in result.message
-    )
+    assert says(result.message, "keeper.verdict.verdict.brought-back-only")
     assert not (run.path / "files" / "link").exists()
     assert not (run.path / "card.html").exists()
 
@@ -171,7 +169,9 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(
         assert result.state is RunState.FAILED
         words = rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) tries again"
         assert re.search(words, result.message), result.message
-        with pytest.raises(RunError, match="the disk of this machine is full"):
+        with pytest.raises(
+            RunError, match=sentence("base.disk.disk_full.disk-full-needs", "this machine")
+        ):
             run.fetch()
         (disk / "ballast").unlink()
         assert run.fetch() == []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from poll import until
 
+from tests.support.sentences import says
 from workbench import Cluster, LocalPods, Run, Script
 from workbench.base.errors import RunError
 from workbench.pods.pod import Pod
@@ -55,9 +56,12 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.kind, result.error.host, result.error.rank) == ("pod", pod.address, None)
-    assert "lost the agent of pod-1" in result.error.message
+    assert says(result.error.message, "keeper.pod._reconnect.lost-agent-ranks", "pod-1")
     if script == "mesh.py":
-        assert "lost their peer" in result.error.others or "lost its peer" in result.error.others
+        assert (
+            says(result.error.others, "rundir.outcome._fold.lost-peer")
+            or "lost its peer" in result.error.others
+        )
 
 
 def test_an_agent_that_hangs_is_named(world: World) -> None:
@@ -67,7 +71,7 @@ def test_an_agent_that_hangs_is_named(world: World) -> None:
     os.kill(json.loads((Path(pod.root) / "agent.json").read_text())["pid"], signal.SIGSTOP)
     result = world.ended(run)
     world.measured("12", "agent stopped -> result", time.monotonic() - hung, 10)
-    assert "lost the agent of pod-2" in world.blames(result, pod)
+    assert says(world.blames(result, pod), "keeper.pod._reconnect.lost-agent-ranks", "pod-2")
 
 
 def test_the_cluster_lives_on_after_lost_agents(world: World) -> None:
@@ -125,7 +129,7 @@ def test_a_rank_that_leaves_early_is_the_cause(world: World) -> None:
     assert result.error is not None
     assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "exit")
     assert "ended early with 0" in result.error.message
-    assert "lost their peer" in result.error.others
+    assert says(result.error.others, "rundir.outcome._fold.lost-peer")
 
 
 def test_ranks_that_do_not_listen_are_killed(world: World) -> None:

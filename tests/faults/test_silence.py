@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
@@ -43,8 +44,8 @@ def test_a_stopped_keeper_is_shown_with_what_continues_it(world: World, tmp_path
     os.kill(keeper, signal.SIGSTOP)
     try:
         world.until(lambda: "the keeper does not answer since" in run.message, 120)
-        assert f"kill -CONT {keeper} continues the keeper" in run.message
-        assert "the keeper does not answer since" in world.cluster.message
+        assert f"kill -CONT {keeper} continues it" in run.message
+        assert says(world.cluster.message, "rundir.status.silence_of.keeper-does-answer")
         assert run.state is RunState.RUNNING
     finally:
         os.kill(keeper, signal.SIGCONT)

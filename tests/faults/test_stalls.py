@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from poll import until
 
+from tests.support.sentences import says
 from workbench import FineTune, Run, Script
 from workbench.base.files import read_json
 from workbench.rundir.events import read_events
@@ -157,6 +158,4 @@ def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None
     error = world.ended(run, 120).error
     assert error is not None
     assert (error.kind, error.rank) == ("stall", None), error
-    assert (
-        "no rank has started: the launcher pdsh is stopped by a signal (SIGSTOP)" in error.message
-    )
+    assert says(error.message, "keeper.stalls._launcher_stall.rank-started-launcher", "pdsh")

@@ -18,7 +18,7 @@ import pytest
 from smalljobs import small_job
 from takeover import counting, exact, kill_keeper, printed
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
@@ -190,9 +190,7 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
         world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
         result = world.ended(Cluster.attach(cluster.path).runs[0])
         assert result.state is RunState.FAILED
-        assert (
-            "after the death of the keeper: no new keeper came within the lease" in result.message
-        )
+        assert says(result.message, "keeper.verdict.stopped_by_others.ended-when-keeper")
         assert len(world.log(run, 1).splitlines()) > 10, (
             "what was printed after its keeper died is here"
         )
@@ -287,7 +285,9 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(
     os.chown(going.paths.info, os.getuid(), -1)
     os.chown(ClusterPaths(cluster.path).queue, 12345, -1)
     assert Run.load(going.path).state is RunState.LOST
-    with pytest.raises(RunError, match=r"queue\.json belongs to another user"):
+    with pytest.raises(
+        RunError, match=sentence("base.files.not_ours.belongs-another-user", "queue.json")
+    ):
         Cluster.attach(cluster.path)
     os.chown(ClusterPaths(cluster.path).queue, os.getuid(), -1)
     assert keepers_of(world, cluster) == []
@@ -373,7 +373,11 @@ def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
     assert cluster.phase == "lost"
     began = time.monotonic()
     if way == "attach":
-        with pytest.raises(RunError, match="closed: its keeper died while it closed the cluster"):
+        with pytest.raises(
+            RunError,
+            match=sentence("client.takeover._broken_off.keeper-died-while")
+            + sentence("client.takeover.take_over.cluster-closed-what"),
+        ):
             Cluster.attach(cluster.path)
     elif way == "load":
         assert Run.load(run.path).state is RunState.CANCELLED
@@ -439,7 +443,7 @@ def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
     WAYS[way](cluster, run)
     result = world.ended(run, 120)
     assert result.state is RunState.FAILED
-    assert "ended with the pod when this machine was rebooted" in result.message
+    assert says(result.message, "keeper.verdict.stopped_by_others.ended-pod-when")
     exact(run, 100)
     world.ended(waiting, 120).raise_for_status()
     exact(waiting, 3)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
 from workbench.display.cluster import ClusterPanel
@@ -46,13 +47,17 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
         holder = f"holds a cluster that is ready: process {os.getpid()} of .* started it at .*Cluster.attach"
         with pytest.raises(ConfigError, match=holder), second:
             pytest.fail("entered")
-        with pytest.raises(RunError, match=r"not started: .*holds a cluster that is ready"):
+        with pytest.raises(
+            RunError,
+            match=sentence("client.cluster._check_ready.cluster-started", "ready")
+            + sentence("client.lifecycle.occupied.holds-cluster"),
+        ):
             second.submit(Script(path=BEAT))
         second.close()  # as a `finally` would
         other = subprocess.run(
             [sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=60
         )
-        assert "Cluster.attach" in other.stderr.splitlines()[-1]
+        assert says(other.stderr.splitlines()[-1], "client.lifecycle._hint.use-cluster-attach")
         with Cluster.attach(root) as third:
             assert third.spec.count == 2
             queued = third.submit(Script(path=BEAT, args=["--lines", "3"]), pods=1)
@@ -65,7 +70,9 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
         world.ended(run).raise_for_status()
         world.ended(queued).raise_for_status()
     assert first.phase == "closed"
-    with pytest.raises(RunError, match=r"no cluster runs in .*: it is closed; start one"):
+    with pytest.raises(
+        RunError, match=sentence("client.cluster.attach.cluster-runs-start", "closed")
+    ):
         Cluster.attach(root)
 
 
@@ -131,7 +138,7 @@ def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(
     )
     picture.close()  # as a kernel's death does
     world.until(lambda: cluster.phase == "closed", 60)
-    assert "without a run or a word" in cluster.message
+    assert says(cluster.message, "keeper.keeper._end_idle.closed-after-without")
     with cluster:
         second = world.submit("beat.py", "--lines", "3", cluster=cluster)
         world.ended(second).raise_for_status()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec, Run, history
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
@@ -79,9 +80,11 @@ def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     run = beating(world, cluster, tmp_path / "never")
     remove(run.path)
     assert run.state in (RunState.STARTING, RunState.RUNNING)
-    assert "is gone or damaged; its keeper says: " in run.message
+    assert says(run.message, "client.run.message.directory-run-gone") and says(
+        run.message, "client.run.message.keeper-says"
+    )
     run.cancel()
-    with pytest.warns(RuntimeWarning, match="is gone or damaged"):
+    with pytest.warns(RuntimeWarning, match=sentence("client.run.message.directory-run-gone")):
         result = run.wait(30, progress=False)
     assert result.state is RunState.CANCELLED, result.message
     world.nothing_left(run)
@@ -127,7 +130,7 @@ def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(
     here = str(cluster.path)
     remove(cluster.path)
     world.until(lambda: cluster.phase == "lost", SOON_S)
-    assert "is gone or damaged; close() ends what still runs" in cluster.message
+    assert says(cluster.message, "client.cluster.message.gone-damaged-close")
     cluster.close()
     left = [
         p for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])
