@@ -272,6 +272,4 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
     )  # none where the doctor saw no sharing, as with other load or more cores
     assert {row.technique for row in table.rows if row.speed_up} == {*TECHNIQUE_NAMES}
     assert table.row("single").speed_up == pytest.approx(1.0)
-    assert table.fastest is not None and "Speeds are predicted from steps timed on one pod" in str(
-        table
-    )
+    assert table.fastest is not None and says(table, "display.plan._timed.speeds-predicted-steps")

@@ -469,7 +469,7 @@ def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
         6 * two.parameters, rel=0.05
     )
     assert two.row("ddp").gpu is not None and two.row("ddp").gpu.parameters == whole.gpu.parameters  # type: ignore[union-attr]
-    assert "single with its layers over 2 GPUs, the fullest of which is shown" in str(two)
+    assert says(two, "display.plan._what.single-layers-over", "2 GPUs")
     assert "single with its layers over 1 GPU," not in str(one)
     small = plan(
         job.replace(max_memory={0: 0.002, 1: 0.002}),
@@ -477,9 +477,8 @@ def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
         gpu_memory_gib=2,
         techniques=["single"],
     )
-    assert (
-        small.row("single").fit is Fit.REFUSED
-        and "device_map has no room for" in small.row("single").why
+    assert small.row("single").fit is Fit.REFUSED and says(
+        small.row("single").why, "finetune.pipeline.placement.device-map-room"
     )
 
 

@@ -228,7 +228,10 @@ def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
     inquiry_thread.wait(300)
     until(lambda: not paths.inquiry.exists())  # it goes after the prediction is written
     said = json.loads(paths.prediction.read_text())
-    assert "will not fit" in said["warning"] and "there are 0.40" in said["warning"]
+    assert (
+        says(said["warning"], "finetune.prediction.judge.will-fit")
+        and "there are 0.40" in said["warning"]
+    )
 
 
 @pytest.mark.parametrize(

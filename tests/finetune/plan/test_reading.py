@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import FineTune, Script, preview
 from workbench.base.errors import ConfigError
 from workbench.finetune.plan.reading import Length, RowPreview
@@ -129,7 +129,7 @@ def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twic
     assert (
         seen.lengths[0] == seen.lengths[2] and seen.lengths[1].learned > seen.lengths[0].learned > 1
     )
-    assert "[red<|end|>]" in str(seen) and "cuts 1 of them" in str(seen)
+    assert "[red<|end|>]" in str(seen) and says(seen, "display.rows._notes.cuts", 1)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

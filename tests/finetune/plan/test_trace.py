@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from tests.support.sentences import says
 from workbench.finetune.plan.trace.trace import (
     trace,
 )  # transformers first: without it there is nothing to test
@@ -85,7 +86,9 @@ def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() ->
         ]
         assert peaks[0] == pytest.approx(peaks[1], rel=1e-9)
     small = trace({**request, "spread": {**spread, "limits": {"0": 1 << 12, "1": 1 << 16}}})
-    assert "part" not in small and "device_map has no room for" in small["unplaced"]
+    assert "part" not in small and says(
+        small["unplaced"], "finetune.pipeline.placement.device-map-room"
+    )
 
 
 def test_formats_that_cannot_be_traced_are_named_and_the_others_are_traced() -> None:

@@ -178,7 +178,7 @@ def test_several_runs_are_shown_by_their_names(
         assert tensorboard(run.paths.root for run in runs).server == board.server
     finally:
         board.stop()
-    with pytest.raises(RunError, match="not a run directory"):
+    with pytest.raises(RunError, match=sentence("rundir.status.run_at.run-directory-holds")):
         tensorboard(tmp_path)
 
 

@@ -162,9 +162,13 @@ def test_adapters_are_written_merged_or_alone(runs: tuple[Run, Run], tmp_path: P
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match=sentence("finetune.folder.export.already-name-new")):
         whole.export(tmp_path / "full")
-    with pytest.raises(ConfigError, match="'bf-16' is not known: did you mean 'bf16'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("base.errors.one_of.known-allowed", "bf-16", "bf16")
+        + sentence("base.errors.one_of.did-you-mean"),
+    ):
         whole.export(tmp_path / "x", dtype="bf-16")
     with pytest.raises(RunError, match=sentence("finetune.folder.merge.run-trained-adapters")):
         whole.merge(tmp_path / "x")
@@ -238,7 +242,10 @@ def test_an_index_of_weights_names_no_file_elsewhere(
         run.paths.model / "model.safetensors.index.json",
         {"weight_map": {"a": "../../mine.safetensors"}},
     )
-    with pytest.raises(RunError, match=r"names weights outside its folder: '\.\./\.\./mine"):
+    with pytest.raises(
+        RunError,
+        match=sentence("finetune.server._check_shards.names-weights-outside", "../../mine"),
+    ):
         WAYS[way](run, tmp_path / "exported")
     assert not standin.files
 
@@ -266,8 +273,7 @@ def test_a_push_refuses_what_no_library_saved(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("canary")
         with pytest.raises(
-            RunError,
-            match=f"holds '{re.escape(name)}', a file that transformers and peft do not save",
+            RunError, match=sentence("finetune.push._files.exported-model-holds", name)
         ):
             _files(tmp_path)
         (tmp_path / name).unlink()
@@ -279,7 +285,10 @@ def test_a_full_disk_is_named_and_nothing_is_left(whole: Run, tmp_path: Path) ->
     for room in (weights // 2, weights + 16384):  # before the first byte, and amid the tokenizer
         with small_disk(tmp_path / str(room), room) as disk:
             with pytest.raises(
-                DiskFull, match=rf"the disk of this machine is full: {disk} needs [\d,]+ bytes"
+                DiskFull,
+                match=sentence(
+                    "base.disk.disk_full.disk-full-needs", "this machine", disk, "bytes"
+                ),
             ):
                 whole.export(disk / "model", dtype="fp32")
             assert not list(disk.iterdir())
@@ -354,29 +363,45 @@ def test_a_push_makes_the_private_repository_it_needs(
 def test_a_push_without_token_or_right_is_refused_first(
     whole: Run, standin: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="'a b/c' is not a name of the hub"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.push._repository.name-hub-such", "a b/c")
+    ):
         whole.push("a b/c", token=TOKEN)
-    with pytest.raises(RunError, match="no token for http"):
+    with pytest.raises(RunError, match=sentence("finetune.push._explained.token", "http")):
         whole.push("me/model")
-    with pytest.raises(RunError, match="the token is not valid at http") as invalid:
+    with pytest.raises(
+        RunError, match=sentence("finetune.push._explained.token-valid", "http")
+    ) as invalid:
         whole.push("me/model", token=TOKEN[:-1])
     assert TOKEN[:-1] not in str(invalid.value)
-    with pytest.raises(RunError, match="me may not write to 'other'; allowed owners: me, team"):
+    with pytest.raises(
+        RunError,
+        match=sentence("finetune.push._check_token.may-write-name", "me", "other", "me, team"),
+    ):
         whole.push("other/model", token=TOKEN)
     standin.role = "read"
     with pytest.raises(
-        RunError, match="the token of me may only read: make a token with the right to write"
+        RunError,
+        match=sentence("finetune.push.make-token-right", "me")
+        + sentence("finetune.push._check_token.token-may-only"),
     ):
         whole.push("me/model", token=TOKEN)
     standin.role, standin.writable = "fineGrained", False
-    with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
+    with pytest.raises(
+        RunError, match=sentence("finetune.push._explained.token-lacks-right", "me/model")
+    ):
         whole.push("me/model", token=TOKEN)
     standin.private["me/model"] = True  # it is there, and others write to it
-    with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
+    with pytest.raises(
+        RunError, match=sentence("finetune.push._explained.token-lacks-right", "me/model")
+    ):
         whole.push("me/model", token=TOKEN)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
-        RunError, match=r"me/model cannot be uploaded to http://127\.0\.0\.1:9: .*refused"
+        RunError,
+        match=sentence(
+            "finetune.push._explained.uploaded", "me/model", "http://127.0.0.1:9", "refused"
+        ),
     ) as unreached:
         whole.push("me/model", token=TOKEN)
     assert str(unreached.value).count("refused") == 1

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.fakes.kubeplace import MANIFESTS
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
@@ -227,7 +227,7 @@ def test_a_trainjob_of_anothers_account_tells_of_its_token(tmp_path: Path) -> No
         "trainjob", image=IMAGE, service_account="mine"
     )
     assert "ServiceAccount" not in parts(manifest)
-    assert "a token of the account mine, unless" in str(manifest)
+    assert says(manifest, "handover.manifest._notes.pods-get-token", "mine")
 
 
 def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:
@@ -297,7 +297,9 @@ def test_the_job_is_the_runs_own(tmp_path: Path) -> None:
         plain.items()
         <= {each["name"]: each.get("value") for each in worker["containers"][0]["env"]}.items()
     )
-    with pytest.raises(ConfigError, match="env MY_TOKEN looks like a secret"):
+    with pytest.raises(
+        ConfigError, match=sentence("handover.options._check_plain.env-looks-like", "MY_TOKEN")
+    ):
         run.manifest("pytorchjob", image=IMAGE, env={**plain, "MY_TOKEN": "abcd1234"})
     asked = {
         **job.to_dict(),
@@ -364,7 +366,8 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     run = run_of(tmp_path / "large", Script(path=str(own / "train.py")))
     with pytest.raises(
         ConfigError,
-        match=r"ConfigMap of \d\.\d MiB, and Kubernetes takes 1 MiB: put its folder as 's",
+        match=sentence("handover.files.config_files.would-make-configmap")
+        + sentence("jobs.script.handed_over.folder-script"),
     ):
         run.manifest("pytorchjob", image=IMAGE)
     large = run.manifest("pytorchjob", image=IMAGE, pvc="data", inputs="mine/v1")
@@ -413,7 +416,12 @@ def test_a_secret_is_never_in_it(tmp_path: Path) -> None:
         tmp_path, FineTune(env={"WANDB_API_KEY": "canary-5f1e"}), env={"HF_TOKEN": "canary-77aa"}
     )
     with pytest.raises(
-        ConfigError, match=r"takes HF_TOKEN, WANDB_API_KEY from the .*token_secret='hub'"
+        ConfigError,
+        match=sentence(
+            "handover.files._check_secrets.run-takes-environment",
+            "HF_TOKEN, WANDB_API_KEY",
+            "token_secret='hub'",
+        ),
     ):
         run.manifest("mpijob", image=IMAGE)
     with pytest.raises(ConfigError, match=r'secrets=\{"WANDB_API_KEY": "secret/key"\}'):
@@ -437,7 +445,7 @@ def test_a_secret_is_never_in_it(tmp_path: Path) -> None:
         "WANDB_API_KEY": {"name": "wb", "key": "key"},
     }
     assert "-x HF_TOKEN -x WANDB_API_KEY" in launcher["command"][-1]
-    assert "create secret generic hub --from-literal=t=…" in str(manifest)
+    assert says(manifest, "handover.manifest._notes.secret-kubectl-create", "hub", "t")
 
 
 def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
@@ -453,16 +461,23 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
         word for word in worker["template"]["spec"]["containers"][0]["command"] if "nnodes" in word
     ]
     with pytest.raises(
-        ConfigError, match="elastic is a policy of PyTorchJobs; a trainjob has a fixed number"
+        ConfigError,
+        match=sentence("handover.manifest._check.elastic-policy-pytorchjobs", "trainjob"),
     ):
         run.manifest("trainjob", image=IMAGE, elastic=(2, 4))
-    assert "all ranks begin again, as many" in str(
-        run.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
+    assert says(
+        run.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)),
+        "handover.manifest._notes.when-nodes-come",
+        "begin again",
     )
     for technique in ("zero2", "fsdp"):
         other = run_of(tmp_path / technique, FineTune(technique=technique, save_steps=2))
-        assert "all ranks go on from the last" in str(
-            other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
+        assert says(
+            other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)),
+            "handover.manifest._notes.go-last-checkpoint",
+        ) and says(
+            other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)),
+            "handover.manifest._notes.when-nodes-come",
         )
     for technique, why in {
         "local-sgd": "each rank of local-sgd has weights of its own",
@@ -492,23 +507,38 @@ def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:
         (
             "pytorch",
             {"image": IMAGE},
-            r"manifest kind 'pytorch' is not known: did you mean 'pytorchjob'\? Allowed: trainj",
+            sentence(
+                "base.errors.one_of.known-allowed",
+                "manifest kind 'pytorch'",
+                "pytorchjob",
+                "trainjob",
+            )
+            + sentence("base.errors.one_of.did-you-mean"),
         ),
-        ("trainjob", {}, r"needs the image of its containers.*run.manifest\(…, image="),
-        ("trainjob", {"imag": IMAGE}, "manifest option 'imag' is not known: did you mean 'image'"),
+        ("trainjob", {}, sentence("handover.manifest._check.manifest-needs-image")),
+        (
+            "trainjob",
+            {"imag": IMAGE},
+            sentence("base.record._refusal.option-known", "manifest", "imag", "image")
+            + sentence("base.errors.one_of.did-you-mean"),
+        ),
         ("trainjob", {"image": IMAGE, "name": "Mine"}, "name is 'Mine'"),
         ("trainjob", {"image": IMAGE, "namespace": "L_ab"}, "namespace is 'L_ab'"),
         (
             "trainjob",
             {"image": IMAGE, "inputs": "/data"},
-            "inputs is '/data'; give a folder on the claim",
+            sentence("handover.options._check_folder.inputs-folder-claim", "/data"),
         ),
         (
             "trainjob",
             {"image": IMAGE, "token_secret": "hf_XYZ"},
-            "token_secret is not the name of a Secret",
+            sentence("handover.options._check_token.token-secret-name"),
         ),
-        ("pytorchjob", {"image": IMAGE, "elastic": (3, 2)}, r"elastic is \(3, 2\)"),
+        (
+            "pytorchjob",
+            {"image": IMAGE, "elastic": (3, 2)},
+            sentence("handover.options._check_nodes.elastic-least-most", "3, 2"),
+        ),
         ("pytorchjob", {"image": IMAGE, "elastic": 3}, "elastic is 3"),
         ("trainjob", {"image": IMAGE, "storage_gib": 0}, "storage_gib is 0"),
     ],
@@ -528,8 +558,7 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
     (model / "config.json").write_text('{"is_encoder_decoder": true}')
     run = run_of(tmp_path / "a", FineTune(model=str(model)))
     with pytest.raises(
-        ConfigError,
-        match=r"the model is .*/model, a folder of this machine: copy the folder to the claim",
+        ConfigError, match=sentence("finetune.handover._check.model-folder-machine", "/model")
     ):
         run.manifest("trainjob", image=IMAGE)
     assert (
@@ -540,7 +569,7 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
     spec = json.loads(resumed.paths.spec.read_text())
     write_json(resumed.paths.spec, {**spec, "job": {**spec["job"], "resume": "/old"}})
     with pytest.raises(
-        ConfigError, match="the run continued from a checkpoint in /old, a folder of this machine"
+        ConfigError, match=sentence("finetune.handover._check.run-went-checkpoint", "/old")
     ):
         resumed.manifest("trainjob", image=IMAGE)
 
@@ -561,7 +590,10 @@ def test_it_shows_itself(tmp_path: Path) -> None:
     assert list(yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader)) == list(
         parts(manifest).values()
     )
-    with pytest.raises(ConfigError, match=r"cannot write the manifest .*no/job.yaml: No such file"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("handover.manifest.to_yaml.write-manifest", "no/job.yaml", "No such file"),
+    ):
         manifest.to_yaml(tmp_path / "no" / "job.yaml")
 
 

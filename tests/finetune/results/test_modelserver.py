@@ -155,9 +155,12 @@ def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(
         )  # a process of many threads takes a moment to be gone altogether
         assert server.answer(A).texts == first.texts  # it was seen to be gone
         threading.Timer(0.05, killed, [server.pid]).start()
-        with pytest.raises(RunError, match="killed by signal 9"):
+        with pytest.raises(RunError, match=sentence("finetune.server._ended.killed-signal", 9)):
             server.answer([Question(source="a b c d")] * 3000)
-        with pytest.raises(RunError, match="did not answer: TypeError: sequence item"):
+        with pytest.raises(
+            RunError,
+            match=sentence("finetune.server.answer.model-did-answer", "TypeError: sequence item"),
+        ):
             server.answer([Question(source=5)])  # type: ignore[list-item]
         assert server.answer(A).texts == first.texts  # an error does not end it
     finally:
@@ -173,7 +176,9 @@ def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
     paths.inputs.mkdir()
     (paths.model / "config.json").write_text('{"model_type": "t5"}')
     paths.job.write_text(json.dumps({"job": FineTune().to_dict()}))
-    with pytest.raises(RunError, match="did not answer: OSError"):
+    with pytest.raises(
+        RunError, match=sentence("finetune.server.answer.model-did-answer", "OSError")
+    ):
         server_of(paths).answer(A)
     close_all()
     paths.job.write_text("{}")

@@ -18,7 +18,7 @@ from forkedruns import Plan, Ran
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.answers.server import close_all, server_of
@@ -245,7 +245,7 @@ def test_the_model_s_process_answers_with_the_adapter_and_merges_it(
     assert list(server_of(paths).answer(questions, before=True).texts) != list(after)
     merged = merge(paths, tmp_path / "out" / "merged")
     assert (merged / "model.safetensors").is_file()
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match=sentence("finetune.folder.export.already-name-new")):
         merge(paths, merged)
     (tmp_path / "plain").mkdir()
     plain = RunPaths(tmp_path / "plain")
@@ -308,11 +308,18 @@ def test_options_of_the_adapters_reach_them_also_in_bf16_with_recomputed_activat
 def test_modules_that_the_model_lacks_are_named(ran: dict[str, Ran]) -> None:
     record = ran["no-such-module"].record(0, "error.json")
     assert record["kind"] == "ConfigError"
-    assert "lora target_modules ['q_proj'] do not fit 'tiny-t5'" in str(record["message"])
+    assert says(
+        record["message"],
+        "finetune.adapters._with_adapters.lora-target-modules",
+        "['q_proj']",
+        "tiny-t5",
+    )
 
 
 def test_a_pod_without_bitsandbytes_says_what_to_install() -> None:
     with mock.patch.object(adapters, "find_spec", return_value=None):
         assert adapters.load_options("lora", "bf16") == {}
-        with pytest.raises(ConfigError, match=r"pip install 'bitsandbytes>=0.50'"):
+        with pytest.raises(
+            ConfigError, match=sentence("finetune.adapters.load_options.peft-qlora-needs")
+        ):
             adapters.load_options("qlora", "bf16")

@@ -230,7 +230,7 @@ def test_a_run_with_live_ranks_cannot_be_prepared_again_but_an_ended_one_can(age
         agent.ask("prepare", run="r", request=agent.request("r", "pass"))
     agent.ask("stop", run="r", grace_s=1)
     agent.until_exited("r")
-    with pytest.raises(Refused, match="was stopped"):
+    with pytest.raises(Refused, match=sentence("agent.supervisor._start.run-stopped-prepare")):
         agent.ask("start", run="r")
     agent.start("r", "print('second')")
     assert agent.until_exited("r")["ranks"][0]["done"]
@@ -249,7 +249,7 @@ def test_start_again_starts_nothing_twice(agent):
     ("op", "message", "words"),
     [
         ("no_such_op", {}, "no_such_op"),
-        ("poll", {"run": "unknown"}, "not prepared"),
+        ("poll", {"run": "unknown"}, sentence("agent.supervisor._run.run-prepared")),
         ("poll", {"run": "../../etc"}, "run id"),
         ("prepare", {"run": "r"}, "request"),
         ("prepare", {"run": "r", "request": {"ranks": [], "argv": ["x"]}}, "ranks"),
@@ -263,7 +263,11 @@ def test_start_again_starts_nothing_twice(agent):
             {"run": "r", "request": {"ranks": [{"rank": -1, "pod": "pod-0"}], "argv": ["x"]}},
             "rank",
         ),
-        ("start_rank", {"run": "unknown", "rank": 0}, "not prepared"),
+        (
+            "start_rank",
+            {"run": "unknown", "rank": 0},
+            sentence("agent.supervisor._run.run-prepared"),
+        ),
         ("free_port", {}, "address"),
     ],
 )

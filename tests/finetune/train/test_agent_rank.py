@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.agent.clients.client import place_from
 from workbench.agent.ranks.job import shares
 from workbench.base.process import look_up
@@ -162,7 +163,8 @@ def test_a_rank_is_not_started_twice_and_not_where_it_does_not_belong(pods):
     rank(pods, "r", RANK="0").communicate(timeout=20)
     again = rank(pods, "r", RANK="0")
     assert (
-        "started or stopped already" in again.communicate(timeout=20)[1] and again.returncode == 1
+        says(again.communicate(timeout=20)[1], "agent.supervisor._start_rank.rank-run-started")
+        and again.returncode == 1
     )
     stranger = rank(pods, "r", RANK="2")
     assert "no agent" in stranger.communicate(timeout=20)[1] and stranger.returncode == 1

@@ -176,7 +176,7 @@ def test_a_rank_killed_for_its_memory_says_so(agent, small_group: Path):
     answer = agent.until_exited("r")
     error = answer["ranks"][0]["error"]
     assert answer["ranks"][0]["exit_code"] == -9 and answer["oom_kills"] == 1
-    assert "out of memory: the memory limit of 40 MiB" in error["message"]
+    assert says(error["message"], "agent.machine.hint.out-memory-memory", "of 40 MiB")
     assert agent.ask("ping")["pid"] == agent.pid
 
 

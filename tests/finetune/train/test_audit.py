@@ -131,8 +131,12 @@ def test_states_that_are_whole_under_zero1_are_found_by_themselves() -> None:
 
 
 def test_the_precision_is_that_of_the_arithmetic() -> None:
-    assert "precision fp32 was asked for (float32), but linear layers gave bfloat16" in found(
-        "zero1", replace(AS_ASKED["zero1"], arithmetic=BF16)
+    assert says(
+        found("zero1", replace(AS_ASKED["zero1"], arithmetic=BF16)),
+        "finetune.audit.differences.precision-asked-linear",
+        "fp32",
+        "float32",
+        "bfloat16",
     )
     assert not found("zero1", replace(AS_ASKED["zero1"], arithmetic=BF16), precision="bf16")
     assert found("zero1", AS_ASKED["zero1"], precision="bf16")

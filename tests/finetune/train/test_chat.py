@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model.text.chat import Chat
 
@@ -233,7 +234,9 @@ def test_a_template_that_marks_several_answers_as_one_is_refused_with_turns_of_w
     whole = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
     with (
         template_of("smollm2", whole) as its,
-        pytest.raises(ConfigError, match=r"marks 1 answers .* the row has 2"),
+        pytest.raises(
+            ConfigError, match=sentence("finetune.chat._of_learned.chat-template-marks", 1, 2)
+        ),
     ):
         Chat(its).learned([CHAT[0], {**CHAT[1], "weight": 0}, *CHAT[2:]])
 
@@ -369,20 +372,24 @@ def test_a_template_without_an_end_of_turn_ends_each_answer_with_the_text() -> N
         (
             "gemma",
             [SYSTEM, *CHAT],
-            r"refuses the turns \(system, user, assistant, user, assistant\): System role not supported",
+            sentence(
+                "finetune.template.refusing.chat-template-refuses",
+                "system, user, assistant, user, assistant",
+                "System role not supported",
+            ),
         ),
         ("mistral", [CHAT[0], CHAT[0], CHAT[1]], "must alternate user/assistant"),
         # It asks for thoughts, and leaves them out of what was answered.
         (
             "deepseekv3",
             CHAT,
-            r"does not begin an answer with what it asks for one with \('<｜Assistant｜><think>\\n'\)",
+            sentence("finetune.template.exchange.chat-template-does", "<｜Assistant｜><think>\\n"),
         ),
         (
             "{% for m in messages %}{% if not m %}{% generation %}{% endgeneration %}{% endif %}"
             "{{ m.content }}{% endfor %}",
             CHAT,
-            "marks no token",
+            sentence("finetune.chat._marked.chat-template-marks"),
         ),
     ],
 )

@@ -317,13 +317,16 @@ def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_a
 
     with pytest.raises(
         ConfigError,
-        match="split train, row 0: the column 'label' is true or false beside an answer",
+        match=sentence("finetune.meant._problem.true-false-beside", "split train, row 0", "label")
+        + sentence("finetune.meant.check.column-train-without"),
     ):
         loaded(0)
     rows = loaded(3, ignore=["label"])
     assert (len(rows.train), len(rows.eval), rows.empty_answers) == (6, 2, 3)
     assert rows.not_read == ["label", "id"]
-    with pytest.raises(ConfigError, match="4 of 8 rows have an empty answer"):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.meant.check_answers.empty-answer-model", 4, "8 rows")
+    ):
         loaded(4, ignore=["label"])
 
 
@@ -343,7 +346,8 @@ def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
     def refusal(unasked: str) -> str:
         work = SimpleNamespace(train=None, evaluation=None, hub=hub, unasked=unasked)
         with pytest.raises(
-            ConfigError, match="row 0: no known form of a row has the columns 'body', 'title'"
+            ConfigError,
+            match=sentence("finetune.rows._written.known-form-row", "row 0", "'body', 'title'"),
         ) as raised:
             load_rows(cast(Any, work))
         return str(raised.value)

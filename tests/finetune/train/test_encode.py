@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch  # transformers first: without it there is nothing to test
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.serving.serve import placement
 from workbench.finetune.data.rows import Example
@@ -129,7 +130,9 @@ def test_what_is_too_long_is_cut_within_its_form_and_a_cut_answer_does_not_end(
     assert len(short["input_ids"]) <= 9
     assert text_of(llama, short["input_ids"]).endswith("\n")
     with pytest.raises(
-        ConfigError, match="max_source_length is 30, which the prompt form 'alpaca' takes alone"
+        ConfigError,
+        match=sentence("finetune.encode._shortened.prompt-form-takes", 30, "alpaca")
+        + sentence("finetune.encode._shortened.max-source-length"),
     ):
         encoder(llama, prompt="alpaca", max_source_length=30).rows([long])
 
@@ -179,7 +182,8 @@ def test_an_encoder_decoder_model_reads_the_input_too_and_learns_from_no_plain_t
     assert text_of(t5, row["input_ids"]) == "Name 1 towns.\nin order</s>"
     assert text_of(t5, row["labels"]) == "Lund, Graz</s>"
     with pytest.raises(
-        ConfigError, match=r"row 2 is plain text, from which 'tiny-t5' cannot learn"
+        ConfigError,
+        match=sentence("finetune.encode._pairs.row-learn-answers", 2, "plain text", "tiny-t5"),
     ):
         made.rows([EXAMPLES[0], TEXT])
 
@@ -316,7 +320,9 @@ def test_a_chat_that_is_too_long_loses_its_first_exchanges_and_keeps_its_system_
     )
     assert text_of(chatting, list(cut["input_ids"])).endswith("<|end|><|assistant|>")
     with pytest.raises(
-        ConfigError, match="row 1: max_source_length is 4, which the chat template takes alone"
+        ConfigError,
+        match=sentence("finetune.encode._shortened.chat-template-takes", "row 1", 4)
+        + sentence("finetune.encode._shortened.max-source-length"),
     ):
         encoder(chatting, chat_template=TURNS, max_source_length=4).rows([CHAT])
 
@@ -327,13 +333,20 @@ def test_a_chat_without_a_template_is_refused_on_the_ranks_too(
 ) -> None:
     loaded = model.load("tiny-llama", EXAMPLES, seed=3)
     with pytest.raises(
-        ConfigError, match=r"row 2 is a row of messages, and the model 'tiny-llama' has no chat"
+        ConfigError,
+        match=sentence("finetune.encode._prompts.row-row-messages", 2, "tiny-llama")
+        + sentence("finetune.refusals.no_template.model-chat-template"),
     ):
         encoder(loaded).rows([EXAMPLES[0], CHAT])
-    with pytest.raises(ConfigError, match=r"row 1 is a row of messages, and prompt is 'alpaca'"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.encode._prompts.row-row-messages", 1, "prompt is 'alpaca'"),
+    ):
         encoder(llama, prompt="alpaca").questions([CHAT])
     with pytest.raises(
-        ConfigError, match=r"row 1 is a row of messages, from which 'tiny-t5' cannot learn"
+        ConfigError,
+        match=sentence("finetune.encode._pairs.row-learn-answers", 1, "tiny-t5")
+        + sentence("finetune.encode._pairs.row-messages"),
     ):
         encoder(t5).rows([CHAT])
     refusing = (
@@ -341,6 +354,9 @@ def test_a_chat_without_a_template_is_refused_on_the_ranks_too(
     )
     loaded.tokenizer.chat_template = refusing  # as a model of the hub has its own
     with pytest.raises(
-        ConfigError, match=r"row 1: the chat template refuses the turns \(system, user\): no system"
+        ConfigError,
+        match=sentence(
+            "finetune.template.refusing.chat-template-refuses", "row 1", "system, user", "no system"
+        ),
     ):
         Encoder(loaded, FineTune(model="me/on-the-hub", system="Be kind.")).rows(EXAMPLES)

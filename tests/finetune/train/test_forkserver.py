@@ -131,8 +131,10 @@ def test_agents_share_one_and_outlive_it(make_agent, tmp_path, env):
     start(agents[1], "stamp")
     assert agents[1].until_exited("r")["ranks"][0]["how"] == "warm"
     os.kill(agents[2].pid, signal.SIGKILL)
-    agents[2].serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
-    assert "no fork server" in log(agents[2]) and not is_forked(agents[2])
+    agents[2].serve("--warm", env={**env, FORK_SERVER: socket})
+    assert says(
+        log(agents[2]), "agent.warm_link._ask_fork_server.warm-server-fork"
+    ) and not is_forked(agents[2])
 
 
 def test_it_ends_with_a_keeper_that_is_killed(tmp_path, env):
@@ -293,7 +295,7 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
         assert (rank["how"], rank["exit_code"]) == ("warm", -9) and "out of memory" in rank[
             "error"
         ]["message"]
-        assert "the agent has another control group" in log(small)
+        assert says(log(small), "agent.forkserver._check_same_world.agent-another", "control group")
         assert not is_forked(small) and is_forked(large)
         assert large.poll("r")["ranks"][0]["phase"] == "running"
         for agent in (small, large):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model.layers import recompute
 from workbench.finetune.model.sharding import layers_of, parts_of
@@ -149,8 +150,10 @@ def test_each_rank_tells_the_part_it_holds(ran: dict[str, Ran], name: str, shard
 def test_hybrid_is_refused_where_a_pod_has_one_slot(ran: dict[str, Ran]) -> None:
     run = ran["no-pods"]
     assert set(run.exit_codes.values()) == {1}
-    assert "these pods have one slot each; use 'full' or 'grads', or" in str(
-        run.record(0, "error.json")["message"]
+    assert says(
+        run.record(0, "error.json")["message"],
+        "finetune.sharding._mesh.fsdp-shard-hybrid",
+        "one slot each",
     )
 
 
@@ -171,7 +174,10 @@ def test_layers_that_share_a_weight_are_refused_before_anything_is_sharded() -> 
     assert len(layers_of(model, ["Linear"])) == 2
     model[1]["head"].weight = model[0][0].weight
     with pytest.raises(
-        ConfigError, match="fsdp layers Linear share the weight 'weight' of a Linear"
+        ConfigError,
+        match=sentence(
+            "finetune.sharding._check_nothing_is_tied.fsdp-layers-share", "Linear", "weight"
+        ),
     ):
         layers_of(model, ["Linear"])
 
@@ -179,7 +185,12 @@ def test_layers_that_share_a_weight_are_refused_before_anything_is_sharded() -> 
 def test_layers_that_a_model_has_not_are_refused_with_those_it_has() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with pytest.raises(
-        ConfigError, match=r"names Block, and the model consists of Linear, ReLU, Sequential"
+        ConfigError,
+        match=sentence(
+            "finetune.layers.named_layers.model-consists-name",
+            "names Block",
+            "Linear, ReLU, Sequential",
+        ),
     ):
         layers_of(model, ["Block"])
     with pytest.raises(ConfigError, match="fsdp layers is empty"):
@@ -259,7 +270,11 @@ def test_chosen_layers_compute_again_in_the_backward_pass_and_only_while_trainin
     assert model[0].calls == 3
     with pytest.raises(
         ConfigError,
-        match="checkpoint_layers names Block, and the model consists of Layer, Linear, Seq",
+        match=sentence(
+            "finetune.layers.named_layers.model-consists-name",
+            "checkpoint_layers names Block",
+            "Layer, Linear, Sequential",
+        ),
     ):
         recompute(model, ["Block"])
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from poll import until
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
@@ -216,7 +216,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
     assert RunResult.load(out).state is RunState.SUCCEEDED
     assert RunResult.load(out / "attempt-1").state is RunState.FAILED
     code, said = ended(start(command, config, out.parent, {}))
-    assert (code, "holds the result of an earlier attempt that succeeded" in said) == (0, True)
+    assert (code, says(said, "handover.__main__._run.holds-result-earlier")) == (0, True)
 
 
 def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
     code, _ = ended(process)
     result = RunResult.load(out)
     assert (code, result.state) == (128 + signal.SIGTERM, RunState.CANCELLED)
-    assert "stopped by the platform" in result.message
+    assert says(result.message, "handover.coordinator.verdict.stopped-platform-sigterm")
 
 
 def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
@@ -241,7 +241,9 @@ def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
     told = [ended(process) for process in processes]
     assert [code for code, _ in told] == [2, 1]
     assert "refused: " in told[0][1]
-    assert all("holds something else than an unattended run" in said for _, said in told)
+    assert all(
+        says(said, "handover.coordinator._put_aside.holds-something-else") for _, said in told
+    )
     assert (claim / manifest.name / "mine.txt").read_text() == "precious"
 
 

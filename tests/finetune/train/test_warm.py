@@ -15,14 +15,9 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench.base.process import (
-    FORK_SERVER_SOCKET,
-    Process,
-    end_all,
-    of_pods,
-    pod_of,
-    process_table,
-)
+from tests.support.sentences import says
+from workbench.agent.warm_link import FORK_SERVER
+from workbench.base.process import Process, end_all, of_pods, pod_of, process_table
 from workbench.pods.local.forkserver import ForkServer
 
 TOY = """
@@ -314,7 +309,7 @@ def test_imports_that_initialize_cuda_have_ranks_start_cold(make_agent, tmp_path
     start(agent, "stamp")
     (rank,) = agent.until_exited("r")["ranks"]
     assert rank["how"] == "cold" and rank["done"] and agent.poll("r")["warm"] == "failed"
-    assert "an import initialized CUDA" in (agent.root / "agent.log").read_text()
+    assert says((agent.root / "agent.log").read_text(), "agent.warm._import.warm-server-import")
 
 
 def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and_the_next_start_cold(
@@ -342,7 +337,7 @@ def test_a_server_that_died_is_replaced_once_the_pod_is_idle(warm):
     until(lambda: warm.ask("hello")["warm"] == "ready", 60)
     start(warm, "stamp")
     assert warm.until_exited("r")["ranks"][0]["how"] == "warm"
-    assert "another one is started" in (warm.root / "agent.log").read_text()
+    assert says((warm.root / "agent.log").read_text(), "agent.warm_link.revive.warm-server-another")
 
 
 def test_a_variable_that_imports_read_is_honoured_by_a_cold_start(warm):
