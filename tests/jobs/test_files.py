@@ -399,7 +399,9 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
     hub = {"kind": "hub", "name": str(folder)}
     with pytest.raises(
         ConfigError,
-        match=r"has no split 'validation'; its splits: train\. Name a split .* eval_share=0\.05",
+        match=sentence(
+            "finetune.hub.check_split.hub-dataset-split", "validation", "train", "eval_share=0.05"
+        ),
     ):
         prepare(dataset_from(hub), tmp_path / "out")
     with pytest.raises(

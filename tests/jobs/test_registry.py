@@ -11,7 +11,8 @@ import pytest
 from poll import until
 from writtenrun import WrittenRun
 
-from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, history
+from tests.support.sentences import says
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_text
@@ -202,7 +203,7 @@ def test_a_job_of_another_package_stops_when_asked(cluster: Cluster) -> None:
     run.stop()
     result = run.wait(60, progress=False)
     assert result.state is RunState.STOPPED
-    assert "ended by themselves" in result.message
+    assert says(result.message, "keeper.verdict._how_it_stopped.ranks-ended-themselves")
 
 
 @pytest.mark.slow
