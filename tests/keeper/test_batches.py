@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from workbench.agent.folders import list_outputs
+from tests.support.sentences import sentence
+from workbench.agent.left import files_left
 from workbench.base.errors import RemoteError
 from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Pod
@@ -119,8 +120,10 @@ def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_bel
     # Since the list was made one file has grown, so that all behind it are elsewhere in the stream; one never was so.
     listed_so = (there / files[4].name).read_bytes()
     (there / files[4].name).write_bytes(listed_so + b"more")
-    files[12] = OutputFile(files[12].name, files[12].size, "0" * 64)
-    with pytest.raises(RemoteError, match=r"was copied from pod-0 3 times with a wrong checksum"):
+    files[12] = FileLeft(files[12].name, files[12].size, "0" * 64)
+    with pytest.raises(
+        RemoteError, match=sentence("keeper.batches._fetch_one.came-back-times", "pod-0 3")
+    ):
         fetch(line, there, here, files)
     assert contents(here) == {
         file.name: (there / file.name).read_bytes() for file in files[:12]
@@ -134,7 +137,14 @@ def test_a_file_that_has_gone_is_named(there: Path, tmp_path: Path) -> None:
     line, files = OwnLine(tmp_path), listed(there)
     (there / files[30].name).unlink()
     with pytest.raises(
-        RemoteError, match=r"pod-0 .* says: No such file or directory \(.*a file's «\d+»\.json\)"
+        RemoteError,
+        match=sentence(
+            "pods.transfer.far_end_answer.says",
+            "pod-0",
+            "No such file or directory",
+            "a file's «",
+            "».json",
+        ),
     ):
         fetch(line, there, tmp_path / "here", files)
     assert not {file.name for file in files} & contents(tmp_path / "here").keys()

@@ -96,7 +96,11 @@ def test_pdsh_starts_the_python_of_the_pods_which_must_be_one(tmp_path: Path) ->
     others = [PODS[0], replace(PODS[1], python="/opt/venv/bin/python")]
     check_launcher_fits(Launcher.SSH, others)
     with pytest.raises(
-        ConfigError, match=r"pod-0 has /env/bin/python, pod-1 has /opt/venv/bin/python\. Make the"
+        ConfigError,
+        match=sentence(
+            "keeper.launch.check_launcher_fits.launcher-pdsh-starts",
+            "pod-0 has /env/bin/python, pod-1 has /opt/venv/bin/python",
+        ),
     ):
         check_launcher_fits(Launcher.PDSH, others)
 

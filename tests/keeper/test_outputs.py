@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from tests.support.sentences import says, sentence
 from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunError, Script, history, log
 from workbench.rundir.paths import is_output
 
@@ -57,7 +58,8 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
 ) -> None:
     job = Script(script, env={"JOBS": "${WORKBENCH_TEST_JOBS}"})
     with pytest.raises(
-        ConfigError, match=r"env takes the values of WORKBENCH_TEST_JOBS .* has no such variables"
+        ConfigError,
+        match=sentence("rundir.spec.expand_env.env-takes-values", "WORKBENCH_TEST_JOBS"),
     ):
         cluster.submit(job)
     monkeypatch.setenv("WORKBENCH_TEST_JOBS", "of this run")
@@ -74,16 +76,23 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
         path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_file()
     } == {0o600}
     assert (result.output_files, result.output_bytes) == (5, len(MODEL) + 7 + 30 + 21 + 7)
-    assert "outputs/ has 5 files (9.0 MiB); not copied back: 1 file (24 bytes) on pod-0 in " in (
-        result.message
-    ), "the one whose name is not UTF-8"
-    assert "links on pod-0 are not followed: passwd, pipe" in result.message
-    assert "not copied back: 2 files (37 bytes) on pod-1 in " in result.message
-    assert (
-        "Script(outputs=[…]) does not name the files; run.fetch() copies all files back while the pod exists"
-        in result.message
+    assert says(
+        result.message,
+        "keeper.verdict.verdict.outputs-wrote",
+        "5 files",
+        "9.0 MiB",
+        "1 file",
+        "24 bytes",
+        "pod-0",
+    ) and says(result.message, "keeper.outputs._of_pod.back"), "the one whose name is not UTF-8"
+    assert says(result.message, "keeper.outputs._of_pod.links-followed", "pod-0", "passwd, pipe")
+    assert "not back: 2 files (37 bytes) on pod-1 in " in result.message
+    assert says(result.message, "keeper.outputs.run-fetch-brings", "Script(outputs=[…]") and says(
+        result.message, "keeper.outputs._of_pod.does-name"
     )
-    assert "outputs/ has 5 files" in str(run) and "5 files, 9.0 MiB" in str(result)
+    assert says(
+        run, "keeper.verdict.verdict.outputs-wrote", "5 files"
+    ) and "5 files, 9.0 MiB" in str(result)
     reported(run)
     (run.paths.outputs / "note-0.txt").unlink()
     kept = run.fetch()
@@ -202,7 +211,7 @@ def test_a_pod_that_lies_writes_below_outputs_alone(
     run.wait(120, progress=False)
     assert list((tmp_path / "elsewhere").iterdir()) == []
     with pytest.raises(
-        RunError, match="out is a link, and nothing that a pod left is written through one"
+        RunError, match=sentence("base.written.make_folders.link-nothing-pod", "out")
     ):
         run.fetch()
     for name in (
