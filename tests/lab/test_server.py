@@ -20,6 +20,7 @@ from writtenrun import WrittenRun, write_run
 
 import workbench.lab
 from tests.fakes.jupyterserver import Server, start_server
+from tests.support.sentences import says
 from workbench.base.process import is_alive
 from workbench.client.tensorboard.board import (
     BOARD_PATH,
@@ -97,7 +98,10 @@ def test_runs_are_listed_and_drawn_for_who_is_logged_in(
         page = client.get("workbench/api/page", params={"run": path_of(written)}).json()
         assert page["html"].startswith("<!doctype html>")
         missing = client.get("workbench/api/page", params={"run": "../../etc"})
-        assert (missing.status_code, "not a folder below" in missing.json()["message"]) == (
+        assert (
+            missing.status_code,
+            says(missing.json()["message"], "lab.listing._place.folder-below"),
+        ) == (
             409,
             True,
         )
