@@ -15,7 +15,7 @@ import pytest
 from poll import until
 
 from tests.fakes.cmlplace import CMLPlace
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left
@@ -51,7 +51,10 @@ def test_a_worker_that_fails_to_start_is_named_with_the_platforms_words(
 ) -> None:
     session.api.failing.add(102)
     began_s = time.monotonic()
-    with pytest.raises(PodError, match=r"pod-1 \(worker 102\) did not start: .*ImagePullBackOff"):
+    with pytest.raises(
+        PodError,
+        match=sentence("pods.pods._await.worker-did-start", "pod-1", 102, "ImagePullBackOff"),
+    ):
         backend.launch(PodSpec(), 3, context)
     assert time.monotonic() - began_s < 0.5 * context.timeout_s
     assert stopped(session) == [(101, 102, 103)]
@@ -77,7 +80,10 @@ def test_a_refusal_carries_the_platforms_words_and_stops_what_began(
 ) -> None:
     session.api.quota = 1
     with pytest.raises(
-        BackendError, match="Cloudera ML refused launch_workers: 403: cpu quota exceeded"
+        BackendError,
+        match=sentence(
+            "pods.api.call.cloudera-ml-refused", "launch_workers", "403: cpu quota exceeded"
+        ),
     ):
         backend.launch(PodSpec(), 2, context)
     assert stopped(session) == [(101,)]
@@ -96,7 +102,7 @@ def test_workers_get_what_was_asked_and_the_projects_other_workers_live_on(
     assert mine.refresh()[0].phase is Phase.RUNNING
     session.api.stop_workers(102)
     (pod,) = mine.refresh()
-    assert (pod.phase, "its worker has ended: " in pod.message) == (Phase.FAILED, True)
+    assert (pod.phase, says(pod.message, "pods.pods._seen.worker-ended")) == (Phase.FAILED, True)
     mine.stop()
     assert session.api.processes[other["id"]].poll() is None
     assert session.left(context) == [f"worker {other['id']}"]
@@ -161,7 +167,10 @@ def test_a_worker_that_contradicts_the_platform_is_refused(
         module, "list_workers", lambda: [{**w, "ip_address": "10.1.1.1"} for w in real()]
     )
     with pytest.raises(
-        PodError, match=r"pod-0 reports the address 127.0.0.2, but Cloudera ML lists .* 10.1.1.1"
+        PodError,
+        match=sentence(
+            "pods.pods._placed.reports-address-cloudera", "pod-0", "127.0.0.2", "10.1.1.1"
+        ),
     ):
         backend.launch(PodSpec(), 1, context)
     assert session.left(context) == []
@@ -204,7 +213,9 @@ def test_outside_a_session_the_error_says_so(
 ) -> None:
     monkeypatch.delitem(sys.modules, "cml", raising=False)
     with pytest.raises(
-        ConfigError, match=r"only inside a session of Cloudera ML.*no module cml.workers_v1"
+        ConfigError,
+        match=sentence("pods.api.find.cmlpods-works-only")
+        + sentence("pods.api.find.module-cml-workers"),
     ):
         CMLPods().launch(PodSpec(), 1, context)
 
@@ -212,7 +223,10 @@ def test_outside_a_session_the_error_says_so(
 def test_a_directory_that_workers_do_not_share_is_refused(
     session: CMLPlace, context: LaunchContext
 ) -> None:
-    with pytest.raises(ConfigError, match="is not in the project's folder /home/cdsw"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("pods.pods._check_shared.clusters-directory-projects", "/home/cdsw"),
+    ):
         CMLPods().launch(PodSpec(), 1, context)
     assert session.api.calls == []
 
@@ -274,7 +288,7 @@ def test_the_session_is_pod_0_itself(
     own.send(signal.SIGTERM)
     until(lambda: not own.is_alive())
     assert [pod.phase.is_terminal for pod in heir.refresh()] == [True, False, False]
-    assert "its worker has ended: status exited" in heir.refresh()[0].message
+    assert says(heir.refresh()[0].message, "pods.pods._seen.worker-ended", "status exited")
     backend.stop()
     assert stopped(session) == [(101, 102)]
     assert session.left(context) == []
@@ -286,8 +300,7 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     backend = CMLPods(session=True, **session.options)
     with pytest.raises(
-        ConfigError,
-        match="the pods of this machine need 2 GPUs together, and 1 are visible; ask for",
+        ConfigError, match=sentence("pods.machine.visible_gpus.pods-machine-need", 2, 1)
     ):
         backend.launch(PodSpec(gpus=2), 2, context)
     (pod,) = backend.launch(PodSpec(), 1, context)

@@ -109,7 +109,9 @@ def test_a_job_is_stopped_and_a_wait_ends(project: CMLProject, tmp_path: Path) -
     job = project.run_job(
         spec(tmp_path, "import time; time.sleep(600)"), name="long", out=tmp_path / "out"
     )
-    with pytest.raises(PodTimeout, match="job long is ENGINE_RUNNING after 0 s"):
+    with pytest.raises(
+        PodTimeout, match=sentence("pods.project._await.after", "job long", "ENGINE_RUNNING", 0)
+    ):
         job.wait(0.2)
     job.stop()
     assert job.wait(60) == "ENGINE_STOPPED"

@@ -17,6 +17,7 @@ import pytest
 from measured import MEASURED
 
 from tests.pods.conftest import PLACES, Launched, Platform, children, note_others, on_pods
+from tests.support.sentences import sentence
 from workbench import Cluster, FineTune
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.pods.backends import backend_from_dict
@@ -153,7 +154,8 @@ def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> 
     pinned = launched.identity.known_hosts.read_text()
     canary = tmp_path / "canary"
     with pytest.raises(
-        PodError, match=r"host key of pod-0 .* changed: expected SHA256:\S+, got SHA256:\S+;"
+        PodError,
+        match=sentence("pods.transport.check_host_key.host-key-changed", "pod-0", "SHA256"),
     ):
         launched.connect().open()
     done = ssh(launched, 0, ["touch", str(canary)])
@@ -165,7 +167,7 @@ def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> 
 
 def test_a_host_that_is_not_pinned_is_not_greeted(launched: Launched) -> None:
     launched.identity.pin(launched.pods[1:])
-    with pytest.raises(PodError, match="no host key is pinned for pod-0"):
+    with pytest.raises(PodError, match=sentence("pods.transport.reach.host-key-pinned", "pod-0")):
         launched.connect().open()
     assert ssh(launched, 0, ["true"]).returncode == 255
 
@@ -175,7 +177,8 @@ def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
     pod = replace(launched.pods[0], key="")
     other.pin([pod])
     with pytest.raises(
-        PodError, match=f"permission denied \\(publickey\\) for {pod.user}@.*key file {other.key}"
+        PodError,
+        match=sentence("pods.transport.log_in.permission-denied-publickey", pod.user, other.key),
     ):
         SSHConnection(pod, other).open()
     done = ssh(replace(launched, identity=other), 0, ["true"])

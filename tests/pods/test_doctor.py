@@ -274,7 +274,7 @@ def test_a_python_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -
     ssh, key = host.findings[:2]
     assert (ssh.verdict, key.verdict) == (Verdict.BAD, Verdict.GOOD)
     assert "No such file" in ssh.detail
-    assert "/nowhere/python is not there any more" in ssh.fix
+    assert says(ssh.fix, "pods.examination.any-more-close", "/nowhere/python")
 
 
 @pytest.mark.slow

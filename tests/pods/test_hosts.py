@@ -18,7 +18,7 @@ from poll import until
 
 from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
@@ -101,6 +101,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_ways_to_tru
     assert words.startswith("2 of 3 hosts are not usable:")
     for host in (there.hosts[0], there.hosts[2]):
         assert f'trust={{"{host.address}": "{host.fingerprint}"}}' in words
+    assert says(words, "pods.keys._check_key.host-key-unknown")
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in words
     assert 'known_hosts="~/.ssh/known_hosts"' in words
     assert logins(there) == before + 1, "only the believed one was shown our key"
@@ -207,11 +208,17 @@ def test_a_jump_host_is_gone_through_and_checked_too(
     assert hop.log.count("Accepted publickey") == before + 1
     wrong = replace(pods[0].jump, host_key=pods[0].host_key)  # type: ignore[type-var]
     identity.pin([replace(pod, jump=wrong) for pod in pods])
-    with pytest.raises(PodError, match=r"host key of the jump host of pod-0 .* changed"):
+    with pytest.raises(
+        PodError,
+        match=sentence("pods.transport.check_host_key.host-key-changed", "pod-0")
+        + sentence("pods.connection._jump.jump-host"),
+    ):
         SSHConnection(replace(pods[0], jump=wrong), identity).open()
     assert subprocess.run(argv, capture_output=True, timeout=20).returncode == 255
     if not config:
-        with pytest.raises(PodError, match=r"the host key of 127.0.0.6 .* is unknown"):
+        with pytest.raises(
+            PodError, match=sentence("pods.keys._check_key.host-key-unknown", "127.0.0.6")
+        ):
             launch(2, jump=jump, trust={host.address: host.fingerprint for host in there.hosts[:3]})
         with pytest.raises(PodError, match=sentence("pods.transport._forwarded.jump-host-answers")):
             launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
@@ -243,10 +250,17 @@ def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
         assert time.monotonic() - began_s < 30.0
     words = str(caught.value).splitlines()
     assert words[0] == "16 of 16 hosts are not usable:"
-    assert len([line for line in words if "refused the connection" in line]) == 7
+    assert (
+        len(
+            [line for line in words if says(line, "pods.transport.connect.refused-connection-sshd")]
+        )
+        == 7
+    )
     assert len([line for line in words if "240.0.0." in line]) == 6
     assert any(
-        "127.0.0.7" in line and ("no SSH banner" in line or "no answer" in line) for line in words
+        "127.0.0.7" in line
+        and (says(line, "pods.transport.handshake.ssh-banner") or "no answer" in line)
+        for line in words
     ), words
     assert any("no-such-host.invalid" in line for line in words)
     assert any(
@@ -265,7 +279,7 @@ def test_something_else_on_the_port(launch: Launch) -> None:
             connection.close()
             os._exit(0)
         with pytest.raises(
-            PodError, match=rf"127.0.0.7 \(127.0.0.7:{port}\) did not complete the SSH handshake"
+            PodError, match=sentence("pods.transport.handshake.did-complete-ssh", "127.0.0.7", port)
         ):
             launch(hosts=[f"127.0.0.7:{port}"])
         os.waitpid(pid, 0)
@@ -289,7 +303,10 @@ def test_a_host_that_speaks_weak_algorithms_alone_is_refused(
     ).start()
     try:
         with pytest.raises(
-            PodError, match=r"127.0.0.8 .* did not complete the SSH handshake: .*no acceptable"
+            PodError,
+            match=sentence(
+                "pods.transport.handshake.did-complete-ssh", "127.0.0.8", "no acceptable"
+            ),
         ):
             launch(hosts=[f"127.0.0.8:{port}"], trust={"127.0.0.8": host.fingerprint})
         assert "Accepted publickey" not in host.log
@@ -311,7 +328,10 @@ def test_a_hostfile_is_adopted_with_its_slots(
     )
     file.write_text("127.0.0.2 slots=2\n-oProxyCommand=id slots=1\n")
     with pytest.raises(
-        ConfigError, match="hostfile, line 2: '-oProxyCommand=id' is not an IP address"
+        ConfigError,
+        match=sentence(
+            "pods.hostfile.check_address.ip-address-host", "hostfile, line 2: '-oProxyCommand=id'"
+        ),
     ):
         SSHPods(hostfile=file)
 
@@ -322,12 +342,15 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     with pytest.raises(ConfigError) as caught:
         launch(2, PodSpec(gpus=64, cpus=4000, memory_gib=1e6))
     for host in ("127.0.0.2", "127.0.0.3"):
-        assert f"{host}: 0 GPUs, 64 are asked for" in str(caught.value)
-        assert f"{host}: {len(os.sched_getaffinity(0))} cores, 4000 are asked for" in str(
-            caught.value
+        assert says(caught.value, "pods.entry._lacks.gpus-asked", host, 0, 64)
+        assert says(
+            caught.value, "pods.entry._lacks.cores-asked", host, len(os.sched_getaffinity(0)), 4000
         )
-    assert "1e+06 are asked for" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"no-such-python does not work there.* Give python=PATH"):
+    assert says(caught.value, "pods.entry._lacks.gib-memory-asked", "1e+06")
+    with pytest.raises(
+        ConfigError,
+        match=sentence("pods.entry.create_pod_folder.does-run-should", "no-such-python"),
+    ):
         launch(python="/usr/bin/no-such-python")
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S "$@"\n')
@@ -337,7 +360,7 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     ):
         launch(python=str(bare))
     with pytest.raises(
-        ConfigError, match=r"no folder for the pod below /proc/none: .*; give another root="
+        ConfigError, match=sentence("pods.entry.create_pod_folder.folder-pod-below", "/proc/none")
     ):
         launch(root="/proc/none")
     team = tmp_path / "team"
@@ -345,7 +368,8 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     team.chmod(0o777)
     with pytest.raises(
         ConfigError,
-        match=r"no folder for the pod below .*/team.* may be written by everybody.*root=",
+        match=sentence("pods.entry.create_pod_folder.folder-pod-below", "/team", "everybody")
+        + sentence("base.folders._weakness_of.may-written"),
     ):
         launch(root=str(team / "pods"))
     assert list(team.iterdir()) == []
@@ -372,7 +396,8 @@ def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
     twice = there.add("127.0.0.1", there.hosts[0].port)
     trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
     with pytest.raises(
-        ConfigError, match=r"localhost and 127\.0\.0\.1 are two names of the same host"
+        ConfigError,
+        match=sentence("pods.entry.check_hosts.host-under-two", "localhost", "127.0.0.1"),
     ):
         launch(2, hosts=["localhost", "127.0.0.1"], trust=trust)
     with pytest.raises(ConfigError, match=sentence("pods.pods._check_once.host-named-twice")):
@@ -394,12 +419,14 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
         launch(key=tmp_path / "text")
     generate_key(tmp_path / "open", "x")
     (tmp_path / "open").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"has mode 0644.*chmod 600"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_file.key-file-mode", "0644")
+    ):
         launch(key=tmp_path / "open")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=sentence("pods.identity.check_key_file.key-read")):
         launch(key=tmp_path / "none")
     with pytest.raises(
-        ConfigError, match=r"no key for the login to 127.0.0.2: give .*key=PATH.*ssh_config=True"
+        ConfigError, match=sentence("pods.names.completed.key-log-sshpods", "127.0.0.2")
     ):
         launch(key="")
 
@@ -432,11 +459,11 @@ def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     until(lambda: backend.refresh()[0].phase is not Phase.RUNNING)
     pods = backend.refresh()
     assert [pod.phase for pod in pods] == [Phase.UNKNOWN, Phase.RUNNING]
-    assert "no SSH banner from pod-0 (127.0.0.2" in pods[0].message
+    assert says(pods[0].message, "pods.transport.handshake.ssh-banner", "pod-0 (127.0.0.2")
     began_s = time.monotonic()
     backend.stop()
     assert time.monotonic() - began_s < 30.0
-    assert "127.0.0.2 could not be tidied up" in backend.logs("pod-0")
+    assert says(backend.logs("pod-0"), "pods.pods._leave.could-tidied-up", "127.0.0.2")
     host.process.send_signal(signal.SIGCONT)
     (left,) = there.root.glob("*/pod-*")
     assert left.name == "pod-0"
@@ -526,10 +553,16 @@ def test_what_an_ssh_configuration_cannot_ask(
 ) -> None:
     config = tmp_path / "config"
     for text, words in {
-        "Host *\n ProxyCommand nc %h %p\n": "ProxyCommand 'nc %h %p'; only ProxyJump is supported",
-        "Host *\n ProxyJump a,b\n": "through several hosts",
-        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": r"reaches b through several hosts \(c\); use at most 1 jump",
-        "Hots *\n": "ssh cannot read its configuration",
+        "Host *\n ProxyCommand nc %h %p\n": sentence(
+            "pods.names.configured.ssh-configuration-reaches-proxycommand", "nc %h %p"
+        ),
+        "Host *\n ProxyJump a,b\n": sentence(
+            "pods.names.configured.ssh-configuration-reaches-through"
+        ),
+        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": sentence(
+            "pods.names.configured.ssh-configuration-reaches-through", "b", "c"
+        ),
+        "Hots *\n": sentence("pods.names._ask_ssh.ssh-read-configuration"),
     }.items():
         config.write_text(text)
         with pytest.raises(ConfigError, match=words):
@@ -549,7 +582,7 @@ def test_paths_of_keys_are_made_absolute_where_the_notebook_is(
 
 
 def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> None:
-    with pytest.raises(ConfigError, match="wants 4 pods and SSHPods names 3 hosts"):
+    with pytest.raises(ConfigError, match=sentence("pods.pods.hosts_for.cluster-wants-pods", 4, 3)):
         launch(4)
     with pytest.raises(ConfigError, match=sentence("pods.pods.launch.count-cluster-least")):
         launch(0)

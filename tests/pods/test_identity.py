@@ -148,10 +148,12 @@ def test_a_readable_or_missing_key_is_refused_with_the_remedy(tmp_path: Path) ->
     identity = Identity.create(tmp_path / "1")
     check_key_file(identity.key)
     identity.key.chmod(0o644)
-    with pytest.raises(ConfigError, match=r"mode 0644.*chmod 600"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_file.key-file-mode", "0644")
+    ):
         check_key_file(identity.key)
     identity.destroy()
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=sentence("pods.identity.check_key_file.key-read")):
         check_key_file(identity.key)
 
 
@@ -188,7 +190,11 @@ def test_other_key_lines_are_refused(line: str) -> None:
 
 def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="ssh-keygen is not installed; run: sudo apt-get install"):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("pods.identity.generate_key.ssh-keygen-installed")
+        + sentence("pods.identity.sudo-apt-get"),
+    ):
         Identity.create(tmp_path / "identity")
 
 

@@ -200,7 +200,7 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     planned = plan(FineTune(technique="ddp"), pods=3, gpus=4, techniques=["ddp"], nodes=table)
     assert planned.gpu_memory_gib == pytest.approx(81559 / 1024)
     assert planned.scheduling == table.verdict
-    assert "1 of 3 pods could be scheduled now" in as_text(planned)
+    assert says(as_text(planned), "pods.nodes.verdict.pods-could-scheduled", 1, 3)
 
 
 def test_nodes_of_another_place_are_refused() -> None:

@@ -19,7 +19,7 @@ from poll import until
 
 from tests.fakes.kubeplace import KubernetesPlace, role
 from tests.pods.conftest import Launched, on_pods
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.process import find
 from workbench.client.cluster import Cluster
@@ -138,7 +138,13 @@ def test_a_refusal_reaches_the_notebook_as_a_backend_error(
     words = 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
     fault(place, "create", "pods", 403, message=words)
     with pytest.raises(
-        BackendError, match=r"did not create the pod in namespace lab .403.: violates PodSecurity"
+        BackendError,
+        match=sentence(
+            "pods.api._refusal.namespace",
+            "did not create",
+            "pod",
+            "lab (403): violates PodSecurity",
+        ),
     ):
         Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False).start()
 
@@ -201,7 +207,7 @@ def test_a_server_that_is_not_there_is_named(
         pass  # its port is closed now
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
     with pytest.raises(
-        BackendError, match=r"the Kubernetes API server http://127.0.0.1:\d+ does not answer"
+        BackendError, match=sentence("pods.api._once.kubernetes-api-server", "http://127.0.0.1")
     ):
         place.backend().launch(PodSpec(), 1, context)
 
@@ -236,14 +242,22 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
             place.server.go_away()
 
     backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
-    words = r"(?s)\d of 2 pods came up in 3 s; missing: .*does not answer.*close\(\) again once the server answers"
+    words = (
+        sentence("pods.session.left_behind.kubernetes-objects-may", 2, 3)
+        + sentence("pods.session._missing.pods-came-up")
+        + sentence("pods.api._once.kubernetes-api-server")
+    )
     with pytest.raises(PodTimeout, match=words):
         backend.launch(PodSpec(), 2, replace(context, timeout_s=3.0, report=report))
     record = context.directory / "kubernetes.json"
     for _ in range(2):
-        with pytest.raises(BackendError, match="may still be in namespace lab"):
+        with pytest.raises(
+            BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+        ):
             backend.stop()
-        with pytest.raises(BackendError, match="may still be in namespace lab"):
+        with pytest.raises(
+            BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+        ):
             remove_left(backend.to_dict(), context.directory)
         assert record.exists(), "what is left there would be forgotten"
     place.server.away = False
@@ -264,9 +278,13 @@ def test_a_second_start_removes_what_the_first_could_not(
     first.launch(PodSpec(), 1, context)
     old = place.left(context)
     place.server.go_away()
-    with pytest.raises(BackendError, match="may still be in namespace lab"):
+    with pytest.raises(
+        BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+    ):
         first.stop()
-    with pytest.raises(BackendError, match="may still be in namespace lab"):
+    with pytest.raises(
+        BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+    ):
         place.backend().launch(PodSpec(), 1, context)
     place.server.away = False
     second = place.backend()
@@ -288,7 +306,11 @@ def test_objects_of_another_server_are_not_forgotten(
     )
     with pytest.raises(
         BackendError,
-        match=r"wb-there-0a1b2c were made on https://other.example.org:6443, and these",
+        match=sentence(
+            "pods.pods.remove_left.kubernetes-objects-made",
+            "wb-there-0a1b2c",
+            "https://other.example.org:6443",
+        ),
     ):
         remove_left(backend.to_dict(), context.directory)
     assert record.exists()
@@ -390,8 +412,7 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
         until(lambda: place.left(context) == ["PersistentVolumeClaim runs"])
     keeps_nothing = [Volume(mount="/runs", claim="runs", size_gib=1)]
     with pytest.raises(
-        BackendError,
-        match=r"the claim runs exists already, .* Leave size_gib out to use the claim, or",
+        BackendError, match=sentence("pods.session._make_claim.claim-already-would", "runs")
     ):
         place.backend(volumes=keeps_nothing).launch(PodSpec(), 1, context)
     assert place.left(context) == ["PersistentVolumeClaim runs"]
@@ -423,7 +444,12 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
 
     place.kubelet.pulled.clear()
     hanging = place.backend(pull_timeout_s=1)
-    with pytest.raises(PodTimeout, match=r"missing: pod-1 .pulling example.org/worker:1 for"):
+    with pytest.raises(
+        PodTimeout,
+        match=sentence(
+            "pods.session._missing.pods-came-up", "pod-1 (pulling example.org/worker:1 for"
+        ),
+    ):
         hanging.launch(PodSpec(), 2, replace(short, timeout_s=2.0))
 
 
@@ -686,7 +712,7 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     assert not [line for line in lines if "Traceback" in line]
     assert len(lines) < 40, "\n".join(lines)
     assert any("port-forward to port 2222: " in line for line in lines)
-    assert any("answers again after" in line for line in lines)
+    assert any(says(line, "keeper.pod._loop.answers-again-after") for line in lines)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
@@ -764,5 +790,5 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
     path = tmp_path / "kubeconfig"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(f"the kubeconfig {path} cannot be used")):
+    with pytest.raises(ConfigError, match=sentence("pods.api.find_access.kubeconfig-used", path)):
         KubernetesPods(image="x", kubeconfig=str(path)).launch(PodSpec(), 1, context)

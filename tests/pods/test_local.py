@@ -20,7 +20,7 @@ import pytest
 from poll import until
 
 from tests.pods.conftest import children, on_pods
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import Process, find, live_descendants, of_pods, with_mark
@@ -227,8 +227,8 @@ def test_a_worker_that_never_comes_is_named_at_the_deadline(
     assert (
         2.0 <= time.monotonic() - began_s < 2.0 + 1.0 + 4.0
     )  # the deadline, and the end of all that had started
-    assert "of 3 workers reported in 2 s; missing: pod-" in str(caught.value)
-    assert "(started 2 s ago, last log line: " in str(caught.value)
+    assert says(caught.value, "pods.listener._missing.workers-reported-missing", 3, 2, "pod-")
+    assert says(caught.value, "pods.process.status.started-ago-last", "started 2")
     assert children() == []
     assert list((context.directory / "pods").glob("pod-?")) == []
 
@@ -246,7 +246,9 @@ def test_gpus_that_are_not_there(
     local: LocalPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
-    with pytest.raises(ConfigError, match="need 4 GPUs together, and 3 are visible"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.machine.visible_gpus.pods-machine-need", 4, 3)
+    ):
         local.launch(PodSpec(gpus=2), 2, context)
 
 
@@ -387,9 +389,8 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
         )
     until(lambda: not fork_servers(tmp_path), 60.0)
     until(lambda: not on_pods(pods) and not listening(pods[0].ssh_port), 60.0)
-    assert (
-        "the keeper is gone; this pod ends 2 s after"
-        in (tmp_path / "pods" / "pod-0.log").read_text()
+    assert says(
+        (tmp_path / "pods" / "pod-0.log").read_text(), "pods.guardian._supervise.keeper-gone-pod", 2
     )
     until(lambda: not any((tmp_path / "pods").glob("*/sshd")), 5.0)
 

@@ -102,9 +102,13 @@ def test_the_wrapper_is_ssh(launched: Launched) -> None:
 
 def test_paths_that_the_launchers_would_split_are_refused(tmp_path: Path) -> None:
     blank = Identity.create(tmp_path / "a b")
-    with pytest.raises(ConfigError, match=r"pdsh cannot use the path .*a b"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.openssh.pdsh_environment.pdsh-use-path", "a b")
+    ):
         pdsh_environment(blank)
-    with pytest.raises(ConfigError, match=r"mpirun cannot use the path .*a b"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.openssh.ssh_wrapper.mpirun-use-path", "a b")
+    ):
         ssh_wrapper(blank, [Pod(name="pod-0")])
     with pytest.raises(ConfigError, match=sentence("pods.openssh.pdsh_environment.pdsh-use-path")):
         pdsh_environment(Identity.create(tmp_path / "100%h"))

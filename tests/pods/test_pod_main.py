@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.pods.guest import pod_main
 from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.pod_main import REPORT
@@ -84,7 +85,7 @@ def test_a_pod_says_who_it_is_and_gives_logins_its_variables(
     pod = start(
         "--lease-s", "30", HF_TOKEN="canary 1", ODD='a"b', KUBERNETES_SERVICE_HOST="10.0.0.1"
     )
-    assert "variable ODD is left out" in until(pod, "left out")
+    assert says(until(pod, "left out"), "pods.pod_main._session.variable-left-out", "ODD")
     who = decode_report(until(pod, REPORT).removeprefix(REPORT))
     assert (who.name, who.address, who.python) == ("pod-0", ADDRESS, sys.executable)
     root = Path(who.root)
@@ -152,8 +153,5 @@ def test_an_image_without_sshd_or_with_a_nameless_user_says_so(
         signal.signal(signal.SIGTERM, handler)
         os.umask(mask)
     said = capfd.readouterr().out
-    assert (
-        "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image"
-        in said
-    )
-    assert "user id 3999999 has no name in the image's /etc/passwd" in said
+    assert says(said, "pods.pod_main.find_sshd.sshd-installed-here")
+    assert says(said, "pods.pod_main._user.user-id-name", 3999999)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.files import write_text
 from workbench.pods.pod import Pod
@@ -137,7 +137,13 @@ def test_a_worker_that_contradicts_itself_is_refused(
     place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
 ) -> None:
     message, _ = fail(place, pool, pods[0], replace(pods[0], address="127.0.0.9"))
-    assert "two different workers report as pod-0: 127.0.0.2:2222 and 127.0.0.9:2222" in message
+    assert says(
+        message,
+        "pods.listener._admit.two-different-workers",
+        "pod-0",
+        "127.0.0.2:2222",
+        "127.0.0.9:2222",
+    )
 
 
 HOSTILE = [
@@ -243,7 +249,7 @@ def test_a_worker_that_nobody_expects(
     sent = [pool.submit(send, place, pod) for pod in pods[:2]]
     pool.submit(lambda: (time.sleep(0.5), send(place, pods[2])))
     assert len(place.wait(10.0)) == 3
-    with pytest.raises(PodError, match="no worker pod-9 is expected"):
+    with pytest.raises(PodError, match=sentence("pods.listener._admit.worker-expected", "pod-9")):
         stray.result(5)
     assert all(future.exception(5) is None for future in sent)
 
@@ -252,7 +258,9 @@ def test_a_wrong_token_is_counted_and_told_only_when_none_came(
     place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
 ) -> None:
     sent = pool.submit(send, place, pods[0], b"x" * 32, 0.5)
-    with pytest.raises(PodTimeout, match=r"0 of 3 .* reports came with a wrong token"):
+    with pytest.raises(
+        PodTimeout, match=sentence("pods.listener._missing.reports-came-wrong", "0 of 3")
+    ):
         place.wait(1.0)
     assert place.refused["wrong token"] >= 1
     with pytest.raises(PodTimeout):
@@ -405,7 +413,9 @@ def test_it_listens_on_loopback_alone_and_closes(pods: list[Pod]) -> None:
     place.close()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=1)
-    with pytest.raises(ConfigError, match=r"cannot listen on '192.0.2.1'"):
+    with pytest.raises(
+        ConfigError, match=sentence("pods.listener.Rendezvous.rendezvous-listen", "192.0.2.1")
+    ):
         Rendezvous(["pod-0"], host="192.0.2.1")
 
 

@@ -48,7 +48,10 @@ def test_refused(identity: Identity, stranger: Pod, listener: socket.socket) -> 
 
 def test_accepts_and_never_answers(identity: Identity, stranger: Pod) -> None:
     began_s = time.monotonic()
-    with pytest.raises(PodTimeout, match=r"no SSH banner from pod-2 \(127.0.0.1:\d+\) in 1 s"):
+    with pytest.raises(
+        PodTimeout,
+        match=sentence("pods.transport.handshake.ssh-banner", "pod-2 (127.0.0.1", "in 1 s"),
+    ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
     assert time.monotonic() - began_s < 25.0
 
@@ -92,7 +95,9 @@ def test_a_login_that_is_not_answered_in_time_is_no_refusal(
 
     thread = threading.Thread(target=serve)
     thread.start()
-    with pytest.raises(PodTimeout, match=r"pod-2 \(127.0.0.1:\d+\): no answer to the login in 1 s"):
+    with pytest.raises(
+        PodTimeout, match=sentence("pods.transport.log_in.answer-login", 1, "pod-2 (127.0.0.1")
+    ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
     thread.join(5)
     servers[0].close()
@@ -118,7 +123,10 @@ def test_a_key_that_others_may_read(launched: Launched) -> None:
 
 
 def test_another_user(launched: Launched) -> None:
-    with pytest.raises(PodError, match=r"permission denied \(publickey\) for nobody-such@"):
+    with pytest.raises(
+        PodError,
+        match=sentence("pods.transport.log_in.permission-denied-publickey", "nobody-such@"),
+    ):
         SSHConnection(replace(launched.pods[0], user="nobody-such"), launched.identity).open()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched
+from tests.support.sentences import says, sentence
 from workbench.base.errors import RemoteError
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, route_to, send_file
 
@@ -212,7 +213,7 @@ def test_a_line_that_stays_broken_says_how_far_it_came(
     assert f" of {SIZE} bytes are over after " in said
     assert f"in {part}" in said
     assert "no route to host" in said
-    assert "the next try resumes there" in said
+    assert says(said, "pods.transfer._given_up.bytes-over-after")
     assert 0 < part.stat().st_size < SIZE
     assert not target.exists()
 
@@ -326,7 +327,9 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     endless = [sys.executable, "-c", "import os\nwhile True: os.write(1, b'x' * 65536)"]
     with (
         pipe.Pipe(endless) as line,
-        pytest.raises(pipe.Broken, match="a line of more than 1,048,576 bytes"),
+        pytest.raises(
+            pipe.Broken, match=sentence("pods.pipe.readline.sent-line-more", "1,048,576")
+        ),
     ):
         line.readline()
     monkeypatch.setattr(pipe, "_HASHED_S", 1.0)
@@ -335,5 +338,8 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         "-uc",
         "import os, time\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
     ]
-    with pipe.Pipe(slow) as line, pytest.raises(pipe.Broken, match="no whole line came for 1 s"):
+    with (
+        pipe.Pipe(slow) as line,
+        pytest.raises(pipe.Broken, match=sentence("pods.pipe.readline.whole-line-came", 1)),
+    ):
         line.readline()
