@@ -168,7 +168,7 @@ def test_pods_that_cannot_be_reached_leave_a_result_that_says_so(tmp_path: Path)
     run = Run.load(out)
     assert run.state is RunState.FAILED
     assert run.result.error is not None
-    assert "of 3 workers reported in 0 s; missing: " in run.result.error.message
+    assert says(run.result.error.message, "pods.listener._missing.workers-reported-missing", 3, 0)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
 from workbench.base.errors import RunError
 from workbench.display.run.panel import RunButtons
@@ -81,8 +81,8 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     run.stop()
     run.cancel()
     assert run.state is RunState.STOPPED
-    assert "predict_rows were not answered, as the run was stopped" in result.message
-    assert "replace(resume=str(run.path))" in str(run)
+    assert says(result.message, "finetune.main._run.predict-rows-answered")
+    assert says(run, "display.facts._receipt.go-checkpoint-cluster")
     again = cluster.submit(run.spec.job.replace(resume=str(run.path), max_steps=result.steps + 2))
     assert again.wait(120, progress=False).raise_for_status().resumed_step == result.steps
 
@@ -220,7 +220,7 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
         f"{inputs}/1-over_the_lengths-metric.py:over_the_lengths",
     )
     assert ended.state is RunState.FAILED and ended.eval_loss is None
-    assert "the model was trained before: model/ has step 2" in ended.message
+    assert says(ended.message, "keeper.verdict.verdict.model-trained-before", 2)
     for run in runs:
         assert (run.paths.model / "model.safetensors").stat().st_size > 100_000
     both = compare(runs)

@@ -97,7 +97,9 @@ def test_what_cannot_travel_starts_nothing_and_a_late_run_is_cancelled(
     ):
         cluster.run(draw_from_the_gate)
     assert len(cluster.runs) == before
-    with pytest.raises(TimeoutError, match=r"was cancelled after 0\.5 s"):
+    with pytest.raises(
+        TimeoutError, match=sentence("client.submission.run.cancelled-after-see", "0.5")
+    ):
         cluster.run(wait_long, timeout_s=0.5, progress=False)
     late = cluster.runs[-1]
     until(lambda: late.state.is_terminal, 120)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import Cluster, ConfigError, FineTune, LocalPods, PodError, PodSpec, PodTimeout
 
 pytestmark = pytest.mark.slow
@@ -140,7 +141,7 @@ def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) ->
         )
         with pytest.raises(
             PodTimeout,
-            match=r"pip did not finish in 25 s on pod-0 \(wb-above\); raise start_timeout_s",
+            match=sentence("keeper.agent.install.pip-did-finish", 25, "pod-0", "wb-above"),
         ):
             cluster.start()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
+from tests.support.sentences import says
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
 from workbench.rundir.checkpoints import newest_good
@@ -270,7 +271,7 @@ def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert "lost the agent of pod-1" in result.error.message
+    assert says(result.error.message, "keeper.pod._reconnect.lost-agent-ranks", "pod-1")
     assert "out of reach" not in result.message
     last = max(checkpoints_of(run))
     resumed = (
@@ -394,15 +395,15 @@ def test_epochs_workers_and_a_trace_are_told(whole: Run) -> None:
         assert worker.cores
     assert result.gpus == ()
     text = str(whole)
-    assert "Epochs, without evaluations and checkpoints" in text and "Workers" in text
+    assert says(text, "display.page._epochs.epochs-without-evaluations") and "Workers" in text
     assert result.trace is not None
-    assert "Steps 2–3 of rank 0" in result.trace.caption
+    assert says(result.trace.caption, "finetune.trace.read_trace.steps-rank-opens", "2–3")
     assert any("aten::" in str(row[0]) for row in result.trace.rows)
     with gzip.open(whole.paths.trace) as trace:
         names = {event.get("name") for event in json.load(trace)["traceEvents"]}
     assert "aten::mm" in names or "aten::addmm" in names
     card = result.to_html(whole.path / "card.html").read_text()
-    assert "Trace" in card and "ui.perfetto.dev" in card
+    assert "Trace" in card and says(card, "finetune.trace.read_trace.steps-rank-opens")
 
 
 def halt_at(run: Run, rank: Path, step: int) -> None:

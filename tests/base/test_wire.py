@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.base.messages.lines import LARGEST, Pipes, from_line, to_line
 from workbench.base.messages.server import incoming
@@ -67,7 +68,9 @@ def test_a_false_keeper_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
                     os._exit(0)
                 time.sleep(0.2)
         began = time.monotonic()
-        with pytest.raises(Unanswered, match=r"does not answer \(timed out\)"):
+        with pytest.raises(
+            Unanswered, match=sentence("base.wire.ask.keeper-does-answer", "timed out")
+        ):
             ask(path, {"op": "stacks"}, timeout_s=1.0)
         assert 0.9 < time.monotonic() - began < 10
         os.waitpid(pid, 0)
@@ -105,7 +108,9 @@ def test_the_refusal_of_an_older_keeper_is_shown_in_its_words(tmp_path: Path) ->
                 connection.sendall(to_line(answer))
                 connection.close()
             os._exit(0)
-        with pytest.raises(Refused, match="the keeper does not know the request 'held'"):
+        with pytest.raises(
+            Refused, match=sentence("keeper.requests.request_from.keeper-does-know", "held")
+        ):
             ask(path, {"op": "held"})
         assert ask(path, {"op": "dry"})["argv"] == ["x"]
         os.waitpid(pid, 0)

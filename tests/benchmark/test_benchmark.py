@@ -84,7 +84,7 @@ def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(
     assert [row.from_disk for row in again.rows] == [True, True, False, False]
     assert [row.path for row in again.rows[:2]] == [row.path for row in table.rows[:2]]
     assert again.rows[2].path != table.rows[2].path
-    assert "2 from disk" in repr(again)
+    assert says(repr(again), "benchmark.result.BenchmarkResult.benchmarkresult-rows-disk", 2)
 
     (tmp_path / "script-work" / "work.py").write_text(
         "print('better')"
@@ -130,7 +130,9 @@ def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(
         Outcome.WAITING,
     ]
     assert [row.outcome for row in kept_rows(grid.path)] == [row.outcome for row in schedule.rows]
-    with pytest.raises(ConfigError, match="wants 3 pods; the cluster has 2"):
+    with pytest.raises(
+        ConfigError, match=sentence("benchmark.benchmark._check.row-wants-pods", 3, 2)
+    ):
         Benchmark([beat], pods=[3], path=tmp_path / "b").run(cluster)
 
 
@@ -204,7 +206,7 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
         [job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b"
     ).forecast()
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
-    assert "will be skipped: predicted" in str(forecast) and says(
+    assert says(forecast, "display.live._before_start.will-skipped", "predicted") and says(
         forecast._repr_html_(), "display.live._before_start.will-skipped"
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import Cluster, Run
 from workbench.base.errors import BackendError, PodError, RunError
 from workbench.base.files import read_json, write_json
@@ -110,7 +110,7 @@ def test_a_cluster_without_a_lock_in_its_state_says_what_to_do(tmp_path: Path) -
     paths = given(tmp_path / "c")
     assert end_broken_off(paths.root) == ""
     write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
-    assert "names no lock of a keeper" in obstacle(paths.root)
+    assert says(obstacle(paths.root), "client.takeover._not_ours.names-lock-keeper")
     with pytest.raises(RunError, match=sentence("client.takeover._not_ours.names-lock-keeper")):
         Cluster.attach(paths.root)
 
@@ -161,7 +161,9 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
 def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path) -> None:
     """Else `doctor` and `submit` would believe the ssh configuration and the socket that lie there."""
     paths = given(tmp_path / "c", phase="ready", pid=os.getpid(), start_time=None)
-    with pytest.raises(RunError, match=rf"process {os.getpid()}.* is not the keeper of"):
+    with pytest.raises(
+        RunError, match=sentence("client.takeover.not_its_keeper.process-names-keeper", os.getpid())
+    ):
         Cluster.attach(paths.root)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods
 from workbench.base.errors import ConfigError
 
@@ -38,7 +38,7 @@ def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path) ->
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/c/.lock cannot be locked (No locks available)" in done.stdout
-    assert "the file system there has no flock" in done.stdout
+    assert says(done.stdout, "base.locks.no_locks_there.file-system-flock")
     assert "Cluster(…, path=…)" in done.stdout
     assert not (tmp_path / "c" / "state.json").exists(), "nothing has started"
 

@@ -175,10 +175,7 @@ def test_single_runs_are_not_called_different() -> None:
     notes = (
         sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 1, 300.0)])).parts[0].notes
     )
-    assert (
-        "Each row was run once: its spread is not known, and small differences mean nothing."
-        in notes
-    )
+    assert says(notes, "display.sheet._notes.each-row-run")
 
 
 def test_published_figures_stand_apart_with_their_caveats() -> None:

@@ -205,7 +205,7 @@ def test_a_start_that_is_refused_starts_nothing() -> None:
 def test_the_data_are_looked_at_as_the_model_reads_them() -> None:
     form = compose(dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4})
     assert form.look_at_data().train_rows == 40
-    assert "as the model reads it" in words_of(form)
+    assert says(words_of(form), "display.rows.rows_doc.model-reads-what")
     pick(form, seed=1)
     assert form.rows is None
 

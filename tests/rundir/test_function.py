@@ -16,7 +16,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench import FineTune, Function, Script
 from workbench.agent.call import leave
 from workbench.base.errors import ConfigError, RunError
@@ -257,7 +257,7 @@ def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> 
         [sys.executable, script.path], capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 1
-    assert "helper was pickled by Python 3.9, and" in ended.stderr
+    assert says(ended.stderr, "agent.call.load.pickled-python-load", "helper", "3.9")
     assert "choose pods with the notebook's Python" in ended.stderr
 
 

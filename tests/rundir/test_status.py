@@ -84,7 +84,7 @@ def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
     with locked(run.cluster.root / "keeper.lock"):
         status = cluster_status(run.cluster.root)
         assert (status.phase, status.alive) == ("unknown", True)
-        assert "has not written" in status.message
+        assert says(status.message, "rundir.status.cluster_status.keeper-lives-written")
         assert state_of(run.paths) is RunState.RUNNING
     assert state_of(run.paths) is RunState.LOST
 
