@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.support.sentences import says, sentence
 from workbench.base.lines import LARGEST, Lines, Pipes, TooLong, from_line, to_line
 from workbench.base.rpc import Client, Late, Refused, Request, Requests, incoming
+
+from tests.support.sentences import says, sentence
 
 SOON_S = 30.0  # for what takes no time on an idle machine
 

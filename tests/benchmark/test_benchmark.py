@@ -197,9 +197,7 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     small = RunSpec(cluster=ClusterSpec(pods=PodSpec(memory_gib=0.1)), job=job, pods=1)
     memory = forecast_memory(small)
     assert memory.gib is not None and memory.gib > 0.5
-    assert says(
-        memory.refusal, "benchmark.forecast.forecast_memory.predicted-gib-each", "pod", "0.10"
-    )
+    assert says(memory.refusal, "benchmark.forecast._lack.predicted-gib-each", "pod", "0.10")
     roomy = small.replace(cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
     assert forecast_memory(roomy).refusal == ""
     forecast = Benchmark(

@@ -172,7 +172,7 @@ def test_lines_that_lead_to_names_do_not_cross() -> None:
 
 def test_every_axis_has_its_unit(view: RunView) -> None:
     svg = plot_svg(curve_plot(view))
-    assert says(svg, "display.runs._loss_unit.loss-nats-per") and '"optimizer step"' in svg
+    assert says(svg, "finetune.finetune.FineTune.loss-nats-per") and '"optimizer step"' in svg
     assert plot_png(curve_plot(view)).startswith(b"\x89PNG")
     assert '"GiB"' in plot_svg(memory_plot(view)) and says(
         plot_svg(memory_plot(view)), "display.runs.memory_plot.since-first-sample", "seconds"

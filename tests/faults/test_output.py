@@ -137,7 +137,7 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
     mine = b"written by the pod: "
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
-    assert says(result.message, "keeper.verdict.verdict.brought-back-only")
+    assert says(result.message, "keeper.verdict._notes_on_the_way.brought-back-only")
     assert not (run.path / "files" / "link").exists()
     assert not (run.path / "card.html").exists()
 

@@ -132,11 +132,11 @@ def test_the_original_release(tmp_path: Path) -> None:
     [
         (
             {"dev.tables.jsonl": None},
-            sentence("finetune.dataset.write.release-wikisql", "dev.tables.jsonl"),
+            sentence("finetune.datasets.write.release-wikisql", "dev.tables.jsonl"),
         ),
         (
             {"dev.jsonl": {**INDEXED, "table_id": "9-9"}},
-            sentence("finetune.rows.row_from.table-id-tables", "dev.jsonl, line 1", "9-9"),
+            sentence("finetune.rows.query_of.table-id-tables", "dev.jsonl, line 1", "9-9"),
         ),
         (
             {"train.tables.jsonl": {**TABLE, "rows": [[1]]}},
@@ -249,7 +249,7 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
         (
             {"kind": "release", "path": "gone.tar.bz2"},
-            sentence("finetune.dataset.check.dataset-path-file", "gone.tar.bz2"),
+            sentence("finetune.datasets.check.dataset-path-file", "gone.tar.bz2"),
         ),
         ({"kind": "release"}, sentence("base.record._refusal.needs-option", "path")),
         ({"kind": "hub"}, sentence("base.record._refusal.needs-option", "name")),
@@ -262,7 +262,7 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),
         (
             {"kind": "wikisql-mini", "train_rows": 10**6},
-            sentence("finetune.dataset._check.dataset-train-rows", 100000),
+            sentence("finetune.datasets._check.dataset-train-rows", 100000),
         ),
         (5, sentence("finetune.dataset.dataset_from.dataset-name-path", 5)),
     ],

@@ -60,9 +60,9 @@ REFUSED = {
         "base.record._refusal.must", "exact_match, execution_match, rouge, accuracy, perplexity"
     )
     + sentence("finetune.options.list-path-py"): {"metrics": [3]},
-    sentence(
-        "finetune.evaluation._check_takes_two.job-metrics-must", "one", "too many positional"
-    ): {"metrics": [one]},
+    sentence("finetune.metrics._check_takes_two.job-metrics-must", "one", "too many positional"): {
+        "metrics": [one]
+    },
     sentence("base.errors.one_of.did-you-mean", "rougeL"): {
         **BEST,
         "metrics": ["rouge"],

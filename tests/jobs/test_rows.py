@@ -94,7 +94,7 @@ def test_columns_by_name() -> None:
 def test_columns_by_number_need_the_tables() -> None:
     assert row_from(INDEXED, "here", TABLES).target == TARGET
     with pytest.raises(
-        ConfigError, match=sentence("finetune.rows.row_from.names-column-number", "here: sql.sel")
+        ConfigError, match=sentence("finetune.rows.query_of.names-column-number", "here: sql.sel")
     ):
         row_from(INDEXED, "here")
 
@@ -284,7 +284,7 @@ def test_columns_of_other_names() -> None:
             NAMED,
             "sql.conds.0.2",
             None,
-            sentence("finetune.lines.constant.must-text-number", "here: sql.conds[0][2]", "null"),
+            sentence("finetune.rows._constant.must-text-number", "here: sql.conds[0][2]", "null"),
         ),
         (NAMED, "sql.conds.0.2", True, r"here: sql.conds\[0\]\[2\] is true"),
         (
@@ -292,7 +292,7 @@ def test_columns_of_other_names() -> None:
             "sql.conds.0.2",
             float("inf"),
             sentence(
-                "finetune.lines.constant.number-too-large", "here: sql.conds[0][2]", "Infinity"
+                "finetune.rows._constant.number-too-large", "here: sql.conds[0][2]", "Infinity"
             ),
         ),
         (
@@ -300,7 +300,7 @@ def test_columns_of_other_names() -> None:
             "sql.conds.0.2",
             2**64,
             sentence(
-                "finetune.lines.constant.number-too-large",
+                "finetune.rows._constant.number-too-large",
                 "here: sql.conds[0][2]",
                 18446744073709551616,
             ),
@@ -344,13 +344,13 @@ def test_columns_of_other_names() -> None:
             INDEXED,
             "table_id",
             "2-2",
-            sentence("finetune.rows.row_from.table-id-tables", "here", "2-2"),
+            sentence("finetune.rows.query_of.table-id-tables", "here", "2-2"),
         ),
         (
             INDEXED,
             "sql.sel",
             4,
-            sentence("finetune.lines.index.must-whole-number", "here: sql.sel", 4, 3),
+            sentence("finetune.rows._nth.must-whole-number", "here: sql.sel", 4, 3),
         ),
         (INDEXED, "sql.sel", -1, "here: sql.sel is -1"),
         (INDEXED, "sql.sel", True, "here: sql.sel is true"),
@@ -358,19 +358,19 @@ def test_columns_of_other_names() -> None:
             INDEXED,
             "sql.agg",
             6,
-            sentence("finetune.lines.index.must-whole-number", "here: sql.agg", 6, 5),
+            sentence("finetune.rows._nth.must-whole-number", "here: sql.agg", 6, 5),
         ),
         (
             INDEXED,
             "sql.conds.1.0",
             9,
-            sentence("finetune.lines.index.must-whole-number", "here: sql.conds[1][0]", 9, 3),
+            sentence("finetune.rows._nth.must-whole-number", "here: sql.conds[1][0]", 9, 3),
         ),
         (
             INDEXED,
             "sql.conds.1.1",
             3,
-            sentence("finetune.lines.index.must-whole-number", "here: sql.conds[1][1]", 3, 2),
+            sentence("finetune.rows._nth.must-whole-number", "here: sql.conds[1][1]", 3, 2),
         ),
         (
             INDEXED,
@@ -399,7 +399,7 @@ def test_columns_of_other_names() -> None:
             HUB,
             "table.types",
             ["text"],
-            sentence("finetune.rows.table_from.entries-columns", "here: table: types", 1, 4),
+            sentence("finetune.rows._types.entries-columns", "here: table: types", 1, 4),
         ),
         (
             HUB,

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.support.sentences import sentence
-from workbench.agent.left import files_left
 from workbench.base.errors import RemoteError
 from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Pod

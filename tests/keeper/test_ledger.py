@@ -1,17 +1,14 @@
-import queue
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.sentences import says
 from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.outcome import RankStatus
-from workbench.rundir.paths import RunPaths
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
 

@@ -118,7 +118,9 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
         assert inherited_ranks(context) is None, "it begins now"
         return
     write_json(paths.manifest, {})
-    with pytest.raises(RunError, match=sentence("keeper.restart.ranks_left.keeper-died-after")):
+    with pytest.raises(
+        RunError, match=sentence("keeper.restart.inherited_ranks.keeper-died-after")
+    ):
         ranks_left(context)
 
 

@@ -464,7 +464,7 @@ def test_a_keeper_takes_over_a_run_whose_pods_were_cleared(tmp_path: Path) -> No
     write_json(sim.paths.manifest, {})
     assert sim.runner(left=True).run() == "failed"
     assert says(
-        read_json(sim.paths.result)["message"], "keeper.restart.ranks_left.keeper-died-after"
+        read_json(sim.paths.result)["message"], "keeper.restart.inherited_ranks.keeper-died-after"
     )
     assert sim.attempts == 0
 

@@ -310,7 +310,9 @@ def _named(node: ast.AST) -> str | None:
 
 def _reads_as_prose(template: str) -> bool:
     """Return whether a template is no program, page or query."""
-    return not re.search(r"</?[a-z]+[ >/]|\bimport \w+\n|^#!|[{;]\n|\bSELECT \w|var\(--|white-space:|\)\n", template)
+    return not re.search(
+        r"</?[a-z]+[ >/]|\bimport \w+\n|^#!|[{;]\n|\bSELECT \w|var\(--|white-space:|\)\n", template
+    )
 
 
 def _name(sentences: Iterable[Sentence], taken: dict[str, Sentence]) -> None:

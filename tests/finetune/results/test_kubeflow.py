@@ -227,7 +227,7 @@ def test_a_trainjob_of_anothers_account_tells_of_its_token(tmp_path: Path) -> No
         "trainjob", image=IMAGE, service_account="mine"
     )
     assert "ServiceAccount" not in parts(manifest)
-    assert says(manifest, "handover.manifest._notes.pods-get-token", "mine")
+    assert says(manifest, "handover.trainjob.notes.pods-get-token", "mine")
 
 
 def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from poll import until
 pytest.importorskip("deepspeed")
 
 from tests.support.sentences import says
-from workbench.finetune.train import swapping
 
 pytestmark = pytest.mark.long
 MEMORY = Path(
@@ -155,7 +154,7 @@ def test_a_disk_that_would_be_misread_is_refused_before_the_model_is_loaded(
         assert run.curve("loss") == pytest.approx(ran["cpu"].curve("loss"), rel=1e-4)
     else:
         assert says(
-            run.record(0, "error.json")["message"], "finetune.swapping._check_reads.nvme-path-disk"
+            run.record(0, "error.json")["message"], "finetune.folders._check_reads.nvme-path-disk"
         )
         assert "loading model" not in [phase["name"] for phase in run.data("phase")]
     assert not list((run.folder.parent / "swap").iterdir())

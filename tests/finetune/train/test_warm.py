@@ -16,7 +16,6 @@ import pytest
 from poll import until
 
 from tests.support.sentences import says
-from workbench.agent.warm_link import FORK_SERVER
 from workbench.base.process import Process, end_all, of_pods, pod_of, process_table
 from workbench.pods.local.forkserver import ForkServer
 
