@@ -110,7 +110,7 @@ def test_sentences_survive_the_file(tmp_path: Path) -> None:
 
 
 def test_a_sentence_asks_for_the_sentence_and_each_figure() -> None:
-    message = load()[IDENTITY].template.format(2, 22)
+    message = load()[IDENTITY].template.format(2, 22, 2)
     assert says(f"before: {message}", IDENTITY, 2, 22)
     assert re.search("before: " + sentence(IDENTITY, 2), f"before: {message}")
     assert not says(message, IDENTITY, 3)

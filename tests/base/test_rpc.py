@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from workbench.base.lines import LARGEST, Lines, Pipes, TooLong, from_line, to_line
-from workbench.base.rpc import Client, Late, Refused, Request, Requests, incoming
 
 from tests.support.sentences import says, sentence
+from workbench.base.messages.lines import LARGEST, Lines, Pipes, TooLong, from_line, to_line
+from workbench.base.messages.rpc import Client, Late, Refused
+from workbench.base.messages.server import Request, Requests, incoming
 
 SOON_S = 30.0  # for what takes no time on an idle machine
 

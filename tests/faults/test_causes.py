@@ -126,7 +126,7 @@ def poisoned_run(world: World, tmp_path: Path, ranks: str) -> Run:
     assert result.error is not None
     assert f"{result.error.rank}" in ranks
     assert f"loss is nan on rank {result.error.rank} at step 5" in result.error.message
-    assert says(result.message, "keeper.verdict.verdict.resume-run-path", 4)
+    assert says(result.message, "keeper.verdict._notes_on_the_rest.resume-run-path", 4)
     assert says(run, "finetune.rules.loss-longer-number")
     return run
 

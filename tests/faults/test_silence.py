@@ -44,7 +44,7 @@ def test_a_stopped_keeper_is_shown_with_what_continues_it(world: World, tmp_path
     os.kill(keeper, signal.SIGSTOP)
     try:
         world.until(lambda: "the keeper does not answer since" in run.message, 120)
-        assert f"kill -CONT {keeper} continues it" in run.message
+        assert f"kill -CONT {keeper} continues the keeper" in run.message
         assert says(world.cluster.message, "rundir.status.silence_of.keeper-does-answer")
         assert run.state is RunState.RUNNING
     finally:

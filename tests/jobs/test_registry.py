@@ -12,7 +12,7 @@ from poll import until
 from writtenrun import WrittenRun
 
 from tests.support.sentences import says
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
+from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, history
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.shown import as_text

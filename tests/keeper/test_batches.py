@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.support.sentences import sentence
+from workbench.agent.folders import list_outputs
 from workbench.base.errors import RemoteError
 from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Pod
@@ -119,7 +120,7 @@ def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_bel
     # Since the list was made one file has grown, so that all behind it are elsewhere in the stream; one never was so.
     listed_so = (there / files[4].name).read_bytes()
     (there / files[4].name).write_bytes(listed_so + b"more")
-    files[12] = FileLeft(files[12].name, files[12].size, "0" * 64)
+    files[12] = OutputFile(files[12].name, files[12].size, "0" * 64)
     with pytest.raises(
         RemoteError, match=sentence("keeper.batches._fetch_one.came-back-times", "pod-0 3")
     ):

@@ -1,14 +1,20 @@
+import queue
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.support.sentences import says
+from workbench.base.redact import Redactor
 from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport
+from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.outcome import RankStatus
+from workbench.rundir.paths import RunPaths
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
 
@@ -107,3 +113,26 @@ def test_a_lost_node_is_blamed_and_not_the_network() -> None:
     assert says(lost_pod(hosts, seen).message, "keeper.ledger.machine-cut-off") and says(
         lost_pod(hosts, seen).message, "keeper.verdict.lost_pod.sign-any-pod"
     )
+
+
+@pytest.mark.parametrize("key", ["live_processes", "left"])
+def test_a_watch_reads_agents_of_this_and_an_earlier_version(tmp_path: Path, key: str) -> None:
+    reports: queue.Queue[PodReport] = queue.Queue()
+    answer = {"ranks": [], "chunks": {}, key: 2, "gpus": []}
+    link: Any = SimpleNamespace(
+        pod=A, agent_pid=1, clock_offset_s=0.0, call=lambda _op, **_fields: answer
+    )
+    context: Any = SimpleNamespace(
+        run_id="r",
+        links=[link],
+        paths=RunPaths(tmp_path),
+        ranks_on=lambda _link: [0],
+        redact=Redactor(),
+        spec=SimpleNamespace(cluster=SimpleNamespace(lease_s=60.0), job=SimpleNamespace(events=())),
+    )
+    context.paths.logs.mkdir()
+    watch = PodWatch(link, context, reports)
+    watch.start()
+    seen = reports.get(timeout=10)
+    watch.close()
+    assert seen.live_processes == 2

@@ -119,8 +119,8 @@ def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
             request.answer({})
 
     with near(tmp_path, do) as link:
-        with pytest.raises(RemoteError, match=sentence("keeper.pod._reconnect.killed", "pod-0")):
-            link.work("left", 30.0)
+        with pytest.raises(RemoteError, match="pod-0: it was killed"):
+            link.work("list_outputs", 30.0)
         with pytest.raises(RemoteError, match=sentence("keeper.agent.work.end", "pod-0", 0)):
             link.work("stage", 0.2)
         assert link.call("ping")["ok"]

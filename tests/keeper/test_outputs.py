@@ -76,23 +76,16 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
         path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_file()
     } == {0o600}
     assert (result.output_files, result.output_bytes) == (5, len(MODEL) + 7 + 30 + 21 + 7)
-    assert says(
-        result.message,
-        "keeper.verdict.verdict.outputs-wrote",
-        "5 files",
-        "9.0 MiB",
-        "1 file",
-        "24 bytes",
-        "pod-0",
-    ) and says(result.message, "keeper.outputs._of_pod.back"), "the one whose name is not UTF-8"
+    assert "outputs/ has 5 files (9.0 MiB)" in result.message
+    name_is_no_utf8 = ("1 file", "24 bytes", "pod-0")
+    assert says(result.message, "keeper.outputs._of_pod.back", *name_is_no_utf8)
     assert says(result.message, "keeper.outputs._of_pod.links-followed", "pod-0", "passwd, pipe")
-    assert "not back: 2 files (37 bytes) on pod-1 in " in result.message
+    assert "not copied back: 2 files (37 bytes) on pod-1 in " in result.message
     assert says(result.message, "keeper.outputs.run-fetch-brings", "Script(outputs=[…]") and says(
         result.message, "keeper.outputs._of_pod.does-name"
     )
-    assert says(
-        run, "keeper.verdict.verdict.outputs-wrote", "5 files"
-    ) and "5 files, 9.0 MiB" in str(result)
+    assert "outputs/ has 5 files" in str(run)
+    assert "5 files, 9.0 MiB" in str(result)
     reported(run)
     (run.paths.outputs / "note-0.txt").unlink()
     kept = run.fetch()

@@ -121,7 +121,7 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
     with pytest.raises(
         RunError, match=sentence("keeper.restart.inherited_ranks.keeper-died-after")
     ):
-        ranks_left(context)
+        inherited_ranks(context)
 
 
 def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:

@@ -462,7 +462,7 @@ def test_a_keeper_takes_over_and_a_pod_is_gone(tmp_path: Path) -> None:
 def test_a_keeper_takes_over_a_run_whose_pods_were_cleared(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     write_json(sim.paths.manifest, {})
-    assert sim.runner(left=True).run() == "failed"
+    assert sim.runner(inherited=True).run() == "failed"
     assert says(
         read_json(sim.paths.result)["message"], "keeper.restart.inherited_ranks.keeper-died-after"
     )

@@ -20,7 +20,6 @@ from poll import until
 
 from tests.finetune.train.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from tests.support.sentences import says
-from workbench.agent.warm_link import FORK_SERVER
 from workbench.base.allocator import preloaded
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
@@ -131,7 +130,7 @@ def test_agents_share_one_and_outlive_it(make_agent, tmp_path, env):
     start(agents[1], "stamp")
     assert agents[1].until_exited("r")["ranks"][0]["how"] == "warm"
     os.kill(agents[2].pid, signal.SIGKILL)
-    agents[2].serve("--warm", env={**env, FORK_SERVER: socket})
+    agents[2].serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
     assert says(
         log(agents[2]), "agent.warm_link._ask_fork_server.warm-server-fork"
     ) and not is_forked(agents[2])

@@ -20,6 +20,7 @@ from poll import until
 pytest.importorskip("deepspeed")
 
 from tests.support.sentences import says
+from workbench.finetune.techniques.zero.nvme import folders
 
 pytestmark = pytest.mark.long
 MEMORY = Path(

@@ -16,7 +16,14 @@ import pytest
 from poll import until
 
 from tests.support.sentences import says
-from workbench.base.process import Process, end_all, of_pods, pod_of, process_table
+from workbench.base.process import (
+    FORK_SERVER_SOCKET,
+    Process,
+    end_all,
+    of_pods,
+    pod_of,
+    process_table,
+)
 from workbench.pods.local.forkserver import ForkServer
 
 TOY = """
