@@ -30,14 +30,18 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
         self._every = options.sync_steps
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._anchors = [p.detach().float().clone() for p in self._trained]
-        momentum = options.outer_momentum
         self._outer = torch.optim.SGD(
-            self._anchors, lr=options.outer_learning_rate, momentum=momentum, nesterov=momentum > 0
+            self._anchors,
+            lr=options.outer_learning_rate,
+            momentum=options.outer_momentum,
+            nesterov=options.outer_momentum > 0,
         )
         self._apart = False
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        self._apart = state.global_step % self._every != 0 and state.global_step < state.max_steps
+        step = state.global_step
+        synchronises = step % self._every == 0 or step >= state.max_steps
+        self._apart = not synchronises
         if self._apart:
             return
         for anchor, mean in zip(self._anchors, self._means(), strict=True):
@@ -67,7 +71,9 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the mean of the ranks' weights into the model temporarily; every rank must enter."""
-        own = [p.detach().clone() for p in self._trained] if self._apart else None
+        own = None
+        if self._apart:
+            own = [p.detach().clone() for p in self._trained]
         self.settle()
         yield
         if own is not None:
@@ -88,9 +94,12 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
         self._apart = state["apart"]
 
     def _means(self) -> Iterable[torch.Tensor]:
+        # One message for all weights.
         flat = torch.cat([p.detach().float().flatten() for p in self._trained])
         dist.all_reduce(flat)
-        parts = torch.split(flat.div_(dist.get_world_size()), [p.numel() for p in self._trained])
+        flat.div_(dist.get_world_size())
+        sizes = [p.numel() for p in self._trained]
+        parts = torch.split(flat, sizes)
         return [part.view_as(p) for part, p in zip(parts, self._trained, strict=True)]
 
     def _put(self, weights: Iterable[torch.Tensor]) -> None:

@@ -26,8 +26,15 @@ def span(parts: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
     taken = []
     at = 0
     for part in parts:
-        taken.append(part[max(0, start - at) : max(0, stop - at)])
+        first = max(0, start - at)
+        end = max(0, stop - at)
+        taken.append(part[first:end])
         at += len(part)
-    taken.append(parts[0].new_zeros(max(0, stop - max(start, at)), *parts[0].shape[1:]))
+    # Rows past the end of all parts.
+    missing = max(0, stop - max(start, at))
+    row_shape = parts[0].shape[1:]
+    taken.append(parts[0].new_zeros(missing, *row_shape))
     filled = [piece for piece in taken if len(piece)]
-    return filled[0] if len(filled) == 1 else torch.cat(filled or taken)
+    if len(filled) == 1:
+        return filled[0]
+    return torch.cat(filled or taken)

@@ -20,17 +20,16 @@ _SHARD = "shard"
 
 def capture(trainer: Any) -> dict[str, object]:
     """Return the state of the rank. The tensors are live, not copies."""
-    state = trainer.optimizer.optimizer.state_dict()
+    weights = {name: _local(weight) for name, weight in _trained_weights(trainer).items()}
+    optimizer = trainer.optimizer.optimizer.state_dict()
+    states = {}
+    for number, values in optimizer["state"].items():
+        states[number] = {key: _marked(value) for key, value in values.items()}
     scaler = getattr(trainer.accelerator, "scaler", None)
     return {
-        "weights": {name: _local(p) for name, p in _trained_weights(trainer).items()},
-        "optimizer": {
-            "state": {
-                n: {k: _marked(v) for k, v in each.items()} for n, each in state["state"].items()
-            },
-            "param_groups": state["param_groups"],
-        },
-        "scaler": scaler.state_dict() if scaler is not None else None,
+        "weights": weights,
+        "optimizer": {"state": states, "param_groups": optimizer["param_groups"]},
+        "scaler": None if scaler is None else scaler.state_dict(),
     }
 
 
@@ -39,11 +38,8 @@ def put_back(trainer: Any, state: Mapping[str, Any]) -> None:
     trained = _trained_weights(trainer)
     saved = state["weights"]
     for name in trained.keys() | saved.keys():
-        if (
-            name not in trained
-            or name not in saved
-            or _local(trained[name]).shape != saved[name].shape
-        ):
+        in_both = name in trained and name in saved
+        if not in_both or _local(trained[name]).shape != saved[name].shape:
             raise RunError(
                 f"the checkpoint is of another model: {name} does not fit; resume with the model of its run"
             )
@@ -51,12 +47,13 @@ def put_back(trainer: Any, state: Mapping[str, Any]) -> None:
         for name, parameter in trained.items():
             _local(parameter).copy_(saved[name])
     optimizer = trainer.optimizer.optimizer
-    in_order = [p for group in optimizer.param_groups for p in group["params"]]
-    states = {
-        number: {key: _unmarked(value, in_order[number]) for key, value in each.items()}
-        for number, each in state["optimizer"]["state"].items()
-    }
-    optimizer.load_state_dict({"state": states, "param_groups": state["optimizer"]["param_groups"]})
+    in_order = _in_order(optimizer)
+    saved_optimizer = state["optimizer"]
+    states = {}
+    for number, values in saved_optimizer["state"].items():
+        weight = in_order[number]
+        states[number] = {key: _unmarked(value, weight) for key, value in values.items()}
+    optimizer.load_state_dict({"state": states, "param_groups": saved_optimizer["param_groups"]})
     if state["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(state["scaler"])
 
@@ -74,9 +71,7 @@ def cut_anew(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
         return span(pieces, offset[0], offset[0] + shape[0]).clone()
 
     first = states[0]
-    in_order = [
-        weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]
-    ]
+    in_order = _in_order(trainer.optimizer.optimizer)
 
     def state_of(number: int, key: str, value: Any) -> object:
         if not _is_shard(value):
@@ -84,22 +79,15 @@ def cut_anew(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
         pieces = [state["optimizer"]["state"][number][key][1] for state in states]
         return (_SHARD, cut(in_order[number], pieces))
 
-    names = _trained_weights(trainer).items()
-    kept = first["optimizer"]["state"].items()
-    return {
-        **first,
-        "weights": {
-            name: cut(weight, [state["weights"][name] for state in states])
-            for name, weight in names
-        },
-        "optimizer": {
-            **first["optimizer"],
-            "state": {
-                number: {key: state_of(number, key, v) for key, v in each.items()}
-                for number, each in kept
-            },
-        },
-    }
+    weights = {}
+    for name, weight in _trained_weights(trainer).items():
+        pieces = [state["weights"][name] for state in states]
+        weights[name] = cut(weight, pieces)
+
+    kept = {}
+    for number, values in first["optimizer"]["state"].items():
+        kept[number] = {key: state_of(number, key, value) for key, value in values.items()}
+    return {**first, "weights": weights, "optimizer": {**first["optimizer"], "state": kept}}
 
 
 def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -108,8 +96,18 @@ def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 
+def _in_order(optimizer: Any) -> list[Any]:
+    """Return the optimizer's weights by their numbers in its states."""
+    weights = []
+    for group in optimizer.param_groups:
+        weights.extend(group["params"])
+    return weights
+
+
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    if isinstance(tensor, DTensor):
+        return tensor.to_local().detach()
+    return tensor.detach()
 
 
 def _marked(value: object) -> object:
@@ -123,8 +121,12 @@ def _is_shard(value: Any) -> bool:
 def _unmarked(value: Any, parameter: Any) -> object:
     if not _is_shard(value):
         return value
-    place = parameter.device_mesh, parameter.placements
     shard = value[1].to(_local(parameter).device)
     return DTensor.from_local(
-        shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
     )

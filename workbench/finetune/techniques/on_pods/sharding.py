@@ -52,47 +52,57 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
     layers = parts(model, options)
     if not gpus:
         _return_what_is_freed()
+    offload = OffloadPolicy()
+    if options.offload:
+        offload = CPUOffloadPolicy(pin_memory=gpus > 0)
     how: dict[str, Any] = {
         "mesh": _mesh(options, "cuda" if gpus else "cpu"),
         "mp_policy": _policy(job, options),
-        "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0)
-        if options.offload
-        else OffloadPolicy(),
+        "offload_policy": offload,
     }
     keep = options.shard == Shard.GRADS
-    formats = torch.float32, _HALF.get(job.frozen_format, torch.float32)
+    frozen = _HALF.get(job.frozen_format, torch.float32)
     # Shard inner layers before their outer layers.
     for layer in reversed(layers):
-        _to_format(layer, *formats)
+        _to_format(layer, trained=torch.float32, frozen=frozen)
         fully_shard(layer, reshard_after_forward=not keep, **how)
     # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass, so the
     # rest stays gathered.
-    _to_format(model, *formats)
+    _to_format(model, trained=torch.float32, frozen=frozen)
     fully_shard(model, reshard_after_forward=False, **how)
-    for state in (getattr(module, "quant_state", None) for module in model.modules() if gpus):
-        # The scales of weights in 4 bits are no parameters.
-        if state is not None:
-            state.to(torch.device("cuda", torch.cuda.current_device()))
+    if gpus:
+        _scales_to_gpu(model)
     register_fsdp_forward_method(model, "generate")
     _prefetch(layers, options.prefetch)
+
+
+def _scales_to_gpu(model: Any) -> None:
+    # The scales of weights in 4 bits are no parameters.
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        if state is not None:
+            state.to(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _return_what_is_freed() -> None:
     # glibc keeps freed tensors of up to 32 MiB, and gathered layers fragment its heap. Two ranks of
     # a Llama with 53 million parameters took 1.3 GiB each; with this call 0.9 GiB.
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
         mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
-def _to_format(module: nn.Module, trained: torch.dtype, frozen: torch.dtype) -> None:
+def _to_format(module: nn.Module, *, trained: torch.dtype, frozen: torch.dtype) -> None:
     """Convert weights to the formats of their storage."""
     # Convert one layer at a time: weights read from a file are its pages, shared by all ranks of a
     # pod.
     for parameter in module.parameters():
         # In 4 bits, with any declared format.
         packed = hasattr(parameter, "quant_state")
-        if parameter.is_floating_point() and not packed and not isinstance(parameter, DTensor):
-            parameter.data = parameter.data.to(trained if parameter.requires_grad else frozen)
+        sharded = isinstance(parameter, DTensor)
+        if parameter.is_floating_point() and not packed and not sharded:
+            dtype = trained if parameter.requires_grad else frozen
+            parameter.data = parameter.data.to(dtype)
     for buffer in module.buffers():
         if buffer.is_floating_point():
             buffer.data = buffer.data.float()
@@ -111,7 +121,8 @@ def clip_gradients(model: Any, limit: float) -> torch.Tensor:
     dist.all_reduce(squared, group=mesh.get_group("shard"))
     norm = squared.sqrt().to(shards[0].device)
     # The same formula as torch's clip_grad_norm_.
-    torch._foreach_mul_(shards, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(shards, factor)
     return norm
 
 
@@ -126,13 +137,11 @@ class ShardScaler(torch.amp.GradScaler):
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
         del allow_fp16  # shards are in FP32
-        gradients = [
-            p.grad
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-        shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+        shards = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter.grad, DTensor):
+                    shards.append(parameter.grad.to_local())
         # With an offload the shards are on the host.
         overflow = found_inf.to(shards[0].device)
         torch._amp_foreach_non_finite_check_and_unscale_(
@@ -151,14 +160,14 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
     world = dist.get_world_size() if dist.is_initialized() else 1
     if options.shard != Shard.HYBRID:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
-    if (group := options.group) is not None:
+    group = options.group
+    if group is not None:
         if group < 2 or world % group:
             raise ConfigError(
                 f"fsdp group is {group}, and {world} ranks cannot be put into groups of as many"
             )
-        return init_device_mesh(
-            device, (world // group, group), mesh_dim_names=("replicate", "shard")
-        )
+        sizes = (world // group, group)
+        return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard"))
     on_pod = _on_pod()
     total = torch.tensor([on_pod], dtype=torch.int64, device=device)
     if world > 1:
@@ -171,9 +180,8 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
             "or give a group"
         )
     # The launchers number the ranks pod by pod.
-    return init_device_mesh(
-        device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard")
-    )
+    sizes = (world // on_pod, on_pod)
+    return init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard"))
 
 
 def _policy(job: FineTuneOptions, options: Fsdp) -> MixedPrecisionPolicy:
@@ -190,5 +198,8 @@ def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
         return
     sharded: list[FSDPModule] = [layer for layer in layers if isinstance(layer, FSDPModule)]
     for number, layer in enumerate(sharded):
-        layer.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
-        layer.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])
+        later = sharded[number + 1 : number + 1 + ahead]
+        layer.set_modules_to_forward_prefetch(later)
+        earlier = sharded[max(0, number - ahead) : number]
+        earlier.reverse()
+        layer.set_modules_to_backward_prefetch(earlier)
