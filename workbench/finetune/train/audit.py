@@ -40,9 +40,8 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield f"technique {technique.name} was asked for ({asked}), but this ran: {ran}"
         return
     for name in ("trained", *UPDATE):
-        yield from _share_differs(
-            name, getattr(held, name), shards if name in technique.spreads else 1
-        )
+        expected_shards = shards if name in technique.spreads else 1
+        yield from _share_differs(name, getattr(held, name), expected_shards)
     arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
         yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
@@ -55,10 +54,8 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
     if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
         yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
-    if (offloads or Fsdp.from_dict(job.fsdp).offload) and held.updated.devices not in (
-        ("cpu",),
-        (),
-    ):
+    on_host = offloads or Fsdp.from_dict(job.fsdp).offload
+    if on_host and held.updated.devices not in (("cpu",), ()):
         yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
 
 
@@ -66,7 +63,12 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
     """Inspect the first step, report its state, and stop a run unlike its job."""
 
     def __init__(
-        self, job: FineTune, trainer: Any, *, world_size: int, json_keys: Sequence[str] = ()
+        self,
+        job: FineTune,
+        trainer: Any,
+        *,
+        world_size: int,
+        json_keys: Sequence[str] = (),
     ) -> None:
         self.job = job
         self.trainer = trainer
@@ -85,7 +87,8 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             # its input.
             if isinstance(module, nn.Linear) and not hasattr(module, "quant_state"):
                 self._hooks.append(module.register_forward_hook(self._note))
-        if (engine := self._engine) is None:
+        engine = self._engine
+        if engine is None:
             return
         original = engine.step
 
@@ -113,10 +116,10 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         self._hooks = []
         if self._engine is not None:
             self._engine.__dict__.pop("step", None)
-        most = self._seen.most_common(1)
-        held = state_of(
-            self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none"
-        )
+        arithmetic = "none"
+        for dtype, _times in self._seen.most_common(1):
+            arithmetic = dtype
+        held = state_of(self.trainer, gradients=self._gradients, arithmetic=arithmetic)
         self._tell(held)
         technique = technique_of(self.job.technique)
         on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -168,15 +171,21 @@ class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
         Every rank checks, because a forward pass can be collective.
         """
-        row = next(
-            (row for row in self.trainer.train_dataset if row["position_ids"].count(0) > 1), None
-        )
+        rows = self.trainer.train_dataset
+        packed = (row for row in rows if row["position_ids"].count(0) > 1)
+        row = next(packed, None)
         if row is None:
             return
-        ids, end = list(row["input_ids"]), list(row["position_ids"]).index(0, 1)
-        other = {**row, "input_ids": [*((i + 1) % (max(ids) + 1) for i in ids[:end]), *ids[end:]]}
-        before, after = (self._logits(each)[:, end : len(ids)] for each in (row, other))
-        if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * float(before.abs().max())):
+        ids = list(row["input_ids"])
+        end = list(row["position_ids"]).index(0, 1)
+        # Replace every token of the first text, and compare the logits of the later texts.
+        tokens = max(ids) + 1
+        replaced = [(token + 1) % tokens for token in ids[:end]]
+        other = {**row, "input_ids": [*replaced, *ids[end:]]}
+        before = self._logits(row)[:, end : len(ids)]
+        after = self._logits(other)[:, end : len(ids)]
+        largest = float(before.abs().max())
+        if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * largest):
             raise ConfigError(
                 "packing is on, and in this model a packed text sees those before it; leave packing out"
             )

@@ -89,10 +89,11 @@ class Evaluator:
         for number, raw in enumerate(parts(sent.get("tables")), 1):
             table = TASK.table(raw, f"table {number}")
             self._tables[table.id] = table
-        own = parts(sent.get("metrics")) if ranks.rank() == 0 else []
-        self._own = [
-            (text(each.get("function")), _function(each, number)) for number, each in enumerate(own)
-        ]
+        self._own: list[tuple[str, Function]] = []
+        if ranks.rank() == 0:
+            for number, metric in enumerate(parts(sent.get("metrics"))):
+                name = text(metric.get("function"))
+                self._own.append((name, _function(metric, number)))
         self._complained: set[str] = set()
 
     def measure(self, trainer: Any) -> dict[str, float]:
@@ -108,14 +109,16 @@ class Evaluator:
         wrapped = trainer.model_wrapped
         rows = trainer.eval_dataset
         model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
-        size, world_size = trainer.args.per_device_eval_batch_size, ranks.world_size()
+        size = trainer.args.per_device_eval_batch_size
+        world_size = ranks.world_size()
         batches = eval_batches(rows, size=size, rank=ranks.rank(), world_size=world_size)
+        steps = -(-len(rows) // (size * world_size))
         model.eval()
         with ranks.alike(collective=trainer.forward_is_collective):
             sums = evaluation_sums(
                 trainer,
                 model,
-                counted(batches, -(-len(rows) // (size * world_size)), "evaluating"),
+                counted(batches, steps, "evaluating"),
                 align=partial(aligned, causal=self._encoder.causal),
                 counts_right=self.counts_right,
             )
@@ -132,12 +135,14 @@ class Evaluator:
                 figures["perplexity"] = uncertainty
         if self.counts_right:
             figures["accuracy"] = accuracy
-        answers = (
-            generate.predict(trainer, self._encoder, self._questions) if self._questions else []
-        )
-        figures |= self._of_answers(answers, trainer.state.global_step) if answers else {}
-        sent = ranks.broadcast_bytes(json.dumps(figures).encode() if ranks.rank() == 0 else None)
-        return {name: float(value) for name, value in json.loads(sent).items()}
+        if self._questions:
+            answers = generate.predict(trainer, self._encoder, self._questions)
+            if answers:
+                figures |= self._of_answers(answers, trainer.state.global_step)
+        # All ranks get the figures of rank 0.
+        own = json.dumps(figures).encode() if ranks.rank() == 0 else None
+        sent = json.loads(ranks.broadcast_bytes(own))
+        return {name: float(value) for name, value in sent.items()}
 
     def _of_answers(self, answers: Sequence[Answer], step: int) -> dict[str, float]:
         texts = [a.predicted for a in answers]
@@ -174,7 +179,9 @@ class Evaluator:
 
 
 def _function(sent: Mapping[str, object], number: int = 0) -> Function:
-    source, path, name = (text(sent.get(key)) for key in ("source", "path", "function"))
+    source = text(sent.get("source"))
+    path = text(sent.get("path"))
+    name = text(sent.get("function"))
     module = ModuleType(f"workbench_metric_{number}")
     module.__file__ = path
     # Tracebacks show the file's lines, although the file is not on this pod.
@@ -208,15 +215,18 @@ def _numbers(returned: object, name: str = "") -> dict[str, float]:
 
 
 def _raised(error: BaseException) -> str:
-    lines = [
-        line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__
-    ]
+    trace = traceback.extract_tb(error.__traceback__)
+    lines = [line for line in trace if line.filename != __file__]
     # Only code from the notebook (a cell or a metric's file) has cached lines without a time.
-    sent = {
-        file for file, cached in linecache.cache.items() if len(cached) > 1 and cached[1] is None
-    }
+    sent = set()
+    for file, cached in linecache.cache.items():
+        if len(cached) > 1 and cached[1] is None:
+            sent.add(file)
     mine = [line for line in lines if line.filename in sent] or lines
-    where = f" ({mine[-1].filename} line {mine[-1].lineno}: {mine[-1].line})" if mine else ""
+    where = ""
+    if mine:
+        last = mine[-1]
+        where = f" ({last.filename} line {last.lineno}: {last.line})"
     return f"{type(error).__name__}: {error}{where}"
 
 
@@ -226,12 +236,14 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Counts equal those of
     `rouge_score` without its stemmer, except that letters of every script are letters.
     """
-    scores = [rouge_of(*pair) for pair in zip(predictions, references, strict=True)]
-    return (
-        {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
-        if scores
-        else {}
-    )
+    pairs = zip(predictions, references, strict=True)
+    scores = [rouge_of(prediction, reference) for prediction, reference in pairs]
+    if not scores:
+        return {}
+    means = {}
+    for name in scores[0]:
+        means[name] = sum(score[name] for score in scores) / len(scores)
+    return means
 
 
 def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
@@ -244,13 +256,15 @@ def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
     """
     one = _words(prediction)
     other = _words(reference)
-    pairs = [list(pairwise(words)) for words in (one, other)]
+    one_pairs = list(pairwise(one))
+    other_pairs = list(pairwise(other))
+    common_words = Counter(one) & Counter(other)
+    common_pairs = Counter(one_pairs) & Counter(other_pairs)
+    longest = _longest_common(one, other)
     return {
-        "rouge1": _f1((Counter(one) & Counter(other)).total(), len(one), len(other)),
-        "rouge2": _f1(
-            (Counter(pairs[0]) & Counter(pairs[1])).total(), len(pairs[0]), len(pairs[1])
-        ),
-        "rougeL": _f1(_longest_common(one, other), len(one), len(other)),
+        "rouge1": _f1(common_words.total(), len(one), len(other)),
+        "rouge2": _f1(common_pairs.total(), len(one_pairs), len(other_pairs)),
+        "rougeL": _f1(longest, len(one), len(other)),
     }
 
 
@@ -268,8 +282,10 @@ def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
         # Value of `lengths` one place to the left, before this word.
         before = 0
         for place, another in enumerate(other, 1):
-            before, lengths[place] = (
-                lengths[place],
-                before + 1 if word == another else max(lengths[place], lengths[place - 1]),
-            )
+            above = lengths[place]
+            if word == another:
+                lengths[place] = before + 1
+            else:
+                lengths[place] = max(above, lengths[place - 1])
+            before = above
     return lengths[-1]

@@ -64,12 +64,17 @@ def gradients_of(trainer: Any) -> Share:
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
     engine = getattr(trainer, "deepspeed", None)
     if engine is None:
-        return _share([p.grad for p in trained if p.grad is not None], whole=_whole(trained))
+        gradients = [p.grad for p in trained if p.grad is not None]
+        return _share(gradients, whole=_whole(trained))
     # At the update DeepSpeed 0.19.8 has already freed the parameters' own gradients, also under
     # stage 1. It keeps the rank's part of the averages, with offload beside the master copy.
     held = [p.grad for p in _masters(engine.optimizer) if p.grad is not None]
-    for group in getattr(engine.optimizer, "averaged_gradients", {}).values():
-        held += [group] if isinstance(group, torch.Tensor) else list(group or ())
+    averaged = getattr(engine.optimizer, "averaged_gradients", {})
+    for group in averaged.values():
+        if isinstance(group, torch.Tensor):
+            held.append(group)
+        else:
+            held.extend(group or ())
     return _share(held, whole=_whole(trained))
 
 
@@ -81,17 +86,23 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     # The wrappers of accelerate and DeepSpeed both keep the wrapped optimizer under this name.
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    masters = _masters(engine.optimizer) if engine is not None else []
-    files = files_of(engine.optimizer) if engine is not None else {}
-    in_groups = (p for group in optimizer.param_groups for p in group["params"])
-    updated = _share(
-        [files.get(id(each), each) for each in masters] or in_groups, whole=_whole(trained)
-    )
+    masters: list[torch.Tensor] = []
+    files: dict[int, torch.Tensor] = {}
+    if engine is not None:
+        masters = _masters(engine.optimizer)
+        files = files_of(engine.optimizer)
+    # The optimizer updates the master copy if there is one, else the weights themselves.
+    to_update = [files.get(id(master), master) for master in masters]
+    if not to_update:
+        for group in optimizer.param_groups:
+            to_update.extend(group["params"])
+    updated = _share(to_update, whole=_whole(trained))
     states = _share(_states(optimizer, files), whole=0)
     per_element = round(states.local / max(1, updated.local))
-    packed = {
-        id(m.weight) for m in trainer.model.modules() if getattr(m, "quant_state", None) is not None
-    }
+    packed = set()
+    for module in trainer.model.modules():
+        if getattr(module, "quant_state", None) is not None:
+            packed.add(id(module.weight))
     frozen = [p for p in every if not p.requires_grad and id(p) not in packed]
     return RankState(
         engine=engine_of(trainer),
@@ -118,13 +129,14 @@ def _masters(optimizer: Any) -> list[torch.Tensor]:
 def _states(optimizer: Any, files: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
     for parameter, state in optimizer.state.items():
         parameter = files.get(id(parameter), parameter)
-        for value in (files.get(id(value), value) for value in state.values()):
+        size = _local(parameter).numel()
+        for kept in state.values():
+            value = files.get(id(kept), kept)
+            if not isinstance(value, torch.Tensor):
+                continue
             # A step counter is a tensor too, and the scales of 8-bit states are smaller than the
             # states.
-            if (
-                isinstance(value, torch.Tensor)
-                and _local(value).numel() == _local(parameter).numel() > 1
-            ):
+            if size > 1 and _local(value).numel() == size:
                 yield value
 
 
@@ -135,11 +147,11 @@ def _offload(engine: Any) -> tuple[str, ...]:
         "optimizer": engine.zero_offload_optimizer(),
         "parameters": engine.zero_offload_param(),
     }
-    return tuple(
-        name
-        for name, part in parts.items()
-        if part is not None and str(part.device) not in ("none", "")
-    )
+    offloaded = []
+    for name, part in parts.items():
+        if part is not None and str(part.device) not in ("none", ""):
+            offloaded.append(name)
+    return tuple(offloaded)
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -156,10 +168,18 @@ def _whole(tensors: Iterable[Any]) -> int:
 
 
 def _share(tensors: Iterable[Any], *, whole: int) -> Share:
-    here = [_local(t) for t in tensors]
+    size = 0
+    dtypes = set()
+    devices = set()
+    for tensor in tensors:
+        here = _local(tensor)
+        if here.numel():
+            size += here.numel()
+            dtypes.add(str(here.dtype).removeprefix("torch."))
+            devices.add(here.device.type)
     return Share(
-        local=sum(t.numel() for t in here),
+        local=size,
         whole=whole,
-        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in here if t.numel()})),
-        devices=tuple(sorted({t.device.type for t in here if t.numel()})),
+        dtypes=tuple(sorted(dtypes)),
+        devices=tuple(sorted(devices)),
     )
