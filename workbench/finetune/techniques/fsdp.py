@@ -40,7 +40,9 @@ class ShardedPoints(TechniquePoints):
     def scaler(self, device: Any) -> Any:
         from workbench.finetune.techniques.on_pods.sharding import ShardScaler
 
-        return ShardScaler(device.type) if self._scales else None
+        if not self._scales:
+            return None
+        return ShardScaler(device.type)
 
     def wrap(self, prepare: Callable[..., Any], model: Any, **_options: Any) -> Any:
         del prepare  # accelerate would refuse the shards, or wrap them in DDP
@@ -105,7 +107,9 @@ class FSDP(Plain):
         A group or a pod's ranks for `hybrid`, else all ranks.
         """
         options = Options.from_dict(job.fsdp)
-        return (options.group or on_pod) if options.shard == Shard.HYBRID else ranks
+        if options.shard == Shard.HYBRID:
+            return options.group or on_pod
+        return ranks
 
     def wrap(self, model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
         from workbench.finetune.techniques.on_pods.sharding import shard_model
@@ -126,9 +130,9 @@ class FSDP(Plain):
         from torch.distributed.tensor import DTensor
 
         weights = trainer.model.parameters()
-        return isinstance(trainer.model, FSDPModule) and any(
-            isinstance(weight, DTensor) for weight in weights
-        )
+        if not isinstance(trainer.model, FSDPModule):
+            return False
+        return any(isinstance(weight, DTensor) for weight in weights)
 
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
         from workbench.finetune.techniques.on_pods.plain_state import cut_anew
@@ -144,11 +148,13 @@ class FSDP(Plain):
         reduce_bytes = 2 if half and not options.reduce_in_fp32 else 4
         if job.communication:
             reduce_bytes = 4 if job.communication == Communication.FP32 else 2
-        unfused = 4.0 if plain.gpu and not options.offload else 8.0
+        update_bytes = 0.0
+        if job.optimizer == Optimizer.ADAMW:
+            update_bytes = 4.0 if plain.gpu and not options.offload else 8.0
         return replace(
             plain,
             compute_bytes=2 if half else 4,
-            update_bytes=unfused if job.optimizer == Optimizer.ADAMW else 0.0,
+            update_bytes=update_bytes,
             prefetch=options.prefetch,
             offload=("optimizer", "parameters") if options.offload and plain.gpu else (),
             gathers_all=options.shard == Shard.GRADS,
@@ -162,12 +168,15 @@ class FSDP(Plain):
         if setting.offload:
             gradients = FP32 * trace.trained / setting.shards
             return scales, Memory(parameters=weights, optimizer=states, gradients=gradients)
-        return scales.plus(Memory(parameters=weights, optimizer=states)), Memory()
+        shards = Memory(parameters=weights, optimizer=states)
+        return scales.plus(shards), Memory()
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
-        gradients = super().backward(setting, trace, moment)[0] / setting.shards
         gathered = _gathered(setting, trace, moment)
-        return 0.0 if setting.offload else gradients, gathered
+        if setting.offload:
+            return 0.0, gathered
+        whole, _ = super().backward(setting, trace, moment)
+        return whole / setting.shards, gathered
 
     def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
         del gpu_bytes
@@ -206,5 +215,8 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
         return size * (group.all - group.packed) + packed * group.packed
 
     layers = len(trace.layers) if setting.gathers_all else 1 + max(1, setting.prefetch)
-    gathered = min(layers * whole(layer), sum(map(whole, trace.layers))) + whole(trace.rest)
-    return gathered + ((FP32 + size) * layer.trained if moment.gradients else 0.0)
+    every_layer = sum(whole(each) for each in trace.layers)
+    gathered = min(layers * whole(layer), every_layer) + whole(trace.rest)
+    if moment.gradients:
+        gathered += (FP32 + size) * layer.trained
+    return gathered

@@ -29,7 +29,10 @@ class ApartPoints(TechniquePoints):
         return super().wrap(prepare, model, **{"evaluation_mode": True, **options})
 
     def common_weights(self) -> AbstractContextManager[None]:
-        return self.averaging.averaged() if self.averaging is not None else nullcontext()
+        if self.averaging is None:
+            return nullcontext()
+        averaged: AbstractContextManager[None] = self.averaging.averaged()
+        return averaged
 
     def first_callbacks(self, trainer: Any) -> Sequence[Any]:
         from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging

@@ -30,12 +30,16 @@ class Plain(Technique, shared=True):
     def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
         from workbench.finetune.techniques.on_pods import plain_state
 
-        return None if self.one_part and rank else plain_state.capture(trainer)
+        if self.one_part and rank:
+            return None
+        return plain_state.capture(trainer)
 
     def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
         from workbench.finetune.techniques.on_pods import plain_state
 
-        plain_state.put_back(trainer, share(state) if self.one_part else state)
+        if self.one_part:
+            state = share(state)
+        plain_state.put_back(trainer, state)
 
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
         del trainer, ranks
@@ -60,16 +64,19 @@ class Plain(Technique, shared=True):
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         arrived = min(moment.gradients, trace.trained)
         held = trace.trained if setting.accumulates else arrived
-        return FP32 * held, float(FP32 * trace.trained) if self.copies_gradients else 0.0
+        copied = float(FP32 * trace.trained) if self.copies_gradients else 0.0
+        return FP32 * held, copied
 
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         device, host = self.kept(setting, trace)
         # Fused AdamW and SGD without momentum need no memory. An outer step is not fused.
-        makes = max(setting.update_bytes, FP32 if setting.outer_bytes else 0.0)
+        outer = FP32 if setting.outer_bytes else 0.0
+        makes = max(setting.update_bytes, outer)
         shard = trace.trained / setting.shards
+        at_once = shard
         # On a host the optimizer updates one tensor after another.
-        on_host = not setting.gpu or "optimizer" in setting.offload
-        at_once = min(trace.largest, trace.trained) / setting.shards if on_host else shard
+        if not setting.gpu or "optimizer" in setting.offload:
+            at_once = min(trace.largest, trace.trained) / setting.shards
         if setting.offload:
             return device, host.plus(Memory(optimizer=makes * at_once))
         work = Memory(gradients=FP32 * shard, optimizer=makes * at_once)
@@ -85,4 +92,6 @@ class Plain(Technique, shared=True):
         return Memory(parameters=float(turned))
 
     def saving(self, setting: Setting, trace: Trace) -> Memory:
-        return gathered_to_save(setting, trace) if setting.gpu else Memory()
+        if not setting.gpu:
+            return Memory()
+        return gathered_to_save(setting, trace)

@@ -49,9 +49,8 @@ class Memory:
     @property
     def tensors(self) -> float:
         """Sum of the bytes in tensors, without pages of files."""
-        return float(
-            sum(getattr(self, field.name) for field in fields(self)) - self.overhead - self.files
-        )
+        purposes = sum(getattr(self, field.name) for field in fields(self))
+        return float(purposes - self.overhead - self.files)
 
     def times(self, factor: float) -> Memory:
         return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
@@ -153,13 +152,14 @@ class Trace:
 
     def no_larger_than(self, elements: int) -> tuple[int, int]:
         """Return the elements and the number of all parameters with at most `elements` elements."""
-        small = [
-            (size, times)
-            for g in self._groups
-            for size, times in g.small.items()
-            if size <= elements
-        ]
-        return sum(size * times for size, times in small), sum(times for _, times in small)
+        small_elements = 0
+        small_parameters = 0
+        for group in self._groups:
+            for size, times in group.small.items():
+                if size <= elements:
+                    small_elements += size * times
+                    small_parameters += times
+        return small_elements, small_parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,9 +301,13 @@ class Exchanges:
         kept_s = self.gather_s(kept)
         reduced_s = self.reduced_s
         scattered_s = reduced_s if network.backend == "gloo" else reduced_s / 2
-        gathers = (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist)
+        gathers = len(layers) if setting.gathers_all else 2 * len(layers)
+        if trace.rest.largest > persist:
+            gathers += 1
         messages = gathers + scatters
-        at_the_end_s = kept_s + (small - 1) * (network.latency_s or 0.0) if small else 0.0
+        at_the_end_s = 0.0
+        if small:
+            at_the_end_s = kept_s + (small - 1) * (network.latency_s or 0.0)
         latency_s = network.meet_s(self.pods)
         return accumulation * (whole_s + scattered_s + messages * latency_s) + at_the_end_s
 

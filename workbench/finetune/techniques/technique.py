@@ -106,7 +106,9 @@ class Technique(ABC):
             return
         there = {name: getattr(cls, name, None) for name in dir(cls)}
         missing = [name for name in Technique.__annotations__ if name not in there]
-        missing += [n for n, each in there.items() if getattr(each, "__isabstractmethod__", False)]
+        for name, member in there.items():
+            if getattr(member, "__isabstractmethod__", False):
+                missing.append(name)
         if missing:
             raise TypeError(f"technique {cls.__name__} has no {', '.join(sorted(missing))}")
 

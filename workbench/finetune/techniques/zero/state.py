@@ -34,19 +34,22 @@ class ZeroState:
     def capture(self) -> dict[str, object]:
         """Return the state of the rank. The tensors are live, not copies."""
         scaler = getattr(self.zero, "loss_scaler", None)
-        numbers = {} if scaler is None else vars(scaler)
+        scaling = None
+        if scaler is not None:
+            attributes = vars(scaler).items()
+            scaling = {name: value for name, value in attributes if isinstance(value, int | float)}
         return {
             "weights": [each.data for each in self.owned()],
             "optimizer": self.optimizer_state(),
-            "scaler": None
-            if scaler is None
-            else {name: value for name, value in numbers.items() if isinstance(value, int | float)},
+            "scaler": scaling,
             "counters": {name: int(getattr(self.engine, name)) for name in _COUNTERS},
         }
 
     def put_back(self, state: Any) -> None:
         """Restore a return value of `capture` into an engine before its first step."""
-        if [each.shape for each in self.owned()] != [each.shape for each in state["weights"]]:
+        own_shapes = [weights.shape for weights in self.owned()]
+        saved_shapes = [weights.shape for weights in state["weights"]]
+        if own_shapes != saved_shapes:
             raise _another_model()
         if state["scaler"] is not None:
             vars(self.zero.loss_scaler).update(state["scaler"])
@@ -62,37 +65,40 @@ class ZeroState:
         like = kept[0].get(0, {})
         # States with the shape of the weights are cut in the same way. Others are equal on all
         # ranks.
-        flat = {
-            key for key, value in like.items() if torch.is_tensor(value) and value.shape == shape
-        }
-        if any(
-            torch.is_tensor(value) and value.dim() and key not in flat
-            for key, value in like.items()
-        ):
-            raise RunError(
-                "the states of this optimizer cannot be cut up anew; resume on as many ranks as saved them"
-            )
-        parts = {
-            key: self.cut([[each[n][key] for n in sorted(each)] for each in kept], rank, ranks)
-            for key in flat
-        }
+        flat = set()
+        for key, value in like.items():
+            if not torch.is_tensor(value):
+                continue
+            if value.shape == shape:
+                flat.add(key)
+            elif value.dim():
+                raise RunError(
+                    "the states of this optimizer cannot be cut up anew; resume on as many ranks as saved them"
+                )
+        parts = {}
+        for key in flat:
+            of_ranks = [[each[number][key] for number in sorted(each)] for each in kept]
+            parts[key] = self.cut(of_ranks, rank, ranks)
         weights = self.cut([state["weights"] for state in states], rank, ranks)
         rest = {key: value for key, value in like.items() if key not in flat}
-        # Every buffer needs a step counter of its own: a shared counter would be increased twice.
-        of_buffer = {
-            n: {**deepcopy(rest), **{key: parts[key][n] for key in flat}}
-            for n in range(len(weights))
-        }
+        of_buffer = {}
+        for number in range(len(weights)):
+            # Every buffer needs a step counter of its own: a shared counter would be increased
+            # twice.
+            own = deepcopy(rest)
+            for key in flat:
+                own[key] = parts[key][number]
+            of_buffer[number] = own
+        param_groups = []
         groups = zip(first["optimizer"]["param_groups"], self.numbered(), strict=True)
+        for group, numbers in groups:
+            param_groups.append({**group, "params": numbers})
         counters = first["counters"]
         micro_steps = counters["global_steps"] * self.engine.gradient_accumulation_steps()
         return {
             **first,
             "weights": weights,
-            "optimizer": {
-                "state": of_buffer,
-                "param_groups": [{**group, "params": own} for group, own in groups],
-            },
+            "optimizer": {"state": of_buffer, "param_groups": param_groups},
             # The global batch stays the same, but not its number of micro-batches.
             "counters": {**counters, "micro_steps": micro_steps},
         }
@@ -122,11 +128,14 @@ class ZeroState:
     def cut(self, parts: Sequence[Flats], rank: int, ranks: int) -> list[torch.Tensor]:
         """Cut every group's flat buffer into equal parts, padded with zeros."""
         cut = []
-        for number, mine in enumerate(self.owned()):
-            size = mine.numel()
+        for number, owned in enumerate(self.owned()):
+            size = owned.numel()
             before = [part[number] for part in parts]
-            _check(abs(sum(map(len, before)) - size * ranks), 2 * (len(parts) + ranks))
-            cut.append(span(before, rank * size, (rank + 1) * size).clone())
+            saved = sum(len(piece) for piece in before)
+            padding = len(parts) + ranks
+            _check(abs(saved - size * ranks), 2 * padding)
+            mine = span(before, rank * size, (rank + 1) * size)
+            cut.append(mine.clone())
         return cut
 
     def numbered(self) -> list[list[int]]:
@@ -148,10 +157,10 @@ class Stage3State(ZeroState):
             files = files_of(zero)
         finally:
             zero._clear_fp32_optimizer_param_groups()
-        state["state"] = {
-            number: {key: files.get(id(value), value) for key, value in each.items()}
-            for number, each in state["state"].items()
-        }
+        states = {}
+        for number, values in state["state"].items():
+            states[number] = {key: files.get(id(value), value) for key, value in values.items()}
+        state["state"] = states
         return state
 
     def load(self, state: Any) -> None:
@@ -166,8 +175,13 @@ class Stage3State(ZeroState):
             "overflow": False,
         }
         zero.checkpoint_event_prologue()
-        kept = {"optimizer_state_dict": state["optimizer"], "fp32_flat_groups": state["weights"]}
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        kept = {
+            "optimizer_state_dict": state["optimizer"],
+            "fp32_flat_groups": state["weights"],
+        }
+        rank = 0
+        if torch.distributed.is_initialized():
+            rank = torch.distributed.get_rank()
         zero.load_state_dict({rank: {**scaling, **kept}})
         zero.checkpoint_event_epilogue()
 
@@ -175,15 +189,20 @@ class Stage3State(ZeroState):
         """Cut every weight into equal parts for all ranks, the last part padded with zeros."""
         taken = []
         at = 0
-        for elements in (weight.ds_numel for group in self.zero.fp16_groups for weight in group):
-            before = -(-elements // len(parts))
-            size = -(-elements // ranks)
-            pieces = [span(part, at, at + before) for part in parts]
-            mine = span(pieces, rank * size, min(elements, (rank + 1) * size))
-            taken.append(span([mine], 0, size))
-            at += before
-        _check(abs(at - sum(map(len, parts[0]))), 1)
-        own = torch.split(torch.cat(taken), [each.numel() for each in self.owned()])
+        for group in self.zero.fp16_groups:
+            for weight in group:
+                elements = weight.ds_numel
+                before = -(-elements // len(parts))
+                size = -(-elements // ranks)
+                pieces = [span(part, at, at + before) for part in parts]
+                end = min(elements, (rank + 1) * size)
+                mine = span(pieces, rank * size, end)
+                taken.append(span([mine], 0, size))
+                at += before
+        saved = sum(len(flat) for flat in parts[0])
+        _check(abs(at - saved), 1)
+        sizes = [each.numel() for each in self.owned()]
+        own = torch.split(torch.cat(taken), sizes)
         return [each.clone() for each in own]
 
     def numbered(self) -> list[list[int]]:

@@ -138,29 +138,34 @@ class Zero(Technique, shared=True):
         # On CPUs DeepSpeed's own AdamW, not fused, updates if the JSON has an optimizer or an
         # offload.
         own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
-        offload = [part(zero, key).get("device", "none") != "none" for key in _OFFLOADS]
+        offload = []
+        for name, key in zip(_ON_HOST, _OFFLOADS, strict=True):
+            if part(zero, key).get("device", "none") != "none":
+                offload.append(name)
         prefetch = plain.prefetch
         if zero:
             # The same default as in the filled configuration.
             ahead = prefetch_of(zero, PREFETCH)
             prefetch = number_of(zero, "stage3_prefetch_bucket_size", ahead)
+        # DeepSpeed 0.19.8 keeps no parameters after an evaluation, including the evaluation
+        # before the first step.
+        reuse = 0
+        if not evaluates(job):
+            reuse = number_of(zero, "stage3_max_reuse_distance", plain.reuse)
+        weight_bytes = 2 if half else 4
         return replace(
             plain,
-            weight_bytes=2 if half else 4,
-            frozen_bytes=2 if half else 4,
-            compute_bytes=2 if half else 4,
+            weight_bytes=weight_bytes,
+            frozen_bytes=weight_bytes,
+            compute_bytes=weight_bytes,
             update_bytes=8.0 if own and job.optimizer == Optimizer.ADAMW else 0.0,
             bucket=number_of(zero, "reduce_bucket_size", plain.bucket),
             buckets=2 if zero.get("overlap_comm") and self.zero_stage < 3 else 1,
             prefetch=prefetch,
             persist=number_of(zero, "stage3_param_persistence_threshold", plain.persist),
-            # DeepSpeed 0.19.8 keeps no parameters after an evaluation, including the evaluation
-            # before the first step.
-            reuse=0
-            if evaluates(job)
-            else number_of(zero, "stage3_max_reuse_distance", plain.reuse),
+            reuse=reuse,
             sub_group=number_of(zero, "sub_group_size", plain.sub_group),
-            offload=tuple(name for name, so in zip(_ON_HOST, offload, strict=True) if so),
+            offload=tuple(offload),
             **buffers_of(zero),
             reduce_bytes=reduce_bytes,
         )
@@ -187,16 +192,22 @@ class Zero(Technique, shared=True):
         # A GPU allocates its buckets whole; on a CPU only written pages count. Gradients to reduce
         # are copied together.
         buckets = setting.bucket * setting.buckets
-        written = (buckets if arrived else 0) if setting.gpu else min(buckets, arrived)
-        sent = float(size * (written + (bucket if arrived >= bucket else 0)))
-        return self.gradients_kept(setting, trace, arrived), sent
+        written = 0.0
+        if not setting.gpu:
+            written = min(buckets, arrived)
+        elif arrived:
+            written = buckets
+        if arrived >= bucket:
+            written += bucket
+        return self.gradients_kept(setting, trace, arrived), float(size * written)
 
     def gradients_kept(self, setting: Setting, trace: Trace, arrived: float) -> float:
         """Return the bytes of gradients that a rank keeps until the update."""
-        full = (
-            arrived > setting.bucket or setting.accumulates
-        ) and "optimizer" not in setting.offload
-        return setting.weight_bytes * trace.trained / setting.shards if full else 0.0
+        if "optimizer" in setting.offload:
+            return 0.0
+        if arrived > setting.bucket or setting.accumulates:
+            return setting.weight_bytes * trace.trained / setting.shards
+        return 0.0
 
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         """Return the memory of a rank's update of its part, with an FP32 copy of its gradients."""
@@ -219,12 +230,15 @@ class Zero(Technique, shared=True):
         here = 0.0
         if gpu_bytes is not None:
             room = gpu_bytes - CONTEXT_BYTES - weights_of(setting, trace)
-            here = 0.0 if room >= flat else 2 * flat
+            if room < flat:
+                here = 2 * flat
         parameters = turned / trace.parameters * trace.largest
         return Memory(parameters=parameters, communication=here)
 
     def saving(self, setting: Setting, trace: Trace) -> Memory:
-        return gathered_to_save(setting, trace) if setting.gpu else Memory()
+        if not setting.gpu:
+            return Memory()
+        return gathered_to_save(setting, trace)
 
 
 def states_kept(

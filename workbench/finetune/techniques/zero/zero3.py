@@ -109,18 +109,25 @@ class Zero3(Zero):
         device, host = self.kept(setting, trace)
         at_once = min(trace.trained / setting.shards, setting.sub_group)
         work = Memory(gradients=FP32 * at_once, optimizer=setting.update_bytes * at_once)
-        small = float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0])
-        device = device.plus(Memory(communication=small))
+        small, _ = trace.no_larger_than(setting.persist)
+        whole = Memory(communication=float(setting.weight_bytes * small))
+        device = device.plus(whole)
         if "optimizer" not in setting.offload:
             return device.plus(work), host
-        on_host = work.optimizer + work.gradients * int(not setting.gpu)
+        on_host = work.optimizer
+        if not setting.gpu:
+            on_host += work.gradients
         return device, host.plus(Memory(optimizer=on_host))
 
     def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
         del gpu_bytes
         on_gpu = setting.gpu and "parameters" not in setting.offload
-        shards = 0.0 if on_gpu else weights_of(setting, trace) / setting.shards
-        whole = 0.0 if setting.gpu else float(setting.weight_bytes * trace.largest)
+        shards = 0.0
+        if not on_gpu:
+            shards = weights_of(setting, trace) / setting.shards
+        whole = 0.0
+        if not setting.gpu:
+            whole = float(setting.weight_bytes * trace.largest)
         return Memory(parameters=shards, communication=whole)
 
     def saving(self, setting: Setting, trace: Trace) -> Memory:
@@ -142,4 +149,5 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))
     kept = min(whole, setting.reuse / 2, ahead_of)
     ahead = trace.largest_layer.all + min(setting.prefetch, ahead_of)
-    return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)[0]))
+    small, _ = trace.no_larger_than(setting.persist)
+    return min(float(whole), max(kept, ahead, small))

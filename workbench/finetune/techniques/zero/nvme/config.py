@@ -35,7 +35,8 @@ def check_disks(zero: Mapping[str, object], source: str) -> None:
 def check_aio(config: Mapping[str, object], source: str) -> None:
     """Raise ConfigError for a section `aio` without an offload to a disk."""
     zero = part(config, "zero_optimization")
-    if part(config, "aio") and not (uses_disk(zero, OPTIMIZER) or uses_disk(zero, WEIGHTS)):
+    offloads = uses_disk(zero, OPTIMIZER) or uses_disk(zero, WEIGHTS)
+    if part(config, "aio") and not offloads:
         raise ConfigError(
             f"{source}: aio is for offload to disks, and no device is '{DEVICE}'; remove it"
         )

@@ -18,9 +18,13 @@ def files_of(zero: Any) -> dict[int, torch.Tensor]:
     files: dict[int, torch.Tensor] = {}
     for info in swapper.swap_params_info.values():
         for each in info.tensors:
-            files[id(each.compute_tensor)] = torch.from_file(
-                each.swap_path, shared=True, size=info.numel(), dtype=info.dtype()
+            file = torch.from_file(
+                each.swap_path,
+                shared=True,
+                size=info.numel(),
+                dtype=info.dtype(),
             )
+            files[id(each.compute_tensor)] = file
     return files
 
 
@@ -36,8 +40,11 @@ def load_files(zero: Any, state: Any) -> None:
     # are written.
     saved = state["optimizer"]
     timers = set[str]()
-    for group, options in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({key: value for key, value in options.items() if key != "params"})
+    groups = zip(zero.optimizer.param_groups, saved["param_groups"], strict=True)
+    for group, options in groups:
+        for key, value in options.items():
+            if key != "params":
+                group[key] = value
     for number, weights in enumerate(zero.fp32_partitioned_groups_flat):
         zero._prepare_sub_group(number, timers)
         weights.data.copy_(state["weights"][number])
