@@ -47,7 +47,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self._told = False
         self._trainer: Any = None
         # True until the first step of a resumed run.
-        self._begins = self._begins_amid = False
+        self._begins = False
+        self._begins_amid = False
 
     def follow(self, trainer: Any) -> None:
         """Store the trainer that continues from the checkpoint when its training begins."""
@@ -107,7 +108,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         best = trainer.best
         # The checkpoint was due, and its step is now the best.
         if step in self._good:
-            best.kept = step if best.step == step else best.kept
+            if best.step == step:
+                best.kept = step
             return
         final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
         part = final.with_name(f"{final.name}.part")
@@ -120,24 +122,24 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         part.rename(final)
         ranks.barrier()
         self._good.append(step)
-        best.kept = step if best.wanted and best.step == step else best.kept
+        if best.wanted and best.step == step:
+            best.kept = step
         self._remove_old(best.kept)
         if ranks.rank() == 0:
-            emit(
-                "checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3)
-            )
+            took_s = round(time.monotonic() - began, 3)
+            emit("checkpoint", step=step, bytes=int(total), took_s=took_s)
 
     def restore(self, trainer: Any) -> None:
         """Restore the trainer from the checkpoint, if any; every rank must call the method."""
         if self.tree is None:
             return
-        if engines := self.tree.pop("engines", None):
+        engines = self.tree.pop("engines", None)
+        if engines:
             self.tree["engine"] = resharded(trainer, engines)
         snapshot.restore(trainer, self.tree)
-        if (
-            trainer.best.restore(self.tree.get("best") or {}, at_step=self.first_step)
-            and trainer.best.wanted
-        ):
+        saved_best = self.tree.get("best") or {}
+        is_best = trainer.best.restore(saved_best, at_step=self.first_step)
+        if is_best and trainer.best.wanted:
             self._keep_sent(trainer)
         # The tensors would stay in memory for the whole run.
         self.tree["engine"] = None
@@ -156,22 +158,27 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         if step is None or step != trainer.best.step:
             return False
         part = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
-        if ranks.sums([float(bool(problem_of(part)))])[0]:
+        damaged = bool(problem_of(part))
+        (damaged_parts,) = ranks.sums([float(damaged)])
+        if damaged_parts:
             return False
         snapshot.restore(trainer, read_tree(part))
         return True
 
     def _remove_old(self, best: int | None) -> None:
         others = [step for step in self._good if step != best]
-        for step in others[: -max(1, self.most - (best is not None))]:
+        most_others = self.most if best is None else self.most - 1
+        for step in others[: -max(1, most_others)]:
             self._good.remove(step)
-            shutil.rmtree(self.folder / f"step-{step}" / f"rank-{ranks.rank()}", ignore_errors=True)
+            part = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+            shutil.rmtree(part, ignore_errors=True)
 
     def _keep_sent(self, trainer: Any) -> None:
         assert self.tree is not None
         final = self.folder / f"step-{self.first_step}" / f"rank-{ranks.rank()}"
         _, error = _write(final, self.tree, self.first_step)
-        if not ranks.sums([float(error is not None)])[0]:
+        (failed,) = ranks.sums([float(error is not None)])
+        if not failed:
             self._good.append(self.first_step)
             trainer.best.kept = self.first_step
 
@@ -198,25 +205,28 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
 
 def _sent(folder: Path) -> list[Path]:
     own = folder / f"rank-{ranks.rank()}"
-    size = read_manifest(own if own.is_dir() else folder / "rank-0").get(
-        "world_size", ranks.world_size()
-    )
-    return (
-        [own] if size == ranks.world_size() else [folder / f"rank-{rank}" for rank in range(size)]
-    )
+    # Every part's manifest has the number of ranks. With more ranks now, the rank has no own part.
+    manifest = read_manifest(own if own.is_dir() else folder / "rank-0")
+    size = manifest.get("world_size", ranks.world_size())
+    if size == ranks.world_size():
+        return [own]
+    return [folder / f"rank-{rank}" for rank in range(size)]
 
 
 def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
     for part in parts:
-        if problem := problem_of(part):
+        problem = problem_of(part)
+        if problem:
             raise RunError(
                 f"the checkpoint to resume from arrived damaged: {problem}; submit the run again"
             )
-        if (rank := read_manifest(part).get("rank")) != number_in(part.name, "rank"):
+        rank = read_manifest(part).get("rank")
+        if rank != number_in(part.name, "rank"):
             raise RunError(
                 f"the checkpoint to resume from arrived wrong: {part.name} is of rank {rank}; submit it again"
             )
-    first, *others = [read_tree(part) for part in parts]
+    trees = [read_tree(part) for part in parts]
+    first = trees[0]
     if read_manifest(parts[0]).get("world_size") == ranks.world_size():
         return dict(first)
-    return {**first, "random": None, "engines": [each["engine"] for each in (first, *others)]}
+    return {**first, "random": None, "engines": [tree["engine"] for tree in trees]}

@@ -135,12 +135,12 @@ class StepLosses:
 
     def keep(self, ended: EndedStep) -> None:
         """Store a finished step."""
-        if self._apart:
-            self._sent.append(
-                (ended, HostCopy(torch.stack([ended.loss.double(), *self._balance(ended)])))
-            )
-        else:
+        if not self._apart:
             self._ended = ended
+            return
+        balance, balanced = self._balance(ended)
+        figures = torch.stack([ended.loss.double(), balance, balanced])
+        self._sent.append((ended, HostCopy(figures)))
 
     def read(self) -> list[ReadStep]:
         """Return the steps whose losses have arrived, oldest first.
@@ -164,7 +164,8 @@ class StepLosses:
 
     def _add_up(self, tokens: int) -> torch.Tensor:
         values = torch.zeros(_FIRST_LOSS + ranks.world_size(), dtype=torch.float64)
-        values[_TOKENS], values[_STOP] = tokens, self._asked_to_stop()
+        values[_TOKENS] = tokens
+        values[_STOP] = self._asked_to_stop()
         values = values.to(self._device)
         if self._ended is not None:
             values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
@@ -176,8 +177,9 @@ class StepLosses:
 
     def _balance(self, ended: EndedStep) -> torch.Tensor:
         """Return the two numbers of a step's load balance; zeros for other models."""
-        none = torch.zeros(2, dtype=torch.float64, device=self._device)
-        return none if ended.balance is None else ended.balance.double()
+        if ended.balance is None:
+            return torch.zeros(2, dtype=torch.float64, device=self._device)
+        return ended.balance.double()
 
     def _read_sums(self) -> list[ReadStep]:
         done: list[ReadStep] = []
@@ -188,9 +190,13 @@ class StepLosses:
             if ended is not None:
                 losses = values[_FIRST_LOSS:]
                 _check(losses, ended.step)
-                done.append(
-                    ReadStep(ended, sum(losses) / len(losses), values[_BALANCE], values[_BALANCED])
+                read = ReadStep(
+                    ended=ended,
+                    loss=sum(losses) / len(losses),
+                    balance=values[_BALANCE],
+                    balanced=values[_BALANCED],
                 )
+                done.append(read)
         return done
 
     def _read_own(self, *, but: int) -> None:
@@ -203,15 +209,19 @@ class StepLosses:
             self._own.append(own)
 
     def _sum_of_own(self) -> list[ReadStep]:
-        figures = [figure for own in self._own for figure in (own.loss, own.balance, own.balanced)]
+        # One message for all steps: three figures a step.
+        figures = []
+        for own in self._own:
+            figures += [own.loss, own.balance, own.balanced]
         stop, *sums = ranks.sums([float(self._asked_to_stop()), *figures])
         self.stop = self.stop or stop > 0
-        steps = [own.ended for own in self._own]
+        read = []
+        for number, own in enumerate(self._own):
+            loss, balance, balanced = sums[3 * number : 3 * number + 3]
+            mean = loss / ranks.world_size()
+            read.append(ReadStep(own.ended, mean, balance, balanced))
         self._own = []
-        read = zip(steps, sums[::3], sums[1::3], sums[2::3], strict=True)
-        return [
-            ReadStep(ended, total / ranks.world_size(), *balance) for ended, total, *balance in read
-        ]
+        return read
 
 
 def _check(losses: Sequence[float], step: int) -> None:

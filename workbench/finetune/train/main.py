@@ -73,9 +73,9 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = load_rows(work)
     phase("loading model")
-    loaded = adapters.attached(
-        model.placed(_base(work.job, rows, work.gpus), work.job, gpus=work.gpus), work.job
-    )
+    loaded = _base(work.job, rows, work.gpus)
+    loaded = model.placed(loaded, work.job, gpus=work.gpus)
+    loaded = adapters.attached(loaded, work.job)
     if work.job.device_map:
         note(f"device_map: {pipeline.described(loaded.model)}")
     recompute(loaded.model, work.job.checkpoint_layers)
@@ -98,7 +98,9 @@ def _run(work: Assignment) -> None:
         note(
             "predict_rows were not answered, as the run was stopped (run.predict(rows) asks the model)"
         )
-    predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
+    predictions: list[Answer] = []
+    if not stop.stopped:
+        predictions = _predict(work, trainer, encoder, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
         _end(work, trainer, step, predictions, rates)
@@ -118,12 +120,17 @@ def load_rows(work: Assignment) -> Rows:
 
 
 def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
-    attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
-    packing = adapters.load_options(
-        job.peft, job.number_format, sharded=technique_of(job.technique).gathers_packed
-    )
-    options = {**model.load_options(job, gpus=gpus), **packing, **attention}
-    trained = job.lora.get("resume_from") if model_kind(job.model) is ModelKind.BUILTIN else None
+    sharded = technique_of(job.technique).gathers_packed
+    packing = adapters.load_options(job.peft, job.number_format, sharded=sharded)
+    options = {**model.load_options(job, gpus=gpus), **packing}
+    if job.attn_implementation:
+        options["attn_implementation"] = job.attn_implementation
+    # Adapters belong to the tokens of their training; a tokenizer learned from new rows would
+    # differ.
+    tokenizer = None
+    trained = job.lora.get("resume_from")
+    if trained and model_kind(job.model) is ModelKind.BUILTIN:
+        tokenizer = AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
     return model.load(
         job.model,
         rows.train,
@@ -131,11 +138,7 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         options=options,
         wording=wording(job.prompt, system=job.system),
         chat_template=job.chat_template,
-        # Adapters belong to the tokens of their training; a tokenizer learned from new rows would
-        # differ.
-        tokenizer=AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
-        if trained
-        else None,
+        tokenizer=tokenizer,
     )
 
 
@@ -153,9 +156,15 @@ def _trainer(
     clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
     # Rows as tokens. A packed row has several texts.
     texts = shared_rows(rows.train, encoder.rows)
-    texts = packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts
+    if job.packing:
+        texts = packed(texts, job.max_source_length + job.max_target_length)
     train = TokenRows(texts, work.rank_folder)
-    count = sum(row["position_ids"].count(0) for row in train) if job.packing else len(train)
+    count = len(train)
+    if job.packing:
+        count = sum(row["position_ids"].count(0) for row in train)
+    evaluation: Sequence[object] = []
+    if evaluates(job):
+        evaluation = TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
     coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
     parts = TrainerParts(
         clock=clock,
@@ -178,9 +187,7 @@ def _trainer(
     trainer = FineTuner(
         parts=parts,
         train_dataset=train,
-        eval_dataset=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
-        if evaluates(job)
-        else [],
+        eval_dataset=evaluation,
         model=loaded.model,
         args=arguments,
         processing_class=loaded.tokenizer,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -153,8 +153,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         super().create_accelerator_and_postprocess()
         accelerator = self.accelerator
         wrap = partial(self.points.wrap, accelerator.prepare_model)
-        accelerator.prepare_model = partial(_in_bf16, wrap) if self._sends_bf16 else wrap
-        if (scaler := self.points.scaler(self.args.device)) is not None:
+        if self._sends_bf16:
+            wrap = partial(_in_bf16, wrap)
+        accelerator.prepare_model = wrap
+        scaler = self.points.scaler(self.args.device)
+        if scaler is not None:
             accelerator.scaler = scaler
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
@@ -186,7 +189,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self, max_steps: int, steps_of_epoch: int, *rest: Any
     ) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
-        if (tree := self.checkpoints.tree) is None:
+        tree = self.checkpoints.tree
+        if tree is None:
             return begin
         self.state.global_step = tree["step"]
         self.state.epoch = tree["epoch"]
@@ -216,8 +220,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if self.causal:
             # Only labels with logits before them count, as in `aligned`.
             labels = [each[..., 1:] for each in labels]
-        tokens = self._losses.count(sum(int(each.ne(IGNORED).sum()) for each in labels))
-        return batches, tokens.to(device) if labels else None
+        own_tokens = sum(int(each.ne(IGNORED).sum()) for each in labels)
+        tokens = self._losses.count(own_tokens)
+        if not labels:
+            return batches, None
+        return batches, tokens.to(device)
 
     def training_step(
         self, model: Any, inputs: Mapping[str, Any], *args: Any, **options: Any
@@ -226,9 +233,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         profiler = self._profiler_now()
         self.clock.see(inputs, profiled=profiler is not None)
         stopwatch = Stopwatch(self.args.device).begin()
-        with (
-            profiler.micro_batch_of(getattr(self, "deepspeed", None)) if profiler else nullcontext()
-        ):
+        profiling: AbstractContextManager[None] = nullcontext()
+        if profiler is not None:
+            profiling = profiler.micro_batch_of(getattr(self, "deepspeed", None))
+        with profiling:
             loss = super().training_step(model, inputs, *args, **options)
         self.clock.computed(stopwatch.end())
         return loss
@@ -285,18 +293,18 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         # The Trainer calls once more after each epoch.
         if step == self._kept_step:
             return
-        norm = HostCopy(torch.as_tensor(grad_norm)) if grad_norm is not None else None
-        balance = self.balance.take() if self.balance is not None else None
-        self._losses.keep(
-            EndedStep(
-                step=step,
-                epoch=self.state.epoch,
-                loss=loss.clone(),
-                grad_norm=norm,
-                due=due,
-                balance=balance,
-            )
+        norm = None
+        if grad_norm is not None:
+            norm = HostCopy(torch.as_tensor(grad_norm))
+        ended = EndedStep(
+            step=step,
+            epoch=self.state.epoch,
+            loss=loss.clone(),
+            grad_norm=norm,
+            due=due,
+            balance=None if self.balance is None else self.balance.take(),
         )
+        self._losses.keep(ended)
         self._kept_step = step
         # The Trainer adds the loss of the next step.
         loss.zero_()
@@ -376,13 +384,15 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             note(f"the last evaluation failed, and the model is saved: {error}")
             self._unmeasured = step
             return {}
-        self.eval_losses[step], self.figures[step] = figures[LOSS], figures
+        self.eval_losses[step] = figures[LOSS]
+        self.figures[step] = figures
         emit_evaluation(step, figures)
         # A TRL trainer has already logged its figures.
         if self.args.report_to and self.evaluator is not None:
-            self._log_evaluation(
-                {name if name == LOSS else f"eval_{name}": value for name, value in figures.items()}
-            )
+            logs = {}
+            for name, value in figures.items():
+                logs[name if name == LOSS else f"eval_{name}"] = value
+            self._log_evaluation(logs)
         emit_memory(step)
         self._judge(step, figures, training=training)
         if training:
@@ -394,12 +404,14 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         """Return the figures of an evaluation, by the workbench or by the library's trainer."""
         if self.evaluator is not None:
             return self.evaluator.measure(self)
-        figures = super().evaluate(*args, **options)
-        return {
-            name if name == LOSS else name.removeprefix("eval_"): float(value)
-            for name, value in figures.items()
-            if name.removeprefix("eval_") not in _NO_FIGURES
-        }
+        figures = {}
+        for logged_name, value in super().evaluate(*args, **options).items():
+            name = logged_name.removeprefix("eval_")
+            if logged_name == LOSS:
+                figures[LOSS] = float(value)
+            elif name not in _NO_FIGURES:
+                figures[name] = float(value)
+        return figures
 
     def _log_evaluation(self, figures: dict[str, float]) -> None:
         try:
@@ -418,7 +430,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if better and self.best.wanted and step < self.state.max_steps:
             phase("checkpoint")
             self.checkpoints.save(self)
-        if why := self.best.exhausted:
+        why = self.best.exhausted
+        if why:
             self.control.should_training_stop = True
             note(f"stopped early after step {step} of {self.state.max_steps}: {why}")
 

@@ -35,9 +35,11 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._events: Sequence[torch.cuda.Event] = ()
         if device.type == "cuda":
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._events = begin, end
-        self._began = self._took = 0.0
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._events = (begin, end)
+        self._began = 0.0
+        self._took = 0.0
 
     def begin(self) -> Self:
         if self._events:
@@ -171,11 +173,19 @@ class StepMeter:
         self._read_ended()
         own = [float(self._fair_useful), float(self._fair_padded), self._micro_batch_s()]
         useful, padded, computing_s = ranks.sums(own)
+        micro_batch_s = None
+        if self._warm:
+            micro_batch_s = computing_s / ranks.world_size()
+        useful_per_s = None
+        padded_per_s = None
+        if self._fair_s > 0:
+            useful_per_s = round(useful / self._fair_s, 3)
+            padded_per_s = round(padded / self._fair_s, 3)
         return {
             "step_s": self._step_s(),
-            "micro_batch_s": computing_s / ranks.world_size() if self._warm else None,
-            "useful_tokens_per_s": round(useful / self._fair_s, 3) if self._fair_s > 0 else None,
-            "padded_tokens_per_s": round(padded / self._fair_s, 3) if self._fair_s > 0 else None,
+            "micro_batch_s": micro_batch_s,
+            "useful_tokens_per_s": useful_per_s,
+            "padded_tokens_per_s": padded_per_s,
             "profiled_tokens": self.profiled_tokens,
         }
 
@@ -188,7 +198,13 @@ class StepMeter:
         took_s = [float(seconds) for seconds in step.computing]
         took_s = took_s[:-1] or took_s
         computing_s = sum(took_s) / sum(step.tokens[: len(took_s)])
-        self._warm.append(_Step(step.took_s, sum(step.tokens), len(step.tokens), computing_s))
+        warm = _Step(
+            took_s=step.took_s,
+            tokens=sum(step.tokens),
+            micro_batches=len(step.tokens),
+            computing_s=computing_s,
+        )
+        self._warm.append(warm)
 
     def _lap_s(self) -> float:
         """Return the seconds since the last reading of the clock; 0 during a pause."""
@@ -204,13 +220,18 @@ class StepMeter:
 
         A disturbance of a few periods has no effect.
         """
+        if not self._warm:
+            return None
+        # Steps of whole periods; all steps if not even one period is whole.
         whole = len(self._warm) // self._period * self._period or len(self._warm)
-        periods = [self._warm[at : at + self._period] for at in range(0, whole, self._period)]
-        token_s = [
-            sum(step.took_s for step in steps) / sum(step.tokens for step in steps)
-            for steps in periods
-        ]
-        return median(token_s) * fmean(step.tokens for step in self._warm) if token_s else None
+        token_s = []
+        for at in range(0, whole, self._period):
+            steps = self._warm[at : at + self._period]
+            took_s = sum(step.took_s for step in steps)
+            tokens = sum(step.tokens for step in steps)
+            token_s.append(took_s / tokens)
+        mean_tokens = fmean(step.tokens for step in self._warm)
+        return median(token_s) * mean_tokens
 
     def _micro_batch_s(self) -> float:
         if not self._warm:
@@ -225,5 +246,8 @@ class StepMeter:
 
 def _everyone() -> frozenset[str]:
     ranks.barrier()  # NCCL opens its connections with the first collective
-    answers = ranks.gather_bytes(json.dumps(sorted(addresses())).encode())
-    return frozenset(address for mine in answers for address in json.loads(mine))
+    own = json.dumps(sorted(addresses())).encode()
+    everyone: set[str] = set()
+    for answer in ranks.gather_bytes(own):
+        everyone.update(json.loads(answer))
+    return frozenset(everyone)

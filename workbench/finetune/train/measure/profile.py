@@ -79,9 +79,8 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         with self._timed_method(engine, "step") if engine is not None else nullcontext():
             yield
         _synchronize()
-        self.seconds["bwd"] = (
-            time.perf_counter() - began - self._forward_s - self.seconds.get("step", 0.0)
-        )
+        took_s = time.perf_counter() - began
+        self.seconds["bwd"] = took_s - self._forward_s - self.seconds.get("step", 0.0)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -198,15 +197,14 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
             }
             for row in rows
         ]
-        write_json(
-            self.out / TRACE_OPERATORS, {"steps": [self.steps.start, last], "operators": operators}
-        )
+        report = {"steps": [self.steps.start, last], "operators": operators}
+        write_json(self.out / TRACE_OPERATORS, report)
 
 
 def _own_us(row: Any) -> float:
-    return float(getattr(row, "self_device_time_total", 0.0) or 0.0) + float(
-        row.self_cpu_time_total
-    )
+    device_us = float(getattr(row, "self_device_time_total", 0.0) or 0.0)
+    cpu_us = float(row.self_cpu_time_total)
+    return device_us + cpu_us
 
 
 @contextmanager

@@ -35,8 +35,10 @@ def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
     sent: dict[tuple[str, ...], int] = {}
     for link in _links():
         ends = _ends(link)
-        if ends[2] in peers and (alone or ends[0] != ends[2]):
-            if (count := _bytes_sent(link)) is None:
+        here, _, there, _ = ends
+        if there in peers and (alone or here != there):
+            count = _bytes_sent(link)
+            if count is None:
                 return None
             sent[ends] = count
     return sent
@@ -97,13 +99,11 @@ class Traffic:
         complete = now is not None and now.keys() >= self._since.keys()
         before = self._since
         self._since = None
-        self.sent_bytes += (
-            sum(count - before.get(ends, 0) for ends, count in now.items())
-            if complete and now
-            else 0
-        )
-        if not complete:
+        if now is None or not complete:
             self.sent_bytes = None
+            return
+        for ends, count in now.items():
+            self.sent_bytes += count - before.get(ends, 0)
 
     def tell(self, reason: str = "") -> None:
         """Emit the sent bytes and the number of steps; None for unknown bytes."""
@@ -160,8 +160,7 @@ def _bytes_sent(link: socket.socket) -> int | None:
     if len(info) >= _BYTES_SENT + 16:
         sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
         return int(sent - again)
-    return (
-        int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0])
-        if len(info) >= _BYTES_ACKED + 8
-        else None
-    )
+    if len(info) >= _BYTES_ACKED + 8:
+        (acknowledged,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
+        return int(acknowledged)
+    return None
