@@ -85,7 +85,8 @@ def processes_with(*marks: str) -> list[str]:
             mark.encode() in argv + environ for mark in marks
         ):
             found.append(
-                f"{folder.name} {argv.replace(bytes(1), b' ').decode(errors='replace').strip()[:150]}"
+                f"{folder.name} "
+                f"{argv.replace(bytes(1), b' ').decode(errors='replace').strip()[:150]}"
             )
     return found
 

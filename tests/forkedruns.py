@@ -151,5 +151,6 @@ def follows(run: Ran, reference: Ran, what: str = "") -> None:
         assert end[key] == pytest.approx(reference_end[key], rel=0.01)
     if what:
         MEASURED.append(
-            f"{what}: loss within {off['loss']:.1e}, gradient norm within {off['grad_norm']:.1e} of single"
+            f"{what}: loss within {off['loss']:.1e}, gradient "
+            f"norm within {off['grad_norm']:.1e} of single"
         )

@@ -101,10 +101,10 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
 
 
 CALLS = (
-    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
-    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' + c.function.arguments | tojson }}{% endfor %}"
-    "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages "
+    "%}{{ '<|' + m.role + '|>' + m.content }}{% for c in m.tool_calls or [] %}{{ "
+    "c.function.name + ' ' + c.function.arguments | tojson }}{% endfor %}{{ '<|end|>' "
+    "}}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 

@@ -207,7 +207,10 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(
         flip(damaged)
     assert min(curve(run)) == older + 1  # type: ignore[type-var]
     assert curve(run).items() <= curve(whole).items()
-    said = f"the checkpoint of step {newer} was left out: the checksum of rank-1/state.safetensors is wrong (pod-1)"
+    said = (
+        f"the checkpoint of step {newer} was left out: the "
+        "checksum of rank-1/state.safetensors is wrong (pod-1)"
+    )
     assert said in result.message
 
 
@@ -345,7 +348,10 @@ def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(
     finally:
         flip(damaged)
     assert result.resumed_step == older
-    said = f"the checkpoint of step {newer} was left out: the checksum of rank-1/state.safetensors is wrong (pod-1)"
+    said = (
+        f"the checkpoint of step {newer} was left out: the "
+        "checksum of rank-1/state.safetensors is wrong (pod-1)"
+    )
     assert said in result.message
     assert not left.paths.checkpoints.exists()
 

@@ -13,7 +13,10 @@ from workbench.base.child import HOME, child_environment, replies, start
 
 
 def test_a_child_finds_this_package_and_has_a_session_of_its_own() -> None:
-    code = "import json, os, workbench; print(json.dumps([workbench.__file__, os.getcwd(), os.getsid(0) == os.getpid()]))"
+    code = (
+        "import json, os, workbench; print(json.dumps([workbench.__file__, "
+        "os.getcwd(), os.getsid(0) == os.getpid()]))"
+    )
     with start("-c", code, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.read()) == [f"{HOME}/workbench/__init__.py", "/", True]

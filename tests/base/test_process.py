@@ -92,7 +92,10 @@ def test_a_process_is_known_by_id_and_start_time() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    code = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') Z 1 (x'); print('up', flush=True); sys.stdin.read()"
+    code = (
+        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') "
+        "Z 1 (x'); print('up', flush=True); sys.stdin.read()"
+    )
     argv = [sys.executable, "-c", code]
     env = {**os.environ, "WORKBENCH_RUN": "r", "WORKBENCH_OTHER": "x"}
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
@@ -132,7 +135,10 @@ def test_descent_is_followed_to_the_end_and_up_again() -> None:
 
 
 def test_the_table_of_a_family_has_those_below_and_nobody_else() -> None:
-    inner = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']); print(flush=True); input()"
+    inner = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, "
+        "'-c', 'input()']); print(flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:

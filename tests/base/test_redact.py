@@ -60,7 +60,10 @@ def test_a_value_is_hidden_in_every_form_that_it_may_take() -> None:
     redact = Redactor(
         {"DATABASE_URL": f"postgres://me:{value.splitlines()[1]}@db", "MY_AUTH": value}
     )
-    shown = f"{value} {json.dumps(value)} {value.encode().decode('latin-1')} p%C3%A4%22ss%0Aw%C3%B6rd-77%2Fx {value!r}"
+    shown = (
+        f"{value} {json.dumps(value)} {value.encode().decode('latin-1')} "
+        f"p%C3%A4%22ss%0Aw%C3%B6rd-77%2Fx {value!r}"
+    )
     assert "rd-77" not in redact(shown)
     assert redact.blob(shown.encode()).count(b"\n") == shown.encode().count(b"\n")
     assert len(redact.blob(shown.encode())) == len(shown.encode())

@@ -19,9 +19,15 @@ from workbench.finetune.profile.parse import read_profile
 from workbench.jobs.script import Script
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
-CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.25 GiB is free."
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has "
+    "a total capacity of 79.19 GiB of which 1.25 GiB is free."
+)
 SAMPLE = Path(__file__).resolve().parent.parent / "samples" / "flops_profile.txt"
-KERNEL = "killed by SIGKILL; out of memory: the memory limit of 512 MiB was reached (oom_kill counter +1)"
+KERNEL = (
+    "killed by SIGKILL; out of memory: the memory "
+    "limit of 512 MiB was reached (oom_kill counter +1)"
+)
 
 
 @pytest.fixture

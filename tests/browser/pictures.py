@@ -58,7 +58,10 @@ table
 """
 PLOTS = "table.plots()"
 SIDE_WIDTH, SIDE_HEIGHT = 1205, 800
-COMPOSE = 'compose(model="tiny-llama", technique="zero2", peft="lora", count=2, max_steps=200, prompt="alpaca")'
+COMPOSE = (
+    'compose(model="tiny-llama", technique="zero2", '
+    'peft="lora", count=2, max_steps=200, prompt="alpaca")'
+)
 
 _NEUTRAL = """([folder]) => {
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -99,7 +102,8 @@ def take_sidebar(book: Any) -> None:
     frame.get_by_text(re.compile(r"^1\d\d of 240 steps")).wait_for(timeout=120_000)
     keep(page.screenshot(), "sidebar")
     page.evaluate(
-        "() => { window.jupyterapp.shell.currentWidget.close(); window.jupyterapp.shell.collapseLeft(); }"
+        "() => { window.jupyterapp.shell.currentWidget.close(); "
+        "window.jupyterapp.shell.collapseLeft(); }"
     )
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context?.path")
     page.set_viewport_size({"width": WIDTH, "height": HEIGHT})

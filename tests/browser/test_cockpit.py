@@ -125,7 +125,10 @@ for step in range(50):
     writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 50.0 - step}))
 writer.close()
 """
-    show = "board = show_tensorboard({'tiny': Path('board')})\nprint(board.server.pid, board.server.start_time)\nboard"
+    show = (
+        "board = show_tensorboard({'tiny': "
+        "Path('board')})\nprint(board.server.pid, board.server.start_time)\nboard"
+    )
     book = open_book(lab.add(notebook(write, show, show), "board.ipynb"))
     book.run(0)
     book.run(1)

@@ -67,8 +67,8 @@ def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
         benchmark_text(groups(mixed_rows())),
     ):
         assert (
-            "Not measured here: perplexity, exact match, padded tokens/s, TFLOPS per device, MFU, host"
-            in said
+            "Not measured here: perplexity, exact match, "
+            "padded tokens/s, TFLOPS per device, MFU, host" in said
         )
     assert "perplexity" not in [f.column.title for f in sheet_of(groups(mixed_rows())).figures]
 

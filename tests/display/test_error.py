@@ -34,7 +34,8 @@ def test_an_error_is_one_block_with_the_cells_own_lines(cell: Cell) -> None:
     cell("def make(steps):\n    return FineTune(max_step=steps)")
     first, *rest = cell("rate = 3\nmake(10)").splitlines()
     assert first.startswith(
-        "ConfigError: job option 'max_step' is not known: did you mean 'max_steps'? Allowed: max_steps, "
+        "ConfigError: job option 'max_step' is not known: "
+        "did you mean 'max_steps'? Allowed: max_steps, "
     )
     assert re.search(r"Allowed: (\w+, ){5}\w+ and \d\d more$", first), "the nearest alone"
     assert rest == [

@@ -141,8 +141,8 @@ def test_what_a_stop_does_to_a_script_stands_on_its_button_and_in_its_receipt(
     stop = button(panel, "stop")
     assert stop["text"] == "Ask to stop"
     assert stop["tip"] == (
-        "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not ended "
-        "5 s later; what they wrote comes back"
+        "Asks every rank, a Trainer to end after a step and others by a signal, "
+        "and kills those that have not ended 5 s later; what they wrote comes back"
     )
     assert button(panel, "kill")["sure"] == "Really kill? Only what it wrote by now comes back"
     how = "stopped when asked: the ranks ended by themselves within 4 s of SIGTERM"
@@ -348,8 +348,9 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
     with written.paths.events.open("a") as out:
         for step in range(1, 100_001):
             out.write(
-                f'{{"time_s": {T0 + step}, "rank": 0, "kind": "step", "step": {step}, "epoch": 1.5,'
-                f' "loss": {8.5 / step}, "grad_norm": 4.05, "learning_rate": 0.001, "samples_per_s": 19.23}}\n'
+                f'{{"time_s": {T0 + step}, "rank": 0, "kind": "step", "step": '
+                f'{step}, "epoch": 1.5, "loss": {8.5 / step}, "grad_norm": '
+                '4.05, "learning_rate": 0.001, "samples_per_s": 19.23}\n'
             )
     written.end()
     run = Run.load(written.paths.root)

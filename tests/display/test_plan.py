@@ -67,8 +67,8 @@ def test_the_verdict_comes_first_and_says_what_cheapest_means() -> None:
     doc = plan_doc(table(*LARGE))
     caption = first_table(doc).grid.caption
     assert caption == (
-        "3 of 4 techniques fit into 4 GiB of a pod. ★ ddp is the cheapest that fits: of these it sends least over the "
-        "network in a step; zero3 needs least memory"
+        "3 of 4 techniques fit into 4 GiB of a pod. ★ ddp is the cheapest that fits: "
+        "of these it sends least over the network in a step; zero3 needs least memory"
     )
     assert to_text(doc).startswith(caption[:40])
     assert list(first_table(doc).grid.columns)[:3] == ["technique", "", "largest micro-batch"]
@@ -118,7 +118,8 @@ def test_a_tiny_model_is_in_mebibytes_and_columns_of_nothing_are_left_out() -> N
 def test_what_does_not_fit_says_what_would() -> None:
     none = plan_doc(table(row("ddp", 9.0, Fit.NOT, micro=0), row("zero3", 5.0, Fit.NOT, micro=2)))
     assert first_table(none).grid.caption == (
-        "0 of 2 techniques fit into 4 GiB of a pod; zero3 needs least, with a micro-batch of 2 it fits"
+        "0 of 2 techniques fit into 4 GiB of a pod; zero3 "
+        "needs least, with a micro-batch of 2 it fits"
     )
     unknown = plan_doc(table(row("ddp", 9.0, Fit.UNKNOWN, micro=None), limit=None))
     assert first_table(unknown).grid.caption == "No verdict without a limit; ddp needs least"

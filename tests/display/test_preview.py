@@ -74,7 +74,8 @@ def test_the_batch_is_spelled_out() -> None:
         per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10
     )
     assert preview_of(composed).batch == (
-        "Global batch size: 4 per device × 2 accumulated × 3 ranks = 24 rows; 10 steps read 240 rows, 0.06 epochs"
+        "Global batch size: 4 per device × 2 accumulated × 3 "
+        "ranks = 24 rows; 10 steps read 240 rows, 0.06 epochs"
     )
     assert "1 rank = 8 rows" in preview_of(Composition(technique="single")).batch
     assert "167 steps" in preview_of(Composition()).batch  # 4,000 rows by 24

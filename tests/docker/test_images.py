@@ -50,7 +50,8 @@ def engine() -> Engine:
         took_s = made.build(target, made.folder / f"{target}.log")
         size = int(made.podman("image", "inspect", "--format", "{{.Size}}", f"{PREFIX}{target}"))
         MEASURED.append(
-            f"image {target}: {size / 1024**3:.2f} GiB, built in {took_s:.0f} s (less what was built before)"
+            f"image {target}: {size / 1024**3:.2f} GiB, built "
+            f"in {took_s:.0f} s (less what was built before)"
         )
     return made
 
@@ -146,7 +147,10 @@ def test_the_ops_are_built_for_the_oldest_cpu(engine: Engine) -> None:
     for op in ("cpu_adam", "async_io", "pin_memory"):
         assert re.search(rf"^{op} \.+ \[YES\] \.+ \[OKAY\]", plain, re.MULTILINE), plain
     if platform.machine() == "x86_64":
-        find = "objdump --disassemble /opt/venv/lib/python3*/site-packages/deepspeed/ops/adam/cpu_adam_op*.so"
+        find = (
+            "objdump --disassemble "
+            "/opt/venv/lib/python3*/site-packages/deepspeed/ops/adam/cpu_adam_op*.so"
+        )
         count = f"{find} | grep --count -E '%{{0}}mm[0-9]' || true"
         for register, used in (("y", True), ("z", False)):  # AVX2 it is, AVX-512 it is not
             words = ("--network", "none", f"{PREFIX}worker", "bash", "-c", count.format(register))
@@ -230,8 +234,8 @@ def test_this_machine_trains_on_three_containers(stack: Stack, tmp_path: Path) -
             assert [host.address for host in result.hosts] == list(addresses)
             assert (result.world_size, result.steps) == (3, 5)
             MEASURED.append(
-                f"{technique} on three containers: {time.monotonic() - began:.0f} s, the first step after"
-                f" {result.time_to_first_step_s:.1f} s"
+                f"{technique} on three containers: {time.monotonic() - began:.0f} "
+                f"s, the first step after {result.time_to_first_step_s:.1f} s"
             )
         for worker in WORKERS:  # the agents and their warm servers are still there
             whose = [

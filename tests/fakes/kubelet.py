@@ -33,7 +33,10 @@ from workbench.pods.guest.process import session_environment
 
 NODE = "node-1"
 _TICK_S = 0.03
-_PREEMPTION = "no new claims to deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+_PREEMPTION = (
+    "no new claims to deallocate, preemption: 0/3 nodes are "
+    "available: 3 Preemption is not helpful for scheduling."
+)
 _OUT_OF_REACH = {
     "pending": (
         f"0/3 nodes are available: 3 Insufficient nvidia.com/gpu. {_PREEMPTION}",
@@ -339,7 +342,10 @@ class Kubelet:
     async def _pull_in_vain(self, pod: Running) -> None:
         """Try to pull and fail, with a growing pause between, until the registry answers: `pulled` is set."""
         image = pod.container["image"]
-        cause = f'failed to resolve reference "{image}": dial tcp 10.0.0.9:443: connect: connection refused'
+        cause = (
+            f'failed to resolve reference "{image}": dial '
+            "tcp 10.0.0.9:443: connect: connection refused"
+        )
         await self._event(pod, "Pulling", f'Pulling image "{image}"', "Normal")
         await self._event(pod, "Failed", f'Failed to pull image "{image}": {cause}')
         while not self.pulled.is_set() and not pod.deleting.is_set():

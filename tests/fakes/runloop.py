@@ -461,7 +461,8 @@ class SimWatch:
             return PodReport(pod=pod.pod, answered=False)
         if pod.agent_pid != self._agent_pid:
             return self._lose(
-                f"lost the agent of {pod.pod.name}: the agent was killed; the ranks on the pod died with the agent"
+                f"lost the agent of {pod.pod.name}: the agent was "
+                "killed; the ranks on the pod died with the agent"
             )
         self._heard = sim.now
         ranks = [self._status(rank) for rank in pod.ranks.values()]

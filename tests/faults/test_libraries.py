@@ -73,7 +73,10 @@ def test_the_lock_of_a_killed_build_is_removed_and_told(world: World, tmp_path: 
     """
     lock = tmp_path / "cpu_adam" / "lock"
     lock.parent.mkdir()
-    code = f"from torch.utils.file_baton import FileBaton; print(FileBaton({str(lock)!r}).try_acquire())"
+    code = (
+        "from torch.utils.file_baton import FileBaton; "
+        f"print(FileBaton({str(lock)!r}).try_acquire())"
+    )
     take = [sys.executable, "-c", code]
     holder = subprocess.run([*take[:2], f"{code}; import os; os.kill(os.getpid(), 9)"], check=False)
     assert holder.returncode == -9

@@ -62,7 +62,10 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
         end.touch()
         result = world.ended(run)
         result.raise_for_status()
-        told = "logs here are incomplete: the disk is full; run.fetch() copies the rest back while the cluster exists"
+        told = (
+            "logs here are incomplete: the disk is full; run.fetch() "
+            "copies the rest back while the cluster exists"
+        )
         assert result.message == f"every rank is done; {told}"
         for rank in range(3):
             text = world.log(run, rank)

@@ -317,7 +317,10 @@ BEGUN: dict[str, Callable[[ClusterPaths], object]] = {
     "with its key": lambda paths: (paths.identity / "id_ed25519").exists(),
     "with a pod": lambda paths: any((paths.root / "pods").glob("pod-*/guardian.json")),
 }
-START = "import sys; from workbench import Cluster, LocalPods; Cluster(LocalPods(), count=2, path=sys.argv[1]).start()"
+START = (
+    "import sys; from workbench import Cluster, LocalPods; "
+    "Cluster(LocalPods(), count=2, path=sys.argv[1]).start()"
+)
 
 
 def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(

@@ -44,7 +44,10 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
     with Cluster(LocalPods(), count=2, path=root, warm=False) as first:
         run = world.beating("--until", str(end), cluster=first, pods=2)
         second = Cluster(LocalPods(), PodSpec(cpus=7), count=5, path=root)
-        holder = f"holds a cluster that is ready: process {os.getpid()} of .* started it at .*Cluster.attach"
+        holder = (
+            "holds a cluster that is ready: process "
+            f"{os.getpid()} of .* started it at .*Cluster.attach"
+        )
         with pytest.raises(ConfigError, match=holder), second:
             pytest.fail("entered")
         with pytest.raises(

@@ -106,7 +106,8 @@ def test_what_a_template_refuses_of_the_words_is_met_in_any_of_the_first_rows_an
 ):
     picky = GEMMA.replace(
         "{% for message in messages %}",
-        "{% for message in messages %}{% if 'rude' in message['content'] %}{{ raise_exception('No.') }}{% endif %}",
+        "{% for message in messages %}{% if 'rude' in "
+        "message['content'] %}{{ raise_exception('No.') }}{% endif %}",
     )
     job = FineTune(model="tiny-llama", chat_template=picky)
     fine = row_from({"source": "1+1?", "target": "2"}, "here")
@@ -142,8 +143,8 @@ def test_calls_that_a_template_does_not_know_are_refused_before_a_run() -> None:
     assert one == "" and "This model only supports single tool-calls at once!" in two
     (why,) = reasons(FineTune(model="tiny-llama", chat_template=PHI), [row])
     assert why == (
-        "cannot be learned from: the chat template leaves out the assistant's tool_calls; give one that writes it as "
-        "chat_template="
+        "cannot be learned from: the chat template leaves out the "
+        "assistant's tool_calls; give one that writes it as chat_template="
     )
 
 
@@ -155,7 +156,8 @@ def test_templates_that_mark_answers_and_those_that_cannot_be_learned_from() -> 
     )
     (why,) = reasons(FineTune(model="tiny-llama", chat_template=thinks), row)
     assert why.startswith(
-        "cannot be learned from: the chat template does not begin an answer with what it asks for one with"
+        "cannot be learned from: the chat template does "
+        "not begin an answer with what it asks for one with"
     )
     (why,) = reasons(
         FineTune(model="tiny-llama", chat_template="{% for m in messages %}{{ m.content }}"), row

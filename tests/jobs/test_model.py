@@ -50,8 +50,9 @@ def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
     with pytest.raises(ConfigError) as refused:
         model_kind("google/flan-t5-small@refs/pr/3")
     assert str(refused.value) == (
-        "model 'google/flan-t5-small@refs/pr/3' names a revision, and the option takes no revision: the "
-        "hub's newest is used. Give 'google/flan-t5-small', or download the revision and give the folder, as in "
+        "model 'google/flan-t5-small@refs/pr/3' names a revision, and the option takes "
+        "no revision: the hub's newest is used. Give 'google/flan-t5-small', or "
+        "download the revision and give the folder, as in "
         "huggingface_hub.snapshot_download('google/flan-t5-small', revision='refs/pr/3')"
     )
     monkeypatch.chdir(tmp_path)

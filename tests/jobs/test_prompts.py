@@ -7,12 +7,14 @@ from workbench.finetune.options.prompts import fill, source_text, wording
 # As tatsu-lab/stanford_alpaca prints them in its README, and meta-llama/llama joins them in generation.py.
 PUBLISHED = {
     ("alpaca", "Sort these.", "3 1 2", None): (
-        "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-        "response that appropriately completes the request.\n\n### Instruction:\nSort these.\n\n### Input:\n3 1 2\n\n"
+        "Below is an instruction that describes a task, paired with an input that "
+        "provides further context. Write a response that appropriately completes "
+        "the request.\n\n### Instruction:\nSort these.\n\n### Input:\n3 1 2\n\n"
         "### Response:"
     ),
     ("alpaca", "Say hi.", "", None): (
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "Below is an instruction that describes a task. Write a "
+        "response that appropriately completes the request.\n\n"
         "### Instruction:\nSay hi.\n\n### Response:"
     ),
     ("llama2-chat", "Say hi.", "", None): "[INST] Say hi. [/INST]",

@@ -86,7 +86,8 @@ def test_the_part_of_another_step_is_noticed(run: Path) -> None:
     facts = read_json(part_of(run, NEW, 0) / NAME)
     write_json(part_of(run, NEW, 0) / NAME, {**facts, "step": OLD})
     assert newest_good(run).notes == [
-        f"the checkpoint of step {NEW} was left out: rank-0 is the part of another checkpoint (pod-0)"
+        f"the checkpoint of step {NEW} was left out: "
+        "rank-0 is the part of another checkpoint (pod-0)"
     ]
 
 
@@ -119,7 +120,8 @@ def test_a_checkpoint_of_the_last_step_is_of_no_use(run: Path) -> None:
     found = newest_good(run, last_step=NEW)
     assert found.step == OLD
     assert found.notes == [
-        f"the checkpoint of step {NEW} was left out: max_steps is {NEW}, no step is left after the checkpoint"
+        f"the checkpoint of step {NEW} was left out: max_steps "
+        f"is {NEW}, no step is left after the checkpoint"
     ]
 
 
@@ -212,7 +214,10 @@ def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
         "r+b"
     ) as file:
         file.write(b"x")
-    said = "the checkpoint of step 4 was not copied back: the checksum of rank-1/state.safetensors is wrong"
+    said = (
+        "the checkpoint of step 4 was not copied back: "
+        "the checksum of rank-1/state.safetensors is wrong"
+    )
     assert bring(links, home) == Returned(steps=[2], notes=[said])
     save(links, 6)
     monkeypatch.setattr(

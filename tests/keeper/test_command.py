@@ -120,8 +120,8 @@ def test_ssh_line_starts_one_client_per_rank() -> None:
     for rank, pod in enumerate(PODS):
         assert f"-- {pod.address} " in script
         assert (
-            f"--rank {rank} --local-rank 0 --world-size 3 --master-addr 127.0.0.2 --master-port 29511"
-            in script
+            f"--rank {rank} --local-rank 0 --world-size 3 "
+            "--master-addr 127.0.0.2 --master-port 29511" in script
         )
 
 

@@ -316,7 +316,8 @@ def test_a_script_cannot_say_that_it_was_restarted() -> None:
         (
             10,
             [],
-            "began again (the checkpoint of step 10 was not whole here yet when the loss was noticed) with",
+            "began again (the checkpoint of step 10 was not "
+            "whole here yet when the loss was noticed) with",
         ),
         (
             10,

@@ -265,7 +265,8 @@ CASES = [
                     1.0,
                     RankError(
                         kind="RuntimeError",
-                        message=f"The server socket has failed to listen on port {PORT + 1}: EADDRINUSE",
+                        message="The server socket has failed to "
+                        f"listen on port {PORT + 1}: EADDRINUSE",
                     ),
                     1,
                 )

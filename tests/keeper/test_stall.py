@@ -14,7 +14,10 @@ from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
 
 POD = Pod(name="pod-0", address="127.0.0.2")
-BARRIER = 'Current thread 0x1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 9 in barrier\n'
+BARRIER = (
+    "Current thread 0x1 (most recent call first):\n  File "
+    '"/x/torch/distributed/c10d.py", line 9 in barrier\n'
+)
 LOOP = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 5 in wait\n'
 
 

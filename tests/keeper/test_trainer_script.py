@@ -160,9 +160,10 @@ def test_a_summarization_script_that_is_stopped_saves_its_model_and_that_is_here
         ]
         (folder / f"{part}.json").write_text("\n".join(map(json.dumps, rows)))
     args = (
-        "--model_name_or_path t5 --train_file train.json --validation_file validation.json --output_dir out --use_cpu "
-        "--max_steps 1000000 --per_device_train_batch_size 8 --learning_rate 5e-3 --logging_steps 10"
-        " --save_strategy no --predict_with_generate --generation_max_length 6 --report_to none"
+        "--model_name_or_path t5 --train_file train.json --validation_file validation.json "
+        "--output_dir out --use_cpu --max_steps 1000000 --per_device_train_batch_size 8 "
+        "--learning_rate 5e-3 --logging_steps 10 --save_strategy no "
+        "--predict_with_generate --generation_max_length 6 --report_to none"
     )
     run = cluster.submit(Script(folder / "summarize.py", args=args.split(), stop_grace_s=240))
     until(

@@ -37,7 +37,8 @@ def test_every_launcher_starts_ranks_there(cluster: Cluster, tmp_path: Path, lau
     script = tmp_path / "who.py"
     script.write_text(
         "import os, sys\n"
-        f"print('rank', os.environ['RANK'], os.path.exists({str(cluster.path / 'identity')!r}), sys.executable)\n"
+        "print('rank', os.environ['RANK'], "
+        f"os.path.exists({str(cluster.path / 'identity')!r}), sys.executable)\n"
     )
     run = cluster.submit(Script(path=str(script), launcher=launcher))
     result = run.wait(120, progress=False)

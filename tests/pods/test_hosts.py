@@ -194,7 +194,10 @@ def test_a_jump_host_is_gone_through_and_checked_too(
     ]
     blocks[0] += "Host b hop\n ProxyJump hop\n"  # a pattern that means the jump host too is no loop
     blocks.append(f"Host hop\n HostName {hop.address}\n Port {hop.port}\n")
-    key = f"Host *\n IdentityFile {there.user.key}\n UserKnownHostsFile {known_hosts(there, tmp_path / 'known')}\n"
+    key = (
+        f"Host *\n IdentityFile {there.user.key}\n UserKnownHostsFile "
+        f"{known_hosts(there, tmp_path / 'known')}\n"
+    )
     (tmp_path / "config").write_text("".join([*blocks, key]))
     pods = launch(2, **({**ways, "trust": {}} if config else {"jump": jump, "trust": there.trust}))
     assert [pod.address for pod in pods] == ["127.0.0.2", "127.0.0.3"]

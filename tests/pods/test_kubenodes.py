@@ -183,8 +183,8 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     )
     assert (first.fits, first.free_cpus, table.schedulable) == (1, 92.0, 1)
     assert table.verdict == (
-        "1 of 3 pods could be scheduled now; gpu-2: the taint nvidia.com/gpu=present:NoSchedule is not tolerated;"
-        " cpu-1: nvidia.com/gpu: 4 asked, 0 free of 0"
+        "1 of 3 pods could be scheduled now; gpu-2: the taint nvidia.com/gpu=present:NoSchedule "
+        "is not tolerated; cpu-1: nvidia.com/gpu: 4 asked, 0 free of 0"
     )
     for shown in (as_text(table), as_html(table)):
         assert all(

@@ -85,7 +85,10 @@ def test_what_the_role_forbids_is_named(
     place: KubernetesPlace, context: LaunchContext, verb: str, resource: str
 ) -> None:
     place.server.allowed = role() - {(verb, resource)}
-    words = f'cannot {verb} resource "{resource}" in API group "" in the namespace "lab"; docker/kubernetes/rbac.yaml'
+    words = (
+        f'cannot {verb} resource "{resource}" in API group "" '
+        'in the namespace "lab"; docker/kubernetes/rbac.yaml'
+    )
     refused(place, context, BackendError, re.escape(words))
 
 
@@ -103,7 +106,10 @@ def test_the_shipped_role_allows_what_is_called_and_no_more(
 
 
 def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: LaunchContext) -> None:
-    words = 'pods "wb-test" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 8, limited: 8'
+    words = (
+        'pods "wb-test" is forbidden: exceeded quota: gpus, '
+        "requested: requests.nvidia.com/gpu=8, used: 8, limited: 8"
+    )
     fault(place, "create", "pods", 403, message=words, skip=2)
     refused(
         place,
@@ -219,7 +225,10 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
     backend = place.backend()
     backend.launch(PodSpec(), 1, context)
     fault(place, "delete", "pods", 500, message="etcd is down", times=99)
-    words = "may still be in namespace lab: .*etcd is down. .*kubectl -n lab delete pod,service,secret -l"
+    words = (
+        "may still be in namespace lab: .*etcd is down. "
+        ".*kubectl -n lab delete pod,service,secret -l"
+    )
     with pytest.raises(BackendError, match=words):
         backend.stop()
     with pytest.raises(BackendError, match=words):
@@ -655,7 +664,10 @@ def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
             assert (
                 "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr
             ), path
-        script = 'import os, pathlib; p = pathlib.Path(os.environ["XDG_CACHE_HOME"], "hub"); p.mkdir(parents=True)'
+        script = (
+            'import os, pathlib; p = pathlib.Path(os.environ["XDG_CACHE_HOME"], '
+            '"hub"); p.mkdir(parents=True)'
+        )
         assert connection.run(
             [launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=20
         ).stdout.startswith(launched.pods[0].root)

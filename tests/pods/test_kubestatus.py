@@ -280,7 +280,10 @@ def test_pods_with_one_reason_are_named_together() -> None:
     assert listed({1: "a"}) == "pod-1 (a)"
 
 
-RESOLVE = 'failed to pull and unpack image "r.example.org/w:1": failed to resolve reference "r.example.org/w:1"'
+RESOLVE = (
+    'failed to pull and unpack image "r.example.org/w:1": '
+    'failed to resolve reference "r.example.org/w:1"'
+)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +292,8 @@ RESOLVE = 'failed to pull and unpack image "r.example.org/w:1": failed to resolv
         (True, f"rpc error: code = NotFound desc = {RESOLVE}: r.example.org/w:1: not found"),
         (
             True,
-            f"rpc error: code = Unknown desc = {RESOLVE}: unexpected status from HEAD request: 401 Unauthorized",
+            f"rpc error: code = Unknown desc = {RESOLVE}: "
+            "unexpected status from HEAD request: 401 Unauthorized",
         ),
         (True, "pull access denied, repository does not exist or may require authorization"),
         (True, "failed to authorize: failed to fetch anonymous token: 403 Forbidden"),
@@ -297,7 +301,8 @@ RESOLVE = 'failed to pull and unpack image "r.example.org/w:1": failed to resolv
         (False, f"{RESOLVE}: dial tcp: lookup r.example.org: network is unreachable"),
         (
             False,
-            "429 Too Many Requests: toomanyrequests: You have reached your unauthenticated pull rate limit",
+            "429 Too Many Requests: toomanyrequests: You have "
+            "reached your unauthenticated pull rate limit",
         ),
         (False, 'failed to pull image "not found/invalid:1": i/o timeout'),
     ],

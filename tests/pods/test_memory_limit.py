@@ -12,7 +12,10 @@ import pytest
 from workbench.pods.guest.machine import MemoryLimit, can_limit_memory
 
 # A child of a child takes the memory: what a process starts is under its limit.
-TAKES = "import subprocess, sys; sys.stdin.read(); sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
+TAKES = (
+    "import subprocess, sys; sys.stdin.read(); "
+    "sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]]))"
+)
 
 
 @pytest.mark.parametrize(("mib", "killed"), [(200, True), (8, False)])

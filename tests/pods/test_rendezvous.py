@@ -228,7 +228,10 @@ def test_the_deadline_says_who_came_and_who_did_not(
         place.wait(4.0, status_of=lambda name: "started 1 s ago, last log line: pulling image")
     assert time.monotonic() - began_s >= 4.0
     assert isinstance(caught.value, TimeoutError)
-    expected = "2 of 3 workers reported in 4 s; missing: pod-2 (started 1 s ago, last log line: pulling image)"
+    expected = (
+        "2 of 3 workers reported in 4 s; missing: pod-2 "
+        "(started 1 s ago, last log line: pulling image)"
+    )
     assert str(caught.value) == expected
 
 
@@ -425,10 +428,11 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(
     with Rendezvous(["pod-0"]) as place:
         write_text(tmp_path / "token", place.token.hex())
         script = (
-            "import json,sys; from pathlib import Path; from workbench.pods.rendezvous.report import register;"
-            "from workbench.pods.rendezvous.listener import decode_report;"
-            "register('127.0.0.1', int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()),"
-            " decode_report(sys.argv[3]), timeout_s=10)"
+            "import json,sys; from pathlib import Path; from "
+            "workbench.pods.rendezvous.report import register;from "
+            "workbench.pods.rendezvous.listener import decode_report;register('127.0.0.1', "
+            "int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()), "
+            "decode_report(sys.argv[3]), timeout_s=10)"
         )
         argv = [
             sys.executable,

@@ -167,7 +167,10 @@ def test_a_byte_that_flips_on_the_way_is_found(
     verb: str, tmp_path: Path, file: Path, content: bytes
 ) -> None:
     once = tmp_path / "flipped"
-    flip = f'if test -e {once}; then exec cat; else touch {once}; exec {sys.executable} -c "$FLIP" {9 * MIB}; fi'
+    flip = (
+        f"if test -e {once}; then exec cat; else touch {once}; "
+        f'exec {sys.executable} -c "$FLIP" {9 * MIB}; fi'
+    )
     pipe = f'"$@" | ({flip})' if verb == "fetch" else f'({flip}) | "$@"'
     line, target = (
         Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]),

@@ -133,7 +133,8 @@ def test_a_log_that_no_descriptor_is_left_for_names_that_cause_and_is_whole_late
 
 SECRETS = {
     "PGPASS": "opensesame-7",
-    "PEM": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASC\n-----END PRIVATE KEY-----",
+    "PEM": "-----BEGIN PRIVATE "
+    "KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASC\n-----END PRIVATE KEY-----",
 }
 
 
@@ -142,7 +143,8 @@ def test_secrets_are_masked_however_they_arrive_and_offsets_stay(tmp_path: Path,
     text = (
         "step 1\nlogin opensesame-7 of me\n\r 10% opensesame-7\r 20%\n"
         f"{SECRETS['PEM']}\nafter hf_abcdefghijklmnopqrst and Bearer abc123def456\n"
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7\n-----END RSA PRIVATE KEY-----\nthe end, opensesame-7"
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7\n-----END "
+        "RSA PRIVATE KEY-----\nthe end, opensesame-7"
     )
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()

@@ -39,7 +39,8 @@ def prepared(tmp_path: Path, **job: object) -> dict[str, object]:
         ("absent.py:score", "cannot be read: No such file or directory; paths count from"),
         (
             "good.py:scor",
-            "the function 'scor' is not known: did you mean 'score'? Allowed: loaded, score, one, three",
+            "the function 'scor' is not known: did you mean "
+            "'score'? Allowed: loaded, score, one, three",
         ),
         ("good.py:one", "one in {} must take two lists, predictions and references"),
         ("good.py:three", "three in {} must take two lists, predictions and references"),

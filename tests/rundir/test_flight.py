@@ -49,8 +49,8 @@ def test_ranks_that_call_different_collectives_are_told() -> None:
         {0: {"entries": [entry(4)]}, 1: {"entries": [entry(4, name="nccl:broadcast", size=7)]}}
     )
     assert (
-        words
-        == "collective 4 is not the same: rank 0 nccl:all_reduce of [5], rank 1 nccl:broadcast of [7]"
+        words == "collective 4 is not the same: rank 0 "
+        "nccl:all_reduce of [5], rank 1 nccl:broadcast of [7]"
     )
 
 

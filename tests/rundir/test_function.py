@@ -182,8 +182,8 @@ def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -
     ended = on_rank(Function(Path, ("a",)), tmp_path)
     assert ended.returncode == 1
     assert (
-        "Path returned what cannot come back: the value is of type pathlib.PosixPath; return numbers"
-        in ended.stderr
+        "Path returned what cannot come back: the value "
+        "is of type pathlib.PosixPath; return numbers" in ended.stderr
     )
     with pytest.raises(RunError, match=r"rank 0 of .* returned nothing"):
         returned(RunPaths(tmp_path), 1)

@@ -30,7 +30,10 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status, silence_of, state_of, state_or_problem
 from workbench.rundir.view import RunView
 
-HOLD = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+HOLD = (
+    "import fcntl, sys; file = open(sys.argv[1], 'w'); "
+    "fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+)
 
 
 @contextmanager

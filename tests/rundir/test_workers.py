@@ -134,7 +134,10 @@ def test_a_line_with_numbers_that_are_none_is_left_out_and_the_run_has_its_figur
         ):
             events.append(event)
         for name in NAMES:
-            line = f'{{"time_s": 1.0, "rank": 0, "kind": "{kind}", "epoch": 2, "steps": 1, "seconds": 1, '
+            line = (
+                f'{{"time_s": 1.0, "rank": 0, "kind": "{kind}", '
+                '"epoch": 2, "steps": 1, "seconds": 1, '
+            )
             line += f'"{name}": {value}}}'
             if event := parse_event(f"@workbench {line}"):
                 events.append(event)

@@ -128,7 +128,10 @@ def main() -> None:
             rows += done
             failed += [] if whole else [make.__name__]
     day, load = time.strftime("%Y-%m-%d"), f"load {os.getloadavg()[0]:.1f}"
-    where = f"{os.cpu_count()} cores, {platform.machine()}, {load}, {day}, medians, {laps.lap():.0f} s in all"
+    where = (
+        f"{os.cpu_count()} cores, {platform.machine()}, "
+        f"{load}, {day}, medians, {laps.lap():.0f} s in all"
+    )
     right = ("ours", "plain", "better by", "bound", "turns", "seconds")
     print(
         Grid(columns=Measured.COLUMNS, rows=[row.cells for row in rows], right=right, caption=where)

@@ -83,7 +83,10 @@ def _errors(cluster: Cluster, job: FineTune) -> list[tuple[float, float]]:
                 predicted_s = table.row(technique).step_s or 0.0
                 alone_s = accumulation * one.micro_batch_s + one.update_s
                 found.append((abs(predicted_s / step_s - 1), abs(alone_s / step_s - 1)))
-                words = f"{technique} {peft} x{accumulation} on {pods}: {predicted_s:.4f} s, measured {step_s:.4f}"
+                words = (
+                    f"{technique} {peft} x{accumulation} on {pods}: "
+                    f"{predicted_s:.4f} s, measured {step_s:.4f}"
+                )
                 print(
                     f"    {words}, off {predicted_s / step_s - 1:+.0%}", file=sys.stderr, flush=True
                 )

@@ -75,7 +75,8 @@ def main() -> None:
                 for one, other in zip(measured[name], measured["random"], strict=True)
             ]
             print(
-                f"{name:7} to random, {what}: {fmean(each):.3f} ({' '.join(f'{ratio:.3f}' for ratio in each)})"
+                f"{name:7} to random, {what}: {fmean(each):.3f} "
+                f"({' '.join(f'{ratio:.3f}' for ratio in each)})"
             )
 
 

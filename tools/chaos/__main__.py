@@ -125,7 +125,8 @@ class Chaos:
         }
         notes = [word for word, holds in marks.items() if holds]
         print(
-            f"{left:5.0f} s left  {' '.join(filter(None, words))}  {took_s:.1f} s  {'; '.join(notes)}",
+            f"{left:5.0f} s left  {' '.join(filter(None, words))} "
+            f" {took_s:.1f} s  {'; '.join(notes)}",
             flush=True,
         )
 

@@ -45,8 +45,9 @@ def load(facts: dict[str, Any], pickled: bytes | str) -> Any:
     mine = "{}.{}".format(*sys.version_info)
     if mine != facts["python"]:
         sys.exit(
-            f"{facts['name']} was pickled by Python {facts['python']}, and {os.uname().nodename} has {mine}, which "
-            "cannot load it: choose pods with the notebook's Python, or send a file"
+            f"{facts['name']} was pickled by Python {facts['python']}, "
+            f"and {os.uname().nodename} has {mine}, which cannot load "
+            "it: choose pods with the notebook's Python, or send a file"
         )
     for name, source in facts["sources"].items():
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -91,8 +92,8 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
     array = _array(value)
     if array is None:
         raise TypeError(
-            f"{where} is of type {_name(value)}; return numbers, text, lists, tuples, dicts, and arrays of numpy "
-            "or torch"
+            f"{where} is of type {_name(value)}; return numbers, "
+            "text, lists, tuples, dicts, and arrays of numpy or torch"
         )
     if array.ndim == 0:
         return array.item()

@@ -51,8 +51,8 @@ def _missing(requirements: Sequence[str], env: Mapping[str, str], report: Path) 
         version = item["metadata"]["version"]
         if (own := _own_version(name)) is not None:
             raise PackageError(
-                f"{', '.join(requirements)} wants {name} {version}, and the pod has {own} of its own, which stays: ask "
-                "for versions that go with it, or for another image"
+                f"{', '.join(requirements)} wants {name} {version}, and the pod has {own} of "
+                "its own, which stays: ask for versions that go with it, or for another image"
             )
         yield (
             _direct(name, item["download_info"]) if item.get("is_direct") else f"{name}=={version}"

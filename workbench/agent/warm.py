@@ -105,7 +105,8 @@ def _import(modules: Sequence[str], late: Sequence[str]) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         sys.stderr.write(
-            "warm server: an import initialized CUDA, which no fork can use then: ranks start cold\n"
+            "warm server: an import initialized CUDA, "
+            "which no fork can use then: ranks start cold\n"
         )
         sys.stderr.flush()
         os._exit(1)

@@ -83,7 +83,10 @@ class BenchmarkForecast(Shown):
         return sum(row.to_go for row in self.rows if row.time.seconds is None)
 
     def __repr__(self) -> str:
-        return f"BenchmarkForecast({self.name}: {len(self.rows)} rows, {self.runs} runs, {self.to_go} to go)"
+        return (
+            f"BenchmarkForecast({self.name}: {len(self.rows)} "
+            f"rows, {self.runs} runs, {self.to_go} to go)"
+        )
 
 
 def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> MemoryForecast:

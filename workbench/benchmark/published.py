@@ -38,12 +38,14 @@ WALKTHROUGH = "README of dennislee22/deepspeed-train-CML, January 2024"
 EKS = "Scale LLMs with PyTorch 2.0 FSDP on Amazon EKS, part 2 (AWS and Meta)"
 
 CAVEATS = (
-    "The table was typed by hand: the rows of t5-small say 5 epochs, their commands and logs say 3.",
+    "The table was typed by hand: the rows of t5-small "
+    "say 5 epochs, their commands and logs say 3.",
     "Memory was read off pictures of a dashboard, in whole GB.",
-    "The rows do not do the same work: one pod takes 32 rows a step, two take 64 and three take 96, so three pods take "
-    "a third of the optimizer steps.",
+    "The rows do not do the same work: one pod takes 32 rows a step, two take "
+    "64 and three take 96, so three pods take a third of the optimizer steps.",
     "Every row was run once: there is no spread.",
-    "Each pod had one A100-PCIe-40GB, FP32, WikiSQL padded to 96 tokens a side, the padding counted in the loss.",
+    "Each pod had one A100-PCIe-40GB, FP32, WikiSQL padded "
+    "to 96 tokens a side, the padding counted in the loss.",
 )
 """Caveats on the walk-through's table, to be drawn beside the table."""
 

@@ -146,7 +146,8 @@ class Report:
         for row in rows:
             if not row.outcome.is_terminal:
                 self.problems.append(
-                    f"{row.name} is {row.outcome}: the figures are preliminary, and there is no card"
+                    f"{row.name} is {row.outcome}: the figures "
+                    "are preliminary, and there is no card"
                 )
             if row.path is not None and row.path not in self.losses:
                 self._read(row.name, row.path, with_cards)
@@ -208,7 +209,8 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
     for place in given:
         if not place.is_dir():
             raise ConfigError(
-                f"there is no folder {place}; give run directories, a cluster's directory or a benchmark's folder"
+                f"there is no folder {place}; give run directories, "
+                "a cluster's directory or a benchmark's folder"
             )
         found = {paths.root.resolve() for paths in find_runs(place)}
         read: list[BenchmarkRow] = []
@@ -225,7 +227,8 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
         newest = [row for row in read if not _run_again_since(row, kept)]
         if len(newest) < len(read):
             broken.append(
-                f"{len(read) - len(newest)} older run(s) left out: newer runs of the same rows exist"
+                f"{len(read) - len(newest)} older run(s) "
+                "left out: newer runs of the same rows exist"
             )
         rows += _in_order(newest, kept)
     if not rows and not broken:

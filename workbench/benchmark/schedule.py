@@ -146,8 +146,9 @@ class Schedule:
             return [_Live(item, Run.load(left), was_left=True)]
         if self._cluster.phase != "ready":
             raise RunError(
-                f"the cluster is {self._cluster.phase}: {self._cluster.message}. Finished rows are in "
-                f"{self._folder}. Start another cluster and run the benchmark again to continue"
+                f"the cluster is {self._cluster.phase}: "
+                f"{self._cluster.message}. Finished rows are in {self._folder}. "
+                "Start another cluster and run the benchmark again to continue"
             )
         try:
             ask_pods = partial(held_checkpoint, Path())

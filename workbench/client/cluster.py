@@ -134,7 +134,8 @@ class Cluster(ShownLive, Submission):
         status = settled_status(root)
         if not (status.alive or status.phase == "lost"):
             raise RunError(
-                f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)"
+                f"no cluster runs in {root}: it is {status.phase}; "
+                "start one with Cluster(…, path=…)"
             )
         if why := not_its_keeper(root, status):
             raise RunError(why)
@@ -266,4 +267,7 @@ class Cluster(ShownLive, Submission):
             raise RunError(f"this cluster is not started: {occupied(self.path)}")
 
     def __repr__(self) -> str:
-        return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"
+        return (
+            f"Cluster({self.phase}, {self.spec.count} "
+            f"{self.spec.backend.get('kind')} pods, {self.path})"
+        )

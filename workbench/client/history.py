@@ -160,8 +160,8 @@ class History(ShownLive):
         ]
         if len(records) != 1:
             raise RunError(
-                f"{len(records)} runs below {self.folder} are called {which!r} or have an id that begins so; "
-                "give more of it"
+                f"{len(records)} runs below {self.folder} are called "
+                f"{which!r} or have an id that begins so; give more of it"
             )
         return records[0]
 

@@ -83,8 +83,9 @@ def _check_platform() -> None:
     """Raise on a system other than Linux: keeper and agents find their processes in /proc."""
     if sys.platform != "linux":
         raise ConfigError(
-            f"DeepSpeed Workbench runs on Linux only, and this system is {sys.platform}. Start JupyterLab in the "
-            "containers of docker/compose.yaml, or use a JupyterLab on a Linux machine"
+            "DeepSpeed Workbench runs on Linux only, and this system is "
+            f"{sys.platform}. Start JupyterLab in the containers of "
+            "docker/compose.yaml, or use a JupyterLab on a Linux machine"
         )
 
 
@@ -99,7 +100,10 @@ def _is_in_use(root: Path) -> bool:
 
 def occupied(root: Path) -> str:
     """Return a message on the cluster in a directory: its state, its owner and how to use it."""
-    return f"{root} holds a cluster that is {cluster_status(root).phase}: {_holder(root)}; {_hint(root)}"
+    return (
+        f"{root} holds a cluster that is "
+        f"{cluster_status(root).phase}: {_holder(root)}; {_hint(root)}"
+    )
 
 
 def _holder(root: Path) -> str:
@@ -112,7 +116,10 @@ def _holder(root: Path) -> str:
             "time": when,
         }:
             alive = is_alive(pid, since) or host != socket.gethostname()
-            return f"process {pid} of {user} on {host}{'' if alive else ', which has ended,'} started it at {when}"
+            return (
+                f"process {pid} of {user} on "
+                f"{host}{'' if alive else ', which has ended,'} started it at {when}"
+            )
     return "who started it is not known"
 
 
@@ -130,7 +137,8 @@ def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
         return False
     if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
-            f"{paths.root} holds a cluster that was asked to be another, and whose keeper died; {_hint(paths.root)}"
+            f"{paths.root} holds a cluster that was asked to be "
+            f"another, and whose keeper died; {_hint(paths.root)}"
         )
     return True
 
@@ -151,7 +159,8 @@ def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Callable[..., 
         time.sleep(_LOOK_S)
     if status.phase != "ready":
         raise RunError(
-            f"the cluster in {paths.root} is {status.phase}: {status.message}; see {paths.keeper_log}"
+            f"the cluster in {paths.root} is {status.phase}: "
+            f"{status.message}; see {paths.keeper_log}"
         )
 
 
@@ -252,7 +261,8 @@ def _end_process(paths: ClusterPaths, keeper: Process) -> None:
     while keeper.is_alive():
         if time.monotonic() > deadline:
             raise PodError(
-                f"the keeper (pid {keeper.pid}) of {paths.root}, which is gone or damaged, does not end"
+                f"the keeper (pid {keeper.pid}) of {paths.root}, "
+                "which is gone or damaged, does not end"
             )
         time.sleep(_LOOK_S)
 

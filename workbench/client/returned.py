@@ -36,7 +36,8 @@ def _of_rank(paths: RunPaths, rank: int) -> object:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{values} cannot be read: {error or type(error).__name__}") from error
     raise RunError(
-        f"rank {rank} of {paths.root} returned nothing: it was no function, has not ended, or failed"
+        f"rank {rank} of {paths.root} returned nothing: "
+        "it was no function, has not ended, or failed"
     )
 
 

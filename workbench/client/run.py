@@ -224,7 +224,8 @@ class Run(ShownLive):
                 lines = last_lines(self.paths.rank_log(rank, stream), self.path, tail)
         except OSError as error:
             raise RunError(
-                f"there is no log of rank {rank}, {stream} ({error.strerror}); {self.paths.logs} holds what there is"
+                f"there is no log of rank {rank}, {stream} "
+                f"({error.strerror}); {self.paths.logs} holds what there is"
             ) from error
         return mask_secrets("\n".join(lines))
 

@@ -149,7 +149,10 @@ class Submission:
             ask(self._paths.socket, asked, timeout_s=_ANSWER_S)
         # The request may still wait in the keeper's socket: the run may start later.
         except Unanswered as error:
-            late = f"{error}. Run {prepared.run_id} starts once the keeper takes it; run.wait() asks the keeper for it"
+            late = (
+                f"{error}. Run {prepared.run_id} starts once the "
+                "keeper takes it; run.wait() asks the keeper for it"
+            )
             warnings.warn(late, RuntimeWarning, stacklevel=2)
         except RunError as error:  # the directory must have the reason why the run never started
             with suppress(OSError):

@@ -58,7 +58,8 @@ def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
     """Start a keeper for a cluster without a live keeper. RunError: no keeper could start."""
     if why := end_broken_off(cluster):
         raise RunError(
-            f"the cluster in {cluster} is closed: {why}, and what it left has been removed; start another"
+            f"the cluster in {cluster} is closed: {why}, and "
+            "what it left has been removed; start another"
         )
     if why := obstacle(cluster):
         raise RunError(f"the cluster in {cluster} cannot be taken over: {why}")
@@ -126,7 +127,10 @@ def settle_handover(run: RunPaths) -> bool:
         except RunError:  # no answer proves nothing
             return False
     try:
-        words = "it was never handed over: its notebook ended before the keeper took it; submit it again"
+        words = (
+            "it was never handed over: its notebook ended "
+            "before the keeper took it; submit it again"
+        )
         fail_unstarted(run, RunSpec.load(run.spec, of_run=True), RunError(words))
     except (WorkbenchError, OSError) as error:
         logger.info("%s: %s", run.root, error)
@@ -151,8 +155,8 @@ def checkpoint_on_pods(
         while not ended and not result_file(run).exists():
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"the run in {run.root} goes on: its keeper had died, and another has taken over; wait for its end "
-                    f"or cancel it: Run.load({str(run.root)!r})"
+                    f"the run in {run.root} goes on: its keeper had died, and another has "
+                    f"taken over; wait for its end or cancel it: Run.load({str(run.root)!r})"
                 )
             time.sleep(_LOOK_S)
     return held_checkpoint(cluster, run, last_step, ranks)
@@ -211,17 +215,23 @@ def _broken_off(status: ClusterStatus) -> str:
 def _not_ours(cluster: Path, status: ClusterStatus) -> str:
     paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
-        return f"its keeper ran on {status.host or 'another machine'}; only there can another take its place"
+        return (
+            f"its keeper ran on {status.host or 'another machine'}; "
+            "only there can another take its place"
+        )
     # A lock's inode is unknown before the directory is in its place. Nothing else proves as well
     # that a keeper of this user wrote the state: without it the directory may be any user's.
     if status.lock is None:
         return (
-            f"{paths.state} names no lock of a keeper: an earlier version wrote it, or another person. Nothing is"
-            f" started or removed for it; end what is left of its pods yourself, then choose another path or remove"
-            f" {cluster}"
+            f"{paths.state} names no lock of a keeper: an earlier version wrote it, "
+            "or another person. Nothing is started or removed for it; end what is "
+            f"left of its pods yourself, then choose another path or remove {cluster}"
         )
     if status.lock != inode_at(paths.keeper_lock):
-        return f"{paths.keeper_lock} is not the lock of its keeper: the directory is a copy, or was changed"
+        return (
+            f"{paths.keeper_lock} is not the lock of its "
+            "keeper: the directory is a copy, or was changed"
+        )
     own = (paths.known_state, paths.queue, paths.keeper_lock, paths.identity)
     if why := _foreign((cluster.resolve(), paths.config, *own)):
         return why
@@ -240,7 +250,10 @@ def _brought_along(cluster: Path) -> str:
     for option, value in _texts(read_json(paths.config).get("backend"), "backend"):
         for folder in filter(None, folders):
             if os.sep in value and _real(value).startswith(f"{folder}{os.sep}"):
-                return f"its {option} {value} lies in {folder}; move that file elsewhere and start another cluster"
+                return (
+                    f"its {option} {value} lies in {folder}; move "
+                    "that file elsewhere and start another cluster"
+                )
     return ""
 
 
@@ -273,8 +286,9 @@ def not_its_keeper(cluster: Path, status: ClusterStatus) -> str:
     if status.pid is None or not status.alive or is_keeper(status.pid, cluster):
         return ""
     return (
-        f"process {status.pid}, which {ClusterPaths(cluster).state} names, is not the keeper of {cluster}: the"
-        " directory is a copy, or was changed. Start another cluster with another path"
+        f"process {status.pid}, which {ClusterPaths(cluster).state} "
+        f"names, is not the keeper of {cluster}: the directory is a "
+        "copy, or was changed. Start another cluster with another path"
     )
 
 

@@ -102,7 +102,10 @@ def cluster_doc(view: ClusterView) -> Doc:
         else f"{view.count} pods were asked for; none has come yet"
     )
     running = f"Run in progress: {view.running}" if view.running else ""
-    idle = f"Its pods stop at {view.idle_end} unless a run or a notebook that shows this panel uses them before"
+    idle = (
+        f"Its pods stop at {view.idle_end} unless a run or "
+        "a notebook that shows this panel uses them before"
+    )
     lines = [
         line
         for line in (waits, running, idle if view.idle_end else "", f"Directory: {view.path}")

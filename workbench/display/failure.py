@@ -142,7 +142,10 @@ def error_lines(error: WorkbenchError) -> list[str]:
 def _words(error: WorkbenchError) -> str:
     match error:
         case RunFailed(result=RunResult(error=fault) as result) if fault is not None:
-            return f"the run failed. {fault_text(card_of(result), brief=True)}\nIts logs are in {result.path / 'logs'}"
+            return (
+                f"the run failed. {fault_text(card_of(result), brief=True)}\nIts "
+                f"logs are in {result.path / 'logs'}"
+            )
     return _UNKNOWN.sub(_with_nearest, str(error))
 
 

@@ -326,8 +326,8 @@ class Job(Record):
         hidden = [name for name in cls.model_fields if hasattr(Job, name)]
         if hidden:
             raise TypeError(
-                f"options of the job class {cls.__name__} hide members of Job: {', '.join(hidden)}; "
-                "rename the options"
+                f"options of the job class {cls.__name__} hide members "
+                f"of Job: {', '.join(hidden)}; rename the options"
             )
 
     # Facts.

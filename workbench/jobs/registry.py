@@ -74,7 +74,8 @@ def _loaded(kind: str, place: str) -> type[Job]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"job kind {kind!r} cannot be loaded from {place}: {error}. Install or repair its package"
+            f"job kind {kind!r} cannot be loaded from "
+            f"{place}: {error}. Install or repair its package"
         ) from error
     if isinstance(found, type) and issubclass(found, Job) and found.kind == kind:
         return found

@@ -109,9 +109,9 @@ def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
         before = f"{args[place - 1]}=" if place and args[place - 1].startswith("-") else ""
         if redact(before + arg) != before + arg:
             raise ConfigError(
-                f"args[{place}] looks like a secret, and `ps` on a pod shows arguments to every user there. "
-                "Give the value as env={'NAME': …} and read os.environ in the script. Or write ${NAME} "
-                "into args: the rank fills in the value"
+                f"args[{place}] looks like a secret, and `ps` on a pod shows arguments to "
+                "every user there. Give the value as env={'NAME': …} and read os.environ "
+                "in the script. Or write ${NAME} into args: the rank fills in the value"
             )
 
 
@@ -122,7 +122,8 @@ def check_outputs(patterns: Sequence[str]) -> None:
             GitIgnoreSpec.from_lines([pattern])
         except ValueError as error:
             raise ConfigError(
-                f"outputs has {pattern!r}, not a pattern of a .gitignore: {error}; correct the pattern"
+                f"outputs has {pattern!r}, not a pattern of "
+                f"a .gitignore: {error}; correct the pattern"
             ) from error
 
 
@@ -136,7 +137,8 @@ def check_script(script: Path) -> None:
     folder = script.parent
     if _spec(folder / IGNORE_FILE).match_file(script.name):
         raise ConfigError(
-            f"{folder / IGNORE_FILE} leaves out {script.name}, the script itself; add a line !{script.name}"
+            f"{folder / IGNORE_FILE} leaves out {script.name}, "
+            f"the script itself; add a line !{script.name}"
         )
     files = _with(script)
     for path in files:
@@ -148,10 +150,11 @@ def check_script(script: Path) -> None:
             f"{path.relative_to(folder)} ({sizes[path] / 2**20:.1f} MiB)" for path in largest
         )
         raise ConfigError(
-            f"the script's folder {folder} holds {whole / 2**20:.0f} MiB; at most {_LARGEST >> 20} MiB "
-            f"travel to the pods. The largest: {named}. Name files that the script does not need in "
-            f"{folder / IGNORE_FILE}, a pattern per line as in a .gitignore. Or move the script into "
-            "a separate folder, and give data by path or hub id"
+            f"the script's folder {folder} holds {whole / 2**20:.0f} MiB; at most "
+            f"{_LARGEST >> 20} MiB travel to the pods. The largest: {named}. Name "
+            f"files that the script does not need in {folder / IGNORE_FILE}, a "
+            "pattern per line as in a .gitignore. Or move the script into a "
+            "separate folder, and give data by path or hub id"
         )
 
 
@@ -160,8 +163,8 @@ def _check_name(name: str, folder: Path) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            f"the file {name!a} in the script's folder {folder} cannot travel: the name is not UTF-8. "
-            f"Rename the file, or name the file in {folder / IGNORE_FILE}"
+            f"the file {name!a} in the script's folder {folder} cannot travel: the name "
+            f"is not UTF-8. Rename the file, or name the file in {folder / IGNORE_FILE}"
         ) from None
 
 

@@ -39,8 +39,10 @@ _PING_S = 2.0
 _READ_S = 3600.0
 # Runs on a pod with this package on its path. Prints the problem and manifest of every part.
 _JUDGE = (
-    f"import json, sys; from pathlib import Path; from {entries.MANIFEST} import problem_of, read_manifest\n"
-    "print(json.dumps([[problem_of(Path(p)), dict(read_manifest(Path(p)))] for p in sys.argv[1:]]))"
+    "import json, sys; from pathlib import Path; from "
+    f"{entries.MANIFEST} import problem_of, read_manifest\n"
+    "print(json.dumps([[problem_of(Path(p)), "
+    "dict(read_manifest(Path(p)))] for p in sys.argv[1:]]))"
 )
 
 
@@ -277,7 +279,8 @@ def send_checkpoint(
         if chosen.pods:
             if chosen.pods[rank] != link.pod.name:
                 raise RunError(
-                    f"the checkpoint's part of rank {rank} lies on {chosen.pods[rank]}, not {link.pod.name}"
+                    f"the checkpoint's part of rank {rank} lies "
+                    f"on {chosen.pods[rank]}, not {link.pod.name}"
                 )
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
@@ -291,7 +294,8 @@ def _out_of_reach(checkpoints: PodCheckpoints, steps: Sequence[int]) -> list[str
     if not checkpoints.silent or cut <= max(steps, default=0):
         return []
     return [
-        f"parts of the checkpoint of step {cut} are on {', '.join(checkpoints.silent)}, out of reach"
+        f"parts of the checkpoint of step {cut} are on "
+        f"{', '.join(checkpoints.silent)}, out of reach"
     ]
 
 

@@ -314,7 +314,8 @@ class Keeper:
             # The submitter has given up the run since.
             if result_file(RunPaths(request.path)).exists():
                 raise RunError(
-                    f"run {request.run} has ended: {request.path} holds a result; submit the job again"
+                    f"run {request.run} has ended: {request.path} "
+                    "holds a result; submit the job again"
                 )
             runner = self._runner_for(request)
             self._queue.add(runner)

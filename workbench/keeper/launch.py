@@ -115,14 +115,15 @@ def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
     if launcher is Launcher.PDSH and len(pythons) > 1:
         paths = ", ".join(f"{name} has {python}" for python, name in pythons.items())
         raise ConfigError(
-            f"launcher 'pdsh' starts Python by the same path on all pods, and {paths}. Make the paths equal, or use"
-            " launcher 'ssh'"
+            "launcher 'pdsh' starts Python by the same path on all pods, "
+            f"and {paths}. Make the paths equal, or use launcher 'ssh'"
         )
     forwarded = [pod.name for pod in pods if pod.ssh_address]
     if launcher is Launcher.OPENMPI and forwarded:
         raise ConfigError(
-            "launcher 'openmpi' needs pods with a connection to this machine, but only a port-forward leads to"
-            f" {', '.join(forwarded[:3])}. Use launcher 'ssh' or 'pdsh', or a notebook in the cluster"
+            "launcher 'openmpi' needs pods with a connection to this machine, "
+            f"but only a port-forward leads to {', '.join(forwarded[:3])}. Use "
+            "launcher 'ssh' or 'pdsh', or a notebook in the cluster"
         )
 
 
@@ -139,8 +140,9 @@ def build_command(plan: LaunchPlan) -> LaunchCommand:
     ):
         if not _PLAIN_PATH.fullmatch(path):
             raise ConfigError(
-                f"launcher {plan.launcher.value!r} cannot take the path {path!r}: DeepSpeed passes it through a shell "
-                "unquoted; use a folder without blanks and shell characters, or launcher 'ssh'"
+                f"launcher {plan.launcher.value!r} cannot take the path "
+                f"{path!r}: DeepSpeed passes it through a shell unquoted; use a "
+                "folder without blanks and shell characters, or launcher 'ssh'"
             )
     return _deepspeed(plan, client)
 

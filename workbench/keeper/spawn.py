@@ -95,7 +95,8 @@ def _make_own_folder(paths: ClusterPaths) -> None:
         make_cluster_folder(paths.root)
     except OSError as error:
         raise ConfigError(
-            f"no folder for the keys of the cluster in {paths.root}: {error}; set XDG_STATE_HOME to a folder of yours"
+            f"no folder for the keys of the cluster in {paths.root}: "
+            f"{error}; set XDG_STATE_HOME to a folder of yours"
         ) from error
 
 
@@ -143,7 +144,8 @@ def take_lock(path: Path, inode: int | None = None) -> int | None:
         if inode not in (None, locked):
             os.close(handle)
             raise RunError(
-                f"{path} is not the lock of the keeper before: the directory is a copy, or was changed"
+                f"{path} is not the lock of the keeper before: "
+                "the directory is a copy, or was changed"
             )
         if inode_at(path) == locked:
             return locked  # The handle stays open until the process ends.

@@ -183,7 +183,8 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
         if server is None or server.port:
             raise web.HTTPError(
                 404,
-                "TensorBoard has ended: run the cell again, or open TensorBoard in the sidebar again",
+                "TensorBoard has ended: run the cell again, "
+                "or open TensorBoard in the sidebar again",
             )
         self.proxy_base = f"{BOARD_PATH}/{key}"
         with short_path(server.socket) as self.unix_socket:

@@ -235,7 +235,8 @@ class Journal:
             logger.exception("the figures of %s", self._paths.root)
             return (
                 {},
-                f"; the figures of the run are missing: {self._paths.events} cannot be summed up ({type(error).__name__})",
+                f"; the figures of the run are missing: {self._paths.events} "
+                f"cannot be summed up ({type(error).__name__})",
             )
 
     def _keep_elsewhere(self, error: OSError) -> None:

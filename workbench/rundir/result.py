@@ -270,7 +270,8 @@ class ResultRecord(Measurements):
         file = result_file(RunPaths(path))
         if not os.path.lexists(file):
             raise RunError(
-                f"{path} holds no result.json: the run has not ended, or the path is not a run directory"
+                f"{path} holds no result.json: the run has not "
+                "ended, or the path is not a run directory"
             )
         return cls.at(path, Redactor().json(load_json(file)))
 

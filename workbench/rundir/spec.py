@@ -200,9 +200,9 @@ def expand_env(env: Mapping[str, str]) -> dict[str, str]:
     absent = sorted(wanted - set(os.environ))
     if absent:
         raise ConfigError(
-            f"env takes the values of {', '.join(absent)} from the environment, and the environment "
-            "has no such variables (a run directory holds no values): export the variables, "
-            f"or give the values anew, as in env={{{absent[0]!r}: …}}"
+            f"env takes the values of {', '.join(absent)} from the environment, and the "
+            "environment has no such variables (a run directory holds no values): export "
+            f"the variables, or give the values anew, as in env={{{absent[0]!r}: …}}"
         )
     return {name: _REFERENCE.sub(_value_of, value) for name, value in env.items()}
 

@@ -289,7 +289,10 @@ def message_of(paths: RunPaths, state: RunState) -> str:
     cluster = cluster_status(cluster_of(paths))
     if state is RunState.LOST:
         if not (was_taken(paths) or is_listed(paths, cluster_of(paths))):
-            return "it was never handed over: its notebook or the keeper ended before the keeper took it; submit it again"
+            return (
+                "it was never handed over: its notebook or the keeper "
+                "ended before the keeper took it; submit it again"
+            )
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
         return printable(f"its keeper died; the files of the run are in {paths.root}{why}")
     raw = read_json(paths.state)

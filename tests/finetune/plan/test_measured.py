@@ -61,23 +61,28 @@ def make_models(root: Path) -> None:
     code = (
         "import sys, json\n"
         "from pathlib import Path\n"
-        "from transformers import T5Config, T5ForConditionalGeneration, LlamaConfig, LlamaForCausalLM\n"
+        "from transformers import T5Config, "
+        "T5ForConditionalGeneration, LlamaConfig, LlamaForCausalLM\n"
         "from transformers import PreTrainedTokenizerFast\n"
         "from tokenizers import Tokenizer\n"
         "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
         "root = Path(sys.argv[1])\n"
         "rows = [json.loads(line) for line in (root / 'train.jsonl').open()]\n"
         "ids = dict(pad_token_id=0, eos_token_id=1)\n"
-        "t5 = T5Config(vocab_size=4000, d_model=192, d_kv=32, d_ff=768, num_layers=5, num_heads=6,\n"
+        "t5 = T5Config(vocab_size=4000, d_model=192, "
+        "d_kv=32, d_ff=768, num_layers=5, num_heads=6,\n"
         "              decoder_start_token_id=0, **ids)\n"
-        "llama = LlamaConfig(vocab_size=4000, hidden_size=192, intermediate_size=512, num_hidden_layers=6,\n"
+        "llama = LlamaConfig(vocab_size=4000, hidden_size=192, "
+        "intermediate_size=512, num_hidden_layers=6,\n"
         "                    num_attention_heads=6, bos_token_id=1, **ids)\n"
         "text = train_tokenizer([rows[0]['source']], vocabulary=500)\n"
         "half = LlamaForCausalLM(llama).bfloat16()\n"
-        "models = {'t5': T5ForConditionalGeneration(t5), 'llama': LlamaForCausalLM(llama), 'llama-half': half}\n"
+        "models = {'t5': T5ForConditionalGeneration(t5), "
+        "'llama': LlamaForCausalLM(llama), 'llama-half': half}\n"
         "for name, model in models.items():\n"
         "    model.save_pretrained(root / name)\n"
-        "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
+        "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), "
+        "pad_token='<pad>',\n"
         "                            eos_token='</s>').save_pretrained(root / name)\n"
     )
     subprocess.run(
@@ -174,7 +179,8 @@ def test_loading_takes_what_is_predicted_and_no_second_copy(root: Path, name: st
     assert row is not None
     loading = row.stages["loading"]
     print(
-        f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, measured {[p['loading'] / 2**20 for p in peaks]}"
+        f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, "
+        f"measured {[p['loading'] / 2**20 for p in peaks]}"
     )
     # Pages of files that some operation has given a name to are seen as tensors; a second copy in FP32 is far more.
     assert (

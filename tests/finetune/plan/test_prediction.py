@@ -151,7 +151,10 @@ def test_weights_that_stay_in_memory_although_they_are_offloaded_to_a_disk_are_c
 def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths: RunPaths) -> None:
     know(JOB, ON_CPU)
     begin(JOB, ON_CPU, paths)
-    code = "import sys; from workbench.finetune.plan.trace.inquiry import main; main(); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from workbench.finetune.plan.trace.inquiry "
+        "import main; main(); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=paths.root, check=True, timeout=120)
     said = json.loads((paths.root / "answer.json").read_text())
     assert said == {"prediction": json.loads(paths.prediction.read_text()), "trace": RAW}

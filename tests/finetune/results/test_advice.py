@@ -10,15 +10,16 @@ from workbench.jobs.script import Script
 from workbench.rundir.result import RunFault
 
 CUDA = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.23 GiB is "
-    "free. Including non-PyTorch memory, this process has 77.95 GiB memory in use."
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a "
+    "total capacity of 79.19 GiB of which 1.23 GiB is free. Including "
+    "non-PyTorch memory, this process has 77.95 GiB memory in use."
 )
 CASES = [
     ("OutOfMemoryError", CUDA, "Out of GPU memory"),
     (
         "RuntimeError",
-        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-        "tried to allocate 17179869184 bytes. Error code 12 (Cannot allocate memory)",
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
+        "memory: you tried to allocate 17179869184 bytes. Error code 12 (Cannot allocate memory)",
         "Out of memory on the pod",
     ),
     (
@@ -28,7 +29,8 @@ CASES = [
     ),
     (
         "signal",
-        "killed by SIGKILL; out of memory: the memory limit of 512 MiB was reached (oom_kill counter +1)",
+        "killed by SIGKILL; out of memory: the memory "
+        "limit of 512 MiB was reached (oom_kill counter +1)",
         "Out of memory on the pod",
     ),
     ("signal", "killed by SIGKILL", "Killed from outside"),
@@ -55,7 +57,8 @@ CASES = [
     ("ModuleNotFoundError", "No module named 'flash_attn'", "A package is missing on the pods"),
     (
         "OSError",
-        "t6-small is not a local folder and is not a valid model identifier listed on 'https://huggingface.co'",
+        "t6-small is not a local folder and is not a valid "
+        "model identifier listed on 'https://huggingface.co'",
         "The model could not be loaded",
     ),
     ("OSError", "[Errno 28] No space left on device", "The disk is full"),
@@ -66,7 +69,8 @@ CASES = [
     ),
     (
         "RunError",
-        "technique zero3 was asked for (ZeRO stage 3 on 3 ranks), but this ran: no DeepSpeed on 3 ranks",
+        "technique zero3 was asked for (ZeRO stage 3 on "
+        "3 ranks), but this ran: no DeepSpeed on 3 ranks",
         "Another technique ran than was asked for",
     ),
     ("IndexError", "index out of range in self", "A token beyond the vocabulary"),
@@ -206,7 +210,10 @@ def test_wrong_shapes_in_a_script_are_not_blamed_on_a_model() -> None:
 
 
 def test_source_lines_in_a_traceback_are_no_cause_but_the_last_words_of_a_process_are() -> None:
-    quoting = 'Traceback (most recent call last):\n  File "x.py", line 3\n    connect(timeout=3)  # ssh: no memory\n'
+    quoting = (
+        'Traceback (most recent call last):\n  File "x.py", '
+        "line 3\n    connect(timeout=3)  # ssh: no memory\n"
+    )
     assert advise(
         RunFault(rank=0, kind="KeyError", message="'a'", traceback=quoting)
     ).title.endswith("KeyError")

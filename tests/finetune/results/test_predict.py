@@ -64,8 +64,8 @@ def test_a_runs_answers_are_read_judged_and_run(tmp_path: Path) -> None:
     assert read.logical_match == read.execution_match == pytest.approx(5 / 6)
     assert [row.table_id for row in read] == [row["table_id"] for row in rows]
     assert (
-        repr(read)
-        == "Predictions(6 answers, 66.7 % exactly right, 83.3 % the same logic, 83.3 % the same result)"
+        repr(read) == "Predictions(6 answers, 66.7 % exactly right, "
+        "83.3 % the same logic, 83.3 % the same result)"
     )
     assert judge_answers(rows, [answer["predicted"] for answer in answers], made.tables) == read
     with pytest.raises(

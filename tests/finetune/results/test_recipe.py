@@ -101,7 +101,8 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
     assert recipe.archive == recipe_of(result).archive
     for line in (
         "python3.11 -m venv .venv",
-        ".venv/bin/pip install -r requirements.txt --extra-index-url https://download.pytorch.org/whl/cpu",
+        ".venv/bin/pip install -r requirements.txt "
+        "--extra-index-url https://download.pytorch.org/whl/cpu",
         ".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank train.py",
         ".venv/bin/torchrun --nproc-per-node 2 train.py",
         ': "${NCCL_DEBUG:?set it first; its value is not kept}"',

@@ -51,8 +51,14 @@ def test_many_serves_at_once_make_one_agent(make_agent):
 
 
 def test_a_rank_that_ends_well_is_done_and_gets_its_place(agent, tmp_path):
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS PYTHONUNBUFFERED"
-    code = f"import os; print([os.environ[n] for n in '{names}'.split()], os.getcwd(), os.environ['WORKBENCH_RANK_DIR'])"
+    names = (
+        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR "
+        "MASTER_PORT OMP_NUM_THREADS PYTHONUNBUFFERED"
+    )
+    code = (
+        f"import os; print([os.environ[n] for n in '{names}'.split()], "
+        "os.getcwd(), os.environ['WORKBENCH_RANK_DIR'])"
+    )
     agent.start("r", code, ranks=2, threads=3)
     answer = agent.until_exited("r")
     assert [(r["exit_code"], r["done"], r["error"], r["stopped"]) for r in answer["ranks"]] == [
@@ -166,7 +172,10 @@ def test_two_noisy_streams_share_the_cap(agent):
 
 
 def test_noise_neither_slows_the_agent_nor_grows_it(agent):
-    code = "import time\nend = time.time() + 3\nblock = 'a log line of fifty characters, give or take a few\\n' * 10000\n"
+    code = (
+        "import time\nend = time.time() + 3\nblock = 'a log line "
+        "of fifty characters, give or take a few\\n' * 10000\n"
+    )
     code += "while time.time() < end: print(block, end='', flush=True); time.sleep(0.08)"
     before, _ = memory(agent.pid)
     agent.start("r", code)

@@ -29,7 +29,8 @@ PROGRAMS = {
     ),
     "while handling": ("try:\n    1/0\nexcept ZeroDivisionError:\n    {}['x']", "KeyError", "'x'"),
     "own class": (
-        "class E(Exception): pass\nE.__module__ = 'torch.distributed'; E.__qualname__ = 'DistError'\nraise E('m')",
+        "class E(Exception): pass\nE.__module__ = 'torch.distributed'; "
+        "E.__qualname__ = 'DistError'\nraise E('m')",
         "DistError",
         "m",
     ),
@@ -40,17 +41,20 @@ PROGRAMS = {
         "CUDA out of memory",
     ),
     "handled before": (
-        "import traceback\ntry:\n    1/0\nexcept Exception:\n    traceback.print_exc()\nraise TypeError('real')",
+        "import traceback\ntry:\n    1/0\nexcept Exception:\n "
+        "   traceback.print_exc()\nraise TypeError('real')",
         "TypeError",
         "real",
     ),
     "then a finalizer fails": (
-        "class D:\n    def __del__(self): raise ValueError('late')\nd = D()\nraise TypeError('real')",
+        "class D:\n    def __del__(self): raise "
+        "ValueError('late')\nd = D()\nraise TypeError('real')",
         "TypeError",
         "real",
     ),
     "after a thread failed": (
-        "import threading\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()\nraise TypeError('real')",
+        "import threading\nt = threading.Thread(target=lambda: "
+        "1/0); t.start(); t.join()\nraise TypeError('real')",
         "TypeError",
         "real",
     ),
@@ -92,7 +96,10 @@ def test_a_chain_is_kept_whole(tmp_path):
 
 
 def test_torch_s_rank_prefix_is_read_over():
-    text = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "x.py", line 3, in <module>\n[rank1]:     f()\n'
+    text = (
+        "[rank1]: Traceback (most recent call last):\n[rank1]: "
+        '  File "x.py", line 3, in <module>\n[rank1]:     f()\n'
+    )
     failure = last_traceback(
         text + "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried\n[W1 c10d] bye\n"
     )

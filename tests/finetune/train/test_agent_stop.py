@@ -18,7 +18,10 @@ from workbench.base.messages.rpc import Refused
 from workbench.base.process import Process, look_up, process_table
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, "
+    "signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+)
 # Says the pid of a child that holds stdout and hears no TERM.
 PARENT = f"""
 import os, subprocess, sys, time
@@ -129,7 +132,10 @@ time.sleep(60)
 
 def test_a_daemon_that_left_session_parent_and_group_is_swept_by_its_marks(agent, wait_gone):
     daemon = f"import os\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n{DEAF}"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {daemon!r}])\n{DEAF.replace('up', 'rank')}"
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, "
+        f"'-c', {daemon!r}])\n{DEAF.replace('up', 'rank')}"
+    )
     agent.start("r", code)
     agent.until_printed("r", "up")
     answer = agent.until("r", lambda a: a["live_processes"] == 2)

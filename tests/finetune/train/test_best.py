@@ -158,7 +158,8 @@ def test_training_that_gets_no_better_ends_early_and_says_so(ran: dict[str, Ran]
     )
     (note,) = run.data("note")
     assert note["message"] == (
-        "stopped early after step 4 of 9: score 0.8 of step 2 was not bettered in 2 evaluations in a row"
+        "stopped early after step 4 of 9: score 0.8 of "
+        "step 2 was not bettered in 2 evaluations in a row"
     )
     for event in run.data("eval"):
         assert set(event["metrics"]) == {

@@ -82,14 +82,18 @@ CHAT = [
 # By hand: what the model reads, with what it learns between « and ».
 BY_HAND = {
     "qwen2_5": [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-        "«Hello.<|im_end|>»\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n«It is 2<|im_end|>»"
+        "<|im_start|>system\nBe "
+        "brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "«Hello.<|im_end|>»\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n«It "
+        "is 2<|im_end|>»"
     ],
     # Once another question follows, an answer has no thoughts before it: each answer is learned as it is asked for.
     "qwen3": [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nBe "
+        "brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         "«<think>\n\n</think>\n\nHello.<|im_end|>»",
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nBe "
+        "brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         "Hello.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
         "«<think>\n\n</think>\n\nIt is 2<|im_end|>»",
     ],
@@ -99,15 +103,19 @@ BY_HAND = {
         "«\nHello.<|im_end|>\n»<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant«\nIt is 2<|im_end|>»"
     ],
     "smollm2": [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-        "«Hello.<|im_end|>»\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n«It is 2<|im_end|>»"
+        "<|im_start|>system\nBe "
+        "brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        "«Hello.<|im_end|>»\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n«It "
+        "is 2<|im_end|>»"
     ],
     "llama2": [
-        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]« Hello. </s>»<s>[INST] 1+1? [/INST]« It is 2 </s>»"
+        "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]« "
+        "Hello. </s>»<s>[INST] 1+1? [/INST]« It is 2 </s>»"
     ],
     "mistral": ["<s>[INST] Hi [/INST]«Hello.</s>»[INST] 1+1? [/INST]«It is 2</s>»"],
     "zephyr": [
-        "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\n«Hello.</s>»\n<|user|>\n1+1?</s>\n"
+        "<|system|>\nBe "
+        "brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\n«Hello.</s>»\n<|user|>\n1+1?</s>\n"
         "<|assistant|>\n«It is 2</s>»"
     ],
     "llama3": [
@@ -134,7 +142,8 @@ BY_HAND = {
         "<|start_header_id|>assistant<|end_header_id|>\n\n«It is 2<|eot_id|>»"
     ],
     "gemma3": [
-        "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n«Hello.<end_of_turn>»\n"
+        "<bos><start_of_turn>user\nBe "
+        "brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n«Hello.<end_of_turn>»\n"
         "<start_of_turn>user\n1+1?<end_of_turn>\n<start_of_turn>model\n«It is 2<end_of_turn>»"
     ],
     "cohere": [
@@ -146,7 +155,8 @@ BY_HAND = {
     ],
     # Its turns have no end: each answer ends with the text.
     "glm4moe": [
-        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>«\n<think></think>\nHello.<|endoftext|>»",
+        "[gMASK]<sop><|system|>\nBe "
+        "brief.<|user|>\nHi<|assistant|>«\n<think></think>\nHello.<|endoftext|>»",
         "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\n<think></think>\nHello.<|user|>\n1+1?"
         "<|assistant|>«\n<think></think>\nIt is 2<|endoftext|>»",
     ],

@@ -271,7 +271,8 @@ def test_under_a_chat_template_every_form_of_row_is_turns_and_the_end_of_a_turn_
     assert chatting.model.generation_config.eos_token_id == sorted([eos, end])
     asked, chat, plain = made.rows([EXAMPLES[0], CHAT, TEXT])[:3]
     assert shown(chatting, asked) == (
-        "<|system|>Be kind.<|end|><|user|>Name 1 towns.\nin order<|end|><|assistant|>»Lund, Graz<|end|>"
+        "<|system|>Be kind.<|end|><|user|>Name 1 towns.\nin "
+        "order<|end|><|assistant|>»Lund, Graz<|end|>"
     )
     # A system turn of the row's own stands; both answers are learned, with their ends, and nothing else is.
     assert text_of(chatting, list(chat["input_ids"])).startswith(

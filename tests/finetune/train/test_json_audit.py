@@ -57,7 +57,8 @@ def test_keys_of_another_stage_are_named_once(ran: dict[str, Ran]) -> None:
     )
     (note,) = ran["zero3"].data("note")
     assert note["message"] == (
-        "without effect under ZeRO stage 3, of the DeepSpeed JSON: zero_optimization.allgather_bucket_size"
+        "without effect under ZeRO stage 3, of the DeepSpeed "
+        "JSON: zero_optimization.allgather_bucket_size"
     )
     assert ran["zero1"].data("note", 1) == ran["zero3"].data("note", 1) == []
 

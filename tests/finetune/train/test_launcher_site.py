@@ -44,7 +44,10 @@ def test_another_version_gets_all_of_deepspeed(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("WHOLE = True\n")
     (package / "launcher.py").write_text("import torch\n")
     (tmp_path / "torch.py").write_text("")
-    code = "import deepspeed, deepspeed.launcher as it; print(deepspeed.WHOLE, deepspeed.__file__, it.torch.__file__)"
+    code = (
+        "import deepspeed, deepspeed.launcher as it; "
+        "print(deepspeed.WHOLE, deepspeed.__file__, it.torch.__file__)"
+    )
     assert (
         python(code, SITE, second, str(tmp_path))
         == f"True {package / '__init__.py'} {tmp_path / 'torch.py'}"

@@ -89,7 +89,8 @@ def test_its_loss_after_as_many_samples_is_that_of_zero1_within_2_percent(
     assert local["first_eval_loss"] == zero1["first_eval_loss"]
     loss, reference = float(str(local["eval_loss"])), float(str(zero1["eval_loss"]))
     MEASURED.append(
-        f"local-sgd, {STEPS} steps, {SYNC} between synchronisations: {loss:.4f}, zero1 {reference:.4f}"
+        f"local-sgd, {STEPS} steps, {SYNC} between "
+        f"synchronisations: {loss:.4f}, zero1 {reference:.4f}"
     )
     assert loss < 1.02 * reference
 

@@ -16,7 +16,10 @@ from workbench.agent.ranks.output import OutputPump, OutputStream, read_chunks
 from workbench.agent.ranks.records import keep_room, read_record, write_record
 
 MIB = 1 << 20
-PROGRAM = "import sys; from pathlib import Path; from workbench.base.process import open_output; open_output(Path({!r}))\n"
+PROGRAM = (
+    "import sys; from pathlib import Path; from workbench.base.process "
+    "import open_output; open_output(Path({!r}))\n"
+)
 
 
 @pytest.fixture
@@ -52,7 +55,10 @@ def fill(disk: Path) -> None:
 def test_a_burst_of_20_mb_arrives_byte_for_byte(tmp_path: Path, pump: OutputPump) -> None:
     stream = OutputStream(tmp_path, "stdout")
     pump.add(stream)
-    code = "data = bytes(range(256)) * 4096\nfor _ in range(20): sys.stdout.buffer.write(data)\nsys.stdout.flush()"
+    code = (
+        "data = bytes(range(256)) * 4096\nfor _ in range(20): "
+        "sys.stdout.buffer.write(data)\nsys.stdout.flush()"
+    )
     assert write(tmp_path, code) == 0
     pump.remove(stream)
     assert stream.log.read_bytes() == bytes(range(256)) * 4096 * 20

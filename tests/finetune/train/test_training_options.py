@@ -107,7 +107,10 @@ def test_layers_on_two_devices_train_as_on_one_and_the_run_says_where_they_are(
     assert run.curve("loss") == single.curve("loss") and run.curve("grad_norm") == single.curve(
         "grad_norm"
     )
-    parts = "GPU 0 has model.embed_tokens, model.layers.0; GPU 1 has model.layers.1, model.norm, model.rotary_emb, lm_head"
+    parts = (
+        "GPU 0 has model.embed_tokens, model.layers.0; GPU 1 has "
+        "model.layers.1, model.norm, model.rotary_emb, lm_head"
+    )
     assert {"message": f"device_map: {parts}"} in run.data("note")
 
 

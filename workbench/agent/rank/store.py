@@ -80,7 +80,8 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
             # Port in use: torch reports the error, or shares this process's earlier store there.
             if error.errno != errno.EADDRINUSE:
                 sys.stderr.write(
-                    f"torch's store listens on all interfaces: {host} is not this machine's: {error}\n"
+                    "torch's store listens on all interfaces: "
+                    f"{host} is not this machine's: {error}\n"
                 )
             return make(**options)
         return make(**options, master_listen_fd=listener.detach())

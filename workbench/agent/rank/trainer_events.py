@@ -106,7 +106,8 @@ def _quiet(action: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # the script's own work must continue
             if not _told:
                 sys.stderr.write(
-                    f"the notebook is not told how far the Trainer is: {type(error).__name__}: {error}\n"
+                    "the notebook is not told how far the Trainer "
+                    f"is: {type(error).__name__}: {error}\n"
                 )
             _told.append(True)
 

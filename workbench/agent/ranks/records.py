@@ -161,7 +161,10 @@ def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) 
     if signum == signal.SIGKILL and oom_hint:
         message += f"; {oom_hint}"
     if signum == signal.SIGBUS:
-        message += f"; often shared memory that is too small: /dev/shm has {_free_mib('/dev/shm')} MiB free"
+        message += (
+            "; often shared memory that is too small: "
+            f"/dev/shm has {_free_mib('/dev/shm')} MiB free"
+        )
     return Failure(
         kind="signal", message=message, traceback=last.traceback if last else _last_lines(stderr)
     )

@@ -157,8 +157,8 @@ def check_working_directory() -> None:
         Path.cwd()
     except FileNotFoundError as error:
         raise ConfigError(
-            "the working directory of this process has been deleted, so relative paths lead nowhere; go to another"
-            " folder first: os.chdir(os.path.expanduser('~'))"
+            "the working directory of this process has been deleted, so relative paths "
+            "lead nowhere; go to another folder first: os.chdir(os.path.expanduser('~'))"
         ) from error
 
 

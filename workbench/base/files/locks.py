@@ -41,7 +41,7 @@ def no_locks_there(path: Path, error: OSError) -> str:
     words = f"{path} cannot be locked ({error.strerror})"
     if error.errno in NO_LOCKS:
         words += (
-            ": the file system there has no flock. Choose a folder on another disk with Cluster(…, path=…), or have it"
-            " mounted with locks (Lustre: the option flock)"
+            ": the file system there has no flock. Choose a folder on another disk with "
+            "Cluster(…, path=…), or have it mounted with locks (Lustre: the option flock)"
         )
     return words

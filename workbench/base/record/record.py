@@ -105,7 +105,8 @@ class Record(BaseModel):
         if name in type(self).__private_attributes__:
             return super().__setattr__(name, value)
         raise AttributeError(
-            f"{type(self).__name__}.{name} cannot be assigned to; {name} is changed by .replace({name}=…)"
+            f"{type(self).__name__}.{name} cannot be assigned "
+            f"to; {name} is changed by .replace({name}=…)"
         )
 
     def __str__(self) -> str:

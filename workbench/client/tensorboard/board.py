@@ -86,7 +86,10 @@ def find_route(
         return _cloudera(environ, free)
     prefix = environ.get("JUPYTERHUB_SERVICE_PREFIX")
     if prefix and jupyter is None:
-        hint = "It needs jupyter-server-proxy beside the Jupyter server, or this package, whose extension does the same."
+        hint = (
+            "It needs jupyter-server-proxy beside the Jupyter "
+            "server, or this package, whose extension does the same."
+        )
         return Route(way=Way.HUB, template=f"/{prefix.strip('/')}/proxy/{_PORT}/", hint=hint)
     if code := environ.get("VSCODE_PROXY_URI"):
         return Route(way=Way.VSCODE, template=code.replace("{{port}}", _PORT).rstrip("/") + "/")
@@ -98,8 +101,9 @@ def find_route(
             way=Way.JUPYTER, template=f"{jupyter.rstrip('/')}/{BOARD_PATH}/{_KEY}/", port=None
         )
     hint = (
-        f"The frame works where browser and kernel are on one machine. Elsewhere: ssh -L {_PORT}:{HOST}:{_PORT} "
-        "to the kernel's machine, or install this package in Jupyter's environment too, or set TENSORBOARD_PROXY_URL."
+        "The frame works where browser and kernel are on one machine. Elsewhere: "
+        f"ssh -L {_PORT}:{HOST}:{_PORT} to the kernel's machine, or install this "
+        "package in Jupyter's environment too, or set TENSORBOARD_PROXY_URL."
     )
     return Route(way=Way.DIRECT, template=f"http://{HOST}:{_PORT}/", hint=hint)
 
@@ -129,7 +133,8 @@ class Board(ShownLive):
         """The shown runs and the URL, and the remedy for an empty frame."""
         hint = self.route.hint.replace(_PORT, str(self.server.port))
         facts = [
-            f"TensorBoard of {', '.join(self.runs)} at {self.url} ({self.route.way}); it ends with this kernel."
+            f"TensorBoard of {', '.join(self.runs)} at {self.url} "
+            f"({self.route.way}); it ends with this kernel."
         ]
         return [*facts, hint] if hint else facts
 
@@ -174,8 +179,8 @@ def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
             return Route(way=Way.CLOUDERA, template=f"https://{before}{host}/", port=int(port))
         taken.append(f"{name}={port}" if port else f"{name} (not set)")
     raise BackendError(
-        f"Cloudera ML publishes the ports {' and '.join(taken)}, and none is free; end the application that listens "
-        "there, or set TENSORBOARD_PROXY_URL"
+        f"Cloudera ML publishes the ports {' and '.join(taken)}, and none is free; "
+        "end the application that listens there, or set TENSORBOARD_PROXY_URL"
     )
 
 

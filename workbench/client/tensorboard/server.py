@@ -183,7 +183,8 @@ def private_folder() -> Path:
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise BackendError(
-            f"{folder} is not this user's alone; remove it, or set XDG_RUNTIME_DIR to a private folder"
+            f"{folder} is not this user's alone; remove it, "
+            "or set XDG_RUNTIME_DIR to a private folder"
         )
     return folder
 

@@ -44,9 +44,10 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
     kinds = {"cuda": "reserved CUDA memory", "resident": "resident memory of the ranks"}
     counted = sorted({kinds.get(line.row.memory_kind, "") for line in sheet.lines} - {""})
     note = (
-        f"The highest of the pods. Measured is {' or '.join(counted) or 'what the pods reported'}; predicted is the "
-        "planner's figure for the longest rows that the job allows: shorter rows need less. "
-        "» marks a bar that is cut."
+        "The highest of the pods. Measured is "
+        f"{' or '.join(counted) or 'what the pods reported'}; predicted "
+        "is the planner's figure for the longest rows that the job "
+        "allows: shorter rows need less. » marks a bar that is cut."
     )
     return [Figure(drawn, text=text_bars("peak memory of a pod", bars)), Note(note)]
 

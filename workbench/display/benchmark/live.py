@@ -263,7 +263,8 @@ def forecast_doc(forecast: BenchmarkForecast) -> Doc:
         rows=[_row(row) for row in forecast.rows],
         right=_COLUMNS[1:4],
         whole=_COLUMNS[:4],
-        caption=f"{forecast.name}: {rows}, {counted(forecast.runs, 'run')}, {count(forecast.to_go)} to go",
+        caption=f"{forecast.name}: {rows}, {counted(forecast.runs, 'run')}, "
+        f"{count(forecast.to_go)} to go",
     )
     return Doc(blocks=[Table(grid), *map(Note, _notes(forecast))])
 
@@ -303,7 +304,8 @@ def _notes(forecast: BenchmarkForecast) -> list[str]:
     memory = [row.memory.gib for row in forecast.rows if row.memory.gib is not None]
     if memory:
         notes.append(
-            f"Predicted memory: at most {gib(max(memory))} a pod, by the longest rows that the jobs allow."
+            f"Predicted memory: at most {gib(max(memory))} a "
+            "pod, by the longest rows that the jobs allow."
         )
     why: dict[str, list[str]] = {}
     for left in forecast.left_out:

@@ -46,7 +46,8 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
         why = "no row on several pods succeeded beside a row on one pod that did the same work"
         return [
             Note(
-                f"Not drawn: {why} (same global batch, steps, precision, data and sequence handling)."
+                f"Not drawn: {why} (same global batch, steps, "
+                "precision, data and sequence handling)."
             )
         ]
     points = [
@@ -60,16 +61,18 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
         for name, pods, speed in points
     ]
     words = [
-        "Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."
+        "Speed-up is samples/s over the one-pod row of the "
+        "same technique, or of single where there is none."
     ]
     if any(line.speed_range for line in sheet.lines):
         words.append(
-            "Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat."
+            "Repeated rows stand at their median; a stroke "
+            "goes from the slowest to the fastest repeat."
         )
     ideals = [row for row in published if row.efficiency is not None and row.speed_up is None]
     words += [
-        f"The line at {percent(row.efficiency)} of ideal is published, not measured here: {row.model}, "
-        f"{row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
+        f"The line at {percent(row.efficiency)} of ideal is published, not measured here: "
+        f"{row.model}, {row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
         + (f" ({row.note})." if row.note else ".")
         for row in ideals
     ]
@@ -220,7 +223,8 @@ def _loss_plot(
     groups = equal_series(series, STEP)
     notes = [f"Each point is the mean of {widest} logged steps."] if widest > 1 else []
     notes += [
-        f"Over steps the losses of rows {', '.join(str(lines[n].number) for n in group)} are the same line."
+        "Over steps the losses of rows "
+        f"{', '.join(str(lines[n].number) for n in group)} are the same line."
         for group in groups
         if len(group) > 1
     ]

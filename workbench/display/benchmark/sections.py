@@ -37,7 +37,10 @@ def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
     blocks: list[Block] = [Figure(drawn), Table(_profile_grid(profiles))]
     pairs = [(line, other) for line, other in others if line.model == first.model]
     if len(pairs) > _MOST_PAIRS:
-        words = f"Module by module: the first {_MOST_PAIRS} of {len(pairs)} rows beside row {first.label}"
+        words = (
+            f"Module by module: the first {_MOST_PAIRS} of "
+            f"{len(pairs)} rows beside row {first.label}"
+        )
         blocks.append(Note(f"{words}; compare(one.profile, other.profile) shows any two."))
     for line, other in pairs[:_MOST_PAIRS]:
         pair = compare(one, other, names=(first.label, line.label))
@@ -93,7 +96,10 @@ def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
     grid = answers_grids(beside, _ANSWERS)[-1]
     verdicts = [title for title in grid.columns if title == "right"]
     grid = replace(grid, caption="Words that are not as expected are marked", whole=verdicts)
-    note = f"The same questions to {len(beside.names)} of the rows; each run's card has more of its answers."
+    note = (
+        f"The same questions to {len(beside.names)} of the "
+        "rows; each run's card has more of its answers."
+    )
     return [Table(shares), Note(note), Table(grid)]
 
 

@@ -272,15 +272,27 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
         pairs = "; ".join(
             f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items()
         )
-        yield f"Speed-up is by samples/s: {pairs}. Efficiency is the speed-up over the ratio of slots."
+        yield (
+            f"Speed-up is by samples/s: {pairs}. Efficiency "
+            "is the speed-up over the ratio of slots."
+        )
     repeated = [line for line in lines if line.repeats > 1]
     if not repeated:
         if sum(line.row.samples_per_s is not None for line in lines) > 1:
-            yield "Each row was run once: its spread is not known, and small differences mean nothing."
+            yield (
+                "Each row was run once: its spread is not "
+                "known, and small differences mean nothing."
+            )
         return
-    yield "Figures of repeated rows are medians; beneath stand the lowest and the highest, where these differ."
+    yield (
+        "Figures of repeated rows are medians; beneath stand "
+        "the lowest and the highest, where these differ."
+    )
     if sets := _alike([line for line in repeated if _SPEED in line.summary.spreads]):
-        yield f"Not called different in samples/s, as their spreads overlap: {'; '.join(map(_rows, sets))}."
+        yield (
+            "Not called different in samples/s, as their "
+            f"spreads overlap: {'; '.join(map(_rows, sets))}."
+        )
 
 
 def _alike(lines: Sequence[Line]) -> list[list[int]]:

@@ -184,7 +184,8 @@ class FormField:
             name, equals, value = (each.strip() for each in part.partition("="))
             if not equals:
                 raise ConfigError(
-                    f'{self.mention} is {text!r}; write name=value, name=value, or {{"name": "value"}}'
+                    f"{self.mention} is {text!r}; write name=value, "
+                    'name=value, or {"name": "value"}'
                 )
             named[name] = value if "text to text" in self.option.allowed else _scalar(value)
         return named

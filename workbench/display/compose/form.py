@@ -120,7 +120,10 @@ class Form:
             if self.preview.problems
             else "ready"
         )
-        return f"Form({c['model']} on {c['dataset']}, {c['technique']}, {c['count']} {c['backend']} pods: {ready})"
+        return (
+            f"Form({c['model']} on {c['dataset']}, {c['technique']}, "
+            f"{c['count']} {c['backend']} pods: {ready})"
+        )
 
     def __str__(self) -> str:
         return to_text(self.doc())

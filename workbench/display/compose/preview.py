@@ -96,7 +96,10 @@ def _batch_text(composition: Composition) -> str:
     ranks = f"{count(composition.ranks)} rank{'s' if composition.ranks != 1 else ''}"
     micro = count(job.per_device_train_batch_size)
     accumulated = count(job.gradient_accumulation_steps)
-    text = f"Global batch size: {micro} per device × {accumulated} accumulated × {ranks} = {count(rows)} rows"
+    text = (
+        f"Global batch size: {micro} per device × {accumulated} "
+        f"accumulated × {ranks} = {count(rows)} rows"
+    )
     train_rows = rows_known(dataset_from(job.dataset))
     if not job.max_steps:
         text = f"{text}; {job.epochs:g} epoch{'s' if job.epochs != 1 else ''}"
@@ -131,11 +134,12 @@ def _python_cell(composition: Composition) -> str:
         f"from workbench import {', '.join(sorted({'Cluster', 'FineTune', 'PodSpec', place}))}\n\n"
         f"job = FineTune(\n{_lines(composition.job_options)})\n"
         f"backend = {place}({_arguments(composition.place_options)})\n"
-        f"with Cluster(backend, PodSpec({_arguments(composition.options(PodSpec))}), {cluster}) as cluster:\n"
-        f"    run = cluster.submit(job)\n"
-        f"    display(run)\n"
-        f"    result = run.wait()\n"
-        f"result\n"
+        f"with Cluster(backend, PodSpec({_arguments(composition.options(PodSpec))}), "
+        f"{cluster}) as cluster:\n"
+        "    run = cluster.submit(job)\n"
+        "    display(run)\n"
+        "    result = run.wait()\n"
+        "result\n"
     )
 
 

@@ -75,9 +75,10 @@ def gpus_doc(table: GpuTable) -> Doc:
     caption = f"The least GPUs of each kind for {job.model} ({scaled(table.parameters)} parameters)"
     limit = "" if table.memory_gib is None else f", {table.memory_gib:g} GiB of its own"
     note = (
-        f"Predicted, with a tenth of the memory to spare; micro-batch {job.per_device_train_batch_size}. A pod has up "
-        f"to {counted(table.gpus_on_pod, 'GPU')}{limit}. The technique is the one that sends least over the network of "
-        "those that fit; plan(job, …) shows them all."
+        "Predicted, with a tenth of the memory to spare; micro-batch "
+        f"{job.per_device_train_batch_size}. A pod has up to "
+        f"{counted(table.gpus_on_pod, 'GPU')}{limit}. The technique is the one that "
+        "sends least over the network of those that fit; plan(job, …) shows them all."
     )
     grid = Grid(
         columns=titles, rows=rows, right={titles[1], *titles[5:]}, whole=titles, caption=caption
@@ -204,9 +205,15 @@ def _verdict(table: PlanTable) -> str:
     limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
-        return f"{_fastest(table)}No verdict{' on memory' if table.fastest else ''} without a limit; {need}"
+        return (
+            f"{_fastest(table)}No verdict{' on memory' if table.fastest else ''} "
+            f"without a limit; {need}"
+        )
     fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
-    into = f"{count(len(fits))} of {counted(len(table.rows), 'technique')} fit into {' and '.join(limits)}"
+    into = (
+        f"{count(len(fits))} of {counted(len(table.rows), 'technique')} "
+        f"fit into {' and '.join(limits)}"
+    )
     if table.fastest is not None:
         return f"{_fastest(table)}{into}; {need} memory"
     best = table.cheapest
@@ -240,15 +247,18 @@ def _fastest(table: PlanTable) -> str:
     micro = "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
     if best.ranks > 1 or not several:
         pods = counted(table.pods if best.ranks > 1 else 1, "pod")
-        fastest = f"★ {best.technique} on {pods} is the fastest that fits: {best.speed_up:.2f} times one pod"
+        fastest = (
+            f"★ {best.technique} on {pods} is the fastest "
+            f"that fits: {best.speed_up:.2f} times one pod"
+        )
         return f"{fastest}{_more(table, best.speed_up)}{_apart(table, best.speed_up)}. "
     other = max(several, key=lambda row: row.speed_up or 0.0)
     pays = "more micro-batches a step do not change that"
     if table.pays_from:
         pays = f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
     return (
-        f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} a step makes "
-        f"{other.speed_up:.2f} times its samples/s; {pays}{_apart(table, 1.0)}. "
+        f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} "
+        f"a step makes {other.speed_up:.2f} times its samples/s; {pays}{_apart(table, 1.0)}. "
     )
 
 
@@ -291,8 +301,9 @@ def _what(table: PlanTable) -> str:
         for gpus in spread
     ]
     return (
-        f"Predicted for {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "
-        f"{counted(table.pods, 'pod')}; micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "
+        f"Predicted for {table.model} ({scaled(table.parameters)} parameters, "
+        f"{scaled(table.trained)} trained) on {counted(table.pods, 'pod')}; "
+        f"micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "
         + ", ".join(what)
     )
 
@@ -301,20 +312,22 @@ def _method(table: PlanTable) -> list[str]:
     notes = []
     if any(row.fit is Fit.UNKNOWN for row in table.rows):
         notes.append(
-            "No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs."
+            "No verdict: nothing says how much memory a pod "
+            "has; give memory_gib, or gpu_memory_gib for GPUs."
         )
     notes += _stages(table)
     if table.paces:
         notes.append(_timed(table.paces[YARDSTICK], table))
     if table.paces and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
         notes.append(
-            "zero2, zero3 and fsdp send gradients after every micro-batch, since no rank holds them whole; zero1 and "
-            "ddp send them once a step."
+            "zero2, zero3 and fsdp send gradients after every micro-batch, since "
+            "no rank holds them whole; zero1 and ddp send them once a step."
         )
     notes.append(
-        "Each row is the highest moment of a step: what is 0 is not held at that moment. Activations and logits are "
-        "counted on the model's own step at the longest rows; the runtime's own is taken as given (1 GiB of CUDA "
-        "context and NCCL a GPU; a process 0.42 GiB, 0.8 with a GPU). Tight means more than nine tenths."
+        "Each row is the highest moment of a step: what is 0 is not held at that moment. "
+        "Activations and logits are counted on the model's own step at the longest rows; "
+        "the runtime's own is taken as given (1 GiB of CUDA context and NCCL a GPU; a "
+        "process 0.42 GiB, 0.8 with a GPU). Tight means more than nine tenths."
     )
     return notes
 
@@ -331,15 +344,17 @@ def _stages(table: PlanTable) -> list[str]:
     where = "; ".join(f"while {stage} under {', '.join(names)}" for stage, names in highest.items())
     files = max(row.stages["loading"].files for row in table.rows if row.stages)
     return [
-        f"A pod's own memory is highest {where}. {_written(files, _GIB)} GiB of the model's files are read once a pod; "
-        "the kernel takes their pages back where memory is short, so they are not counted."
+        f"A pod's own memory is highest {where}. {_written(files, _GIB)} "
+        "GiB of the model's files are read once a pod; the kernel takes "
+        "their pages back where memory is short, so they are not counted."
     ]
 
 
 def _timed(pace: Pace, table: PlanTable) -> str:
     parts = [
-        f"Speeds are predicted from steps timed on one pod: {duration(pace.micro_batch_s)} for forward and backward "
-        f"pass of {counted(pace.rows, 'row')}, {duration(pace.update_s)} for the rest of a step"
+        "Speeds are predicted from steps timed on one pod: "
+        f"{duration(pace.micro_batch_s)} for forward and backward pass of "
+        f"{counted(pace.rows, 'row')}, {duration(pace.update_s)} for the rest of a step"
     ]
     exchange = table.exchange
     if (
@@ -352,7 +367,8 @@ def _timed(pace: Pace, table: PlanTable) -> str:
         )
         if (slowdown := exchange.slowdown(table.pods)) > 1.05:
             parts.append(
-                f"{counted(table.pods, 'pod')} that compute at once take {slowdown:.2f} times as long"
+                f"{counted(table.pods, 'pod')} that compute "
+                f"at once take {slowdown:.2f} times as long"
             )
     return (
         "; ".join(parts)

@@ -145,7 +145,10 @@ def _prediction(exchange: Exchange) -> str:
     if not exchange.sizes:
         return ""
     size, took = exchange.sizes[-1]
-    return f" Predicted: the FP32 gradients of t5-small (60.5 M parameters) take {duration(60.5e6 * 4 / size * took)}."
+    return (
+        " Predicted: the FP32 gradients of t5-small (60.5 M "
+        f"parameters) take {duration(60.5e6 * 4 / size * took)}."
+    )
 
 
 def nodes_doc(table: NodeTable) -> Doc:

@@ -109,7 +109,10 @@ def _adapters(result: RunResult) -> str:
 def _outputs(result: RunResult) -> str:
     if result.output_files is None:
         return ""
-    return f"{counted(result.output_files, 'file')}, {size(result.output_bytes or 0)}, that the script wrote"
+    return (
+        f"{counted(result.output_files, 'file')}, "
+        f"{size(result.output_bytes or 0)}, that the script wrote"
+    )
 
 
 def _hosts(result: RunResult) -> str:
@@ -180,7 +183,10 @@ def comparison_doc(two: ProfileComparison) -> Doc:
 def _first_levels(profile: Profile, root: ModuleProfile) -> str:
     table = text_table(profile.table(_OPEN))
     deeper = _count(root) - sum(1 for _ in root.walk(_OPEN))
-    more = f"{count(deeper)} modules lie deeper; .table(depth=…, sort='latency') shows those of a level."
+    more = (
+        f"{count(deeper)} modules lie deeper; .table(depth=…, "
+        "sort='latency') shows those of a level."
+    )
     return f"{table}\n\n{more}" if deeper else table
 
 

@@ -157,7 +157,8 @@ def _bar(view: RunView, progress: Progress) -> str:
             "the first step" if stage == len(_phases(view)) else "setting up the optimizer"
         )
         return plain(
-            f"start, {stage} of {len(_phases(view))}: {words.get(doing or view.message, doing or view.message)}"
+            f"start, {stage} of {len(_phases(view))}: "
+            f"{words.get(doing or view.message, doing or view.message)}"
         )
     if not view.state.is_terminal and doing and doing != "training":
         parts.append(doing)
@@ -265,7 +266,10 @@ def _receipt(view: RunView, *, alone: bool) -> list[str]:
 def _ranks_left(view: RunView) -> str:
     left = view.result.left_processes if view.result else None
     if left is None:
-        return "Ranks: unknown; agents that hear nothing more of the run end its ranks when their lease runs out"
+        return (
+            "Ranks: unknown; agents that hear nothing more of "
+            "the run end its ranks when their lease runs out"
+        )
     if left:
         return f"Ranks: {left} of its processes are still on the pods"
     back = ", and with them the GPU memory they held" if view.memory_kind == "cuda" else ""
@@ -277,8 +281,8 @@ def _pods_left(view: RunView) -> str:
     if view.cluster_phase in ("ready", "starting"):
         return f"Pods: {pods} kept; the cluster is {view.cluster_phase} for the next run"
     return (
-        f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; the cluster is "
-        + (view.cluster_phase or "closed")
+        f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; "
+        "the cluster is " + (view.cluster_phase or "closed")
     )
 
 

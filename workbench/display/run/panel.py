@@ -233,14 +233,17 @@ def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
     asked = "asked to stop after a checkpoint"
     text = "Stop after a checkpoint"
     sure = "Nothing is saved"
-    tip = "Ends training within two steps; checkpoint and model are saved, and a later run can continue from there"
+    tip = (
+        "Ends training within two steps; checkpoint and model "
+        "are saved, and a later run can continue from there"
+    )
     if stop_grace_s is not None:
         asked = "asked every rank to stop"
         text = "Ask to stop"
         sure = "Only what it wrote by now comes back"
         tip = (
-            "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
-            f"ended {stop_grace_s:g} s later; what they wrote comes back"
+            "Asks every rank, a Trainer to end after a step and others by a signal, and kills "
+            f"those that have not ended {stop_grace_s:g} s later; what they wrote comes back"
         )
     kill = Button(
         name="kill", text="Kill", sure=f"Really kill? {sure}", tip="Ends all ranks at once"

@@ -146,7 +146,8 @@ def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
     if job and now and lower is None:
         lower = choose(job.replace(learning_rate=None), gpus=0, looks=False).learning_rate
     fixes = [
-        f"a lower learning rate: {f'learning_rate={lower:g} instead of {now:g}' if lower else 'a tenth of it'}"
+        "a lower learning rate: "
+        f"{f'learning_rate={lower:g} instead of {now:g}' if lower else 'a tenth of it'}"
     ]
     if job is None or job.precision != "fp32":
         fixes.append('precision="fp32", to see whether the number format is to blame')
@@ -166,12 +167,15 @@ def _wider(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
 
 
 _NETWORK = (
-    "cluster.doctor(bandwidth=True): it measures the way between every two pods and names the one that is blocked",
-    'name the interface between the pods: env={"NCCL_SOCKET_IFNAME": "…", "GLOO_SOCKET_IFNAME": "…"}',
+    "cluster.doctor(bandwidth=True): it measures the way "
+    "between every two pods and names the one that is blocked",
+    "name the interface between the pods: "
+    'env={"NCCL_SOCKET_IFNAME": "…", "GLOO_SOCKET_IFNAME": "…"}',
     "open the pods to each other on all ports: a network policy or firewall often allows SSH only",
 )
 _HUB = (
-    "check the model's name, letter by letter; a folder must exist where the run was submitted from",
+    "check the model's name, letter by letter; a "
+    "folder must exist where the run was submitted from",
     'for a gated or private model give a token: env={"HF_TOKEN": os.environ["HF_TOKEN"]}',
     "where pods have no way to the hub, download the model first and give its folder as `model`",
 )
@@ -200,7 +204,8 @@ _RULES: tuple[_Rule, ...] = (
         r"sigbus|/dev/shm|shared memory",
         "Shared memory is too small",
         (
-            "give the pod a larger /dev/shm (an emptyDir of medium Memory on Kubernetes, --shm-size for containers)",
+            "give the pod a larger /dev/shm (an emptyDir of medium "
+            "Memory on Kubernetes, --shm-size for containers)",
             "cluster.doctor() shows how large it is on every pod",
         ),
     ),
@@ -208,15 +213,18 @@ _RULES: tuple[_Rule, ...] = (
         r"killed by sigkill",
         "Killed from outside",
         (
-            "mostly the kernel for want of memory: `dmesg` on the host says so; ask for more PodSpec(memory_gib=…)",
-            "a preempted or evicted pod looks the same: see what the place says of the pod with `cluster`",
+            "mostly the kernel for want of memory: `dmesg` on "
+            "the host says so; ask for more PodSpec(memory_gib=…)",
+            "a preempted or evicted pod looks the same: see "
+            "what the place says of the pod with `cluster`",
         ),
     ),
     _Rule(
         r"killed by sig(segv|ill|abrt|fpe)|illegal instruction|segmentation fault",
         "Crashed in native code",
         (
-            "remove the compiled ops, so that they are built for this machine: rm -r ~/.cache/torch_extensions on the pod",
+            "remove the compiled ops, so that they are built for "
+            "this machine: rm -r ~/.cache/torch_extensions on the pod",
             "cluster.doctor() compares the versions of torch and DeepSpeed on all pods",
             'env={"PYTHONFAULTHANDLER": "1"} makes the next crash tell the line',
         ),
@@ -225,7 +233,8 @@ _RULES: tuple[_Rule, ...] = (
         r"killed by sig(term|int|hup)",
         "Stopped by a signal from outside",
         (
-            "somebody or the scheduler ended the process: see what the place says of the pod with `cluster`",
+            "somebody or the scheduler ended the process: see "
+            "what the place says of the pod with `cluster`",
             "submit it again; nothing in the job is known to be wrong",
         ),
     ),
@@ -253,7 +262,8 @@ _RULES: tuple[_Rule, ...] = (
         r"ended early with 0",
         "One rank ended before the others",
         (
-            "let every rank take the same number of steps and collectives: no early `return` or `sys.exit` on one of them",
+            "let every rank take the same number of steps and "
+            "collectives: no early `return` or `sys.exit` on one of them",
             "the others wait in a collective: their stacks (run.stacks() while it runs) show which",
         ),
     ),
@@ -267,7 +277,8 @@ _RULES: tuple[_Rule, ...] = (
         "A package is missing on the pods",
         (
             "install it into the Python of every pod, or into the image that they are made from",
-            "a module of your own must lie beside the script: its folder travels, other folders do not",
+            "a module of your own must lie beside the "
+            "script: its folder travels, other folders do not",
         ),
     ),
     _Rule(
@@ -298,7 +309,8 @@ _RULES: tuple[_Rule, ...] = (
         r"technique .{0,200} was asked for",
         "Another technique ran than was asked for",
         (
-            "the DeepSpeed JSON of the job overrules the technique: drop `deepspeed`, or make its stage agree",
+            "the DeepSpeed JSON of the job overrules the "
+            "technique: drop `deepspeed`, or make its stage agree",
         ),
     ),
     _Rule(
@@ -306,7 +318,8 @@ _RULES: tuple[_Rule, ...] = (
         "The batch sizes of the DeepSpeed JSON disagree",
         ('put "auto" for all three batch sizes in the JSON; the job\'s own figures then hold',),
         script=(
-            "train_batch_size is micro-batch x gradient accumulation x ranks: leave one of the three out",
+            "train_batch_size is micro-batch x gradient "
+            "accumulation x ranks: leave one of the three out",
         ),
     ),
     _Rule(
@@ -314,7 +327,8 @@ _RULES: tuple[_Rule, ...] = (
         "A token beyond the vocabulary",
         (
             "tokenizer and model do not belong together: load both from the same place",
-            "where tokens were added, the embeddings must grow: model.resize_token_embeddings(len(tokenizer))",
+            "where tokens were added, the embeddings must grow: "
+            "model.resize_token_embeddings(len(tokenizer))",
         ),
     ),
     _Rule(
@@ -322,8 +336,10 @@ _RULES: tuple[_Rule, ...] = (
         "Shapes do not fit",
         ("the checkpoint belongs to another model or size: check `model`",),
         script=(
-            "the traceback names the line: print the shapes of what it multiplies or loads, just before it",
-            "a checkpoint of another size does it too, and so does a last batch that is smaller: drop_last=True",
+            "the traceback names the line: print the shapes "
+            "of what it multiplies or loads, just before it",
+            "a checkpoint of another size does it too, and so "
+            "does a last batch that is smaller: drop_last=True",
         ),
     ),
     _Rule(
@@ -340,7 +356,8 @@ _RULES: tuple[_Rule, ...] = (
         (
             "`cluster` shows what the place says of each pod: evicted, out of memory, node gone",
             "start another cluster and submit the job again",
-            "a network that is away for longer than lease_s ends the ranks: raise Cluster(lease_s=…)",
+            "a network that is away for longer than lease_s "
+            "ends the ranks: raise Cluster(lease_s=…)",
         ),
         kinds=("pod", "network"),
     ),
@@ -384,7 +401,8 @@ def _general_fixes(fault: RunFault, job: Job | None) -> tuple[str, ...]:
     if isinstance(job, FineTune):
         if not runs_alone(job.technique):
             fixes.append(
-                f'technique="{YARDSTICK}", max_steps=2 tells in seconds whether one process alone fails too'
+                f'technique="{YARDSTICK}", max_steps=2 tells in '
+                "seconds whether one process alone fails too"
             )
     elif job is not None:
         fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")

@@ -76,7 +76,8 @@ def _check_template(paths: RunPaths) -> None:
     job = job_options(paths)
     if (prompt := job.get("prompt")) not in (None, "chat"):
         raise ConfigError(
-            f"the run in {paths.root} asks its model by prompt {prompt!r}, not by turns; use run.predict"
+            f"the run in {paths.root} asks its model by "
+            f"prompt {prompt!r}, not by turns; use run.predict"
         )
     own = read_json(paths.model / "tokenizer_config.json", within=paths.root).get("chat_template")
     if not (job.get("chat_template") or own or (paths.model / "chat_template.jinja").is_file()):

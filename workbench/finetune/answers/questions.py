@@ -52,7 +52,8 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
         first = list(islice(own.evaluation(), limit if limit > 0 else _DEFAULT_ROWS))
         if not first and own.is_plain:
             raise RunError(
-                f"the run in {paths.root} learned from plain text; give texts for its model to go on with"
+                f"the run in {paths.root} learned from plain "
+                "text; give texts for its model to go on with"
             )
         if not first:
             raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")

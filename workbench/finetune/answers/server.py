@@ -250,8 +250,8 @@ def _check_regular(path: Path) -> None:
     elif not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
         raise RunError(
-            f"{path} is {kind}, and a run's model is not read from links or pipes; put a copy of the "
-            "file in place"
+            f"{path} is {kind}, and a run's model is not read "
+            "from links or pipes; put a copy of the file in place"
         )
 
 
@@ -263,5 +263,6 @@ def _check_shards(paths: RunPaths) -> None:
             shard for shard in shards if not isinstance(shard, str) or PurePath(shard).name != shard
         ]:
             raise RunError(
-                f"{index} names weights outside its folder: {str(outside[0])[:200]!r}; put a whole copy back"
+                f"{index} names weights outside its folder: "
+                f"{str(outside[0])[:200]!r}; put a whole copy back"
             )

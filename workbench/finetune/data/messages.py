@@ -250,7 +250,8 @@ def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
     except ValueError as error:
         turn.fail(
             key,
-            f'is {short(content)}, which is not JSON of a call, as {{"name": …, "arguments": …}}: {error}',
+            f"is {short(content)}, which is not JSON of a "
+            f'call, as {{"name": …, "arguments": …}}: {error}',
         )
     several = written if isinstance(written, list) else [written]
     return [_call(Fields(_filled(raw), turn.where, f"{turn.path}{key}.")) for raw in several]

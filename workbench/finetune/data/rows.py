@@ -147,13 +147,15 @@ def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str
             outer = column.partition(".")[0]
             if isinstance(row.data.get(outer), Mapping | list | tuple):
                 raise ConfigError(
-                    f"{where}: the column for {field!r} is {column!r}, and {outer!r} is one column that holds others; "
-                    f"columns within a column are not read. Write {column!r} as a column of its own"
+                    f"{where}: the column for {field!r} is {column!r}, and "
+                    f"{outer!r} is one column that holds others; columns within a "
+                    f"column are not read. Write {column!r} as a column of its own"
                 )
             if "{" in column:
                 raise ConfigError(
-                    f"{where}: the column for {field!r} is {column!r}; columns takes names and no templates. Write the "
-                    "text as a column of its own, or give the job's prompt as a template"
+                    f"{where}: the column for {field!r} is {column!r}; columns "
+                    "takes names and no templates. Write the text as a column "
+                    "of its own, or give the job's prompt as a template"
                 )
             raise one_of(f"{where}: the column for {field!r},", column, row.data)
     return {field: row.data[column] for field, column in columns.items()}
@@ -205,7 +207,8 @@ def _of_form(row: Fields, form: Form) -> Example:
         if form.asks == "prompt" and isinstance(row.data[key], list | tuple):
             row.fail(
                 key,
-                "is a list; let both 'prompt' and 'completion' be lists of messages, or both be text",
+                "is a list; let both 'prompt' and 'completion' "
+                "be lists of messages, or both be text",
             )
     source = row.prose(form.asks, needed=not prepared)
     # Some published datasets have empty answers. Plain text to learn from must not be empty.
@@ -244,8 +247,8 @@ def _nearest(keys: Iterable[str]) -> str:
     missing = " and ".join(repr(key) for key in form[:2] if key not in names)
     return (
         f"the nearest is {form.asks!r} and {form.answers!r}, and {missing} "
-        f"{'are' if ' and ' in missing else 'is'} missing: rename the columns, or name those that hold them, as in "
-        "columns={'source': …, 'target': …}"
+        f"{'are' if ' and ' in missing else 'is'} missing: rename the columns, or "
+        "name those that hold them, as in columns={'source': …, 'target': …}"
     )
 
 

@@ -101,8 +101,8 @@ def _check_secrets(config: Mapping[str, object], source: str) -> None:
     if named or mask_secrets(text) != text:
         what = f"key '{named[1]}'" if named else "it"
         raise ConfigError(
-            f"{source}: {what} holds a secret, which would be written to the run directory; leave it out and give it "
-            "as a variable, as in env={'COMET_API_KEY': …}"
+            f"{source}: {what} holds a secret, which would be written to the run directory; "
+            "leave it out and give it as a variable, as in env={'COMET_API_KEY': …}"
         )
 
 
@@ -118,8 +118,8 @@ def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: s
             )
     if isinstance(spread, int) and world_size and spread > 1 and world_size % spread:
         raise ConfigError(
-            f"{source}: zero_optimization.zero_hpz_partition_size is {spread}, and {world_size} ranks cannot be put "
-            "into groups of as many; use the number of GPUs of a pod"
+            f"{source}: zero_optimization.zero_hpz_partition_size is {spread}, and {world_size} "
+            "ranks cannot be put into groups of as many; use the number of GPUs of a pod"
         )
 
 
@@ -128,8 +128,8 @@ def _check_companions(config: Mapping[str, object], source: str) -> None:
     logger = part(config, "comms_logger")
     if logger.get("enabled") is True and logger.get("verbose") is not True:
         raise ConfigError(
-            f"{source}: comms_logger.enabled is true, and the trainer does not call deepspeed.comm.log_summary; add "
-            "'verbose': true, which logs every operation"
+            f"{source}: comms_logger.enabled is true, and the trainer does not call "
+            "deepspeed.comm.log_summary; add 'verbose': true, which logs every operation"
         )
 
 
@@ -148,7 +148,8 @@ def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source:
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
     if half in (True, False) and half != (job.precision == Precision.FP16):
         raise ConfigError(
-            f"{source}: fp16.enabled is {str(half).lower()}, and the job's precision is '{job.precision}'"
+            f"{source}: fp16.enabled is {str(half).lower()}, "
+            f"and the job's precision is '{job.precision}'"
         )
     for key in ("bf16", "bfloat16", "torch_autocast"):
         enabled = value_at(config, f"{key}.enabled")
@@ -163,7 +164,8 @@ def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source:
     sent = config.get("communication_data_type")
     if sent in [*Communication] and job.communication not in (None, sent):
         raise ConfigError(
-            f"{source}: communication_data_type is '{sent}', and the job's communication is '{job.communication}'"
+            f"{source}: communication_data_type is '{sent}', and "
+            f"the job's communication is '{job.communication}'"
         )
 
 
@@ -181,13 +183,14 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
     )
     if kind not in _KINDS_OF_OPTIMIZER:
         raise ConfigError(
-            f"{source}: optimizer.type is {block.get('type')!r}, which FineTune does not have; write 'AdamW' or 'SGD', "
-            f"remove the block and choose one of {', '.join(Optimizer)} as the job's optimizer, or use a Script"
+            f"{source}: optimizer.type is {block.get('type')!r}, which FineTune "
+            "does not have; write 'AdamW' or 'SGD', remove the block and choose "
+            f"one of {', '.join(Optimizer)} as the job's optimizer, or use a Script"
         )
     if kind not in fitting:
         raise ConfigError(
-            f"{source}: optimizer.type is {block.get('type')!r}, and the job's optimizer is '{job.optimizer}'; "
-            "change one of them"
+            f"{source}: optimizer.type is {block.get('type')!r}, and the "
+            f"job's optimizer is '{job.optimizer}'; change one of them"
         )
     if kind == "adam" and value_at(block, "params.adam_w_mode") is False:
         raise ConfigError(
@@ -199,8 +202,8 @@ def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source:
     kind = SCHEDULES.get(str(value_at(config, "scheduler.type")))
     if kind is not None and kind != job.lr_scheduler_type:
         raise ConfigError(
-            f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), and the job's "
-            f"lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
+            f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), "
+            f"and the job's lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
         )
 
 
@@ -221,5 +224,6 @@ def _check_equal(
     for key, (name, want) in wanted.items():
         if (got := value_at(config, key)) not in (None, "auto", want):
             raise ConfigError(
-                f"{source}: {key} is {got!r}, and the job's {name} is {want!r}; write 'auto', or change one"
+                f"{source}: {key} is {got!r}, and the job's "
+                f"{name} is {want!r}; write 'auto', or change one"
             )

@@ -81,8 +81,8 @@ def on_base(job: _Options) -> _Options:
         return job
     if job.peft == Peft.NONE:
         raise ConfigError(
-            f"model {job.model!r} holds adapters: give peft='lora' or 'qlora' to go on training them, or merge them "
-            "into their base first (run.merge)"
+            f"model {job.model!r} holds adapters: give peft='lora' or 'qlora' to "
+            "go on training them, or merge them into their base first (run.merge)"
         )
     config = _adapters(folder)
     made = {name: config[theirs] for name, theirs in _LORA.items() if theirs in config}
@@ -94,7 +94,8 @@ def on_base(job: _Options) -> _Options:
     for name in job.lora:
         if name != "resume_from" and now[name] != then[name]:
             raise ConfigError(
-                f"lora {name} is {now[name]!r}, and the adapters in {folder} have {then[name]!r}; drop it"
+                f"lora {name} is {now[name]!r}, and the adapters "
+                f"in {folder} have {then[name]!r}; drop it"
             )
     base = job.model if named else text(config.get("base_model_name_or_path"))
     return job.replace(
@@ -117,7 +118,8 @@ def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
         return job.seed
     if "seed" in job.model_fields_set:
         raise ConfigError(
-            f"the adapters are of {base!r} with seed {seed}, and the job's seed is {job.seed}; drop it"
+            f"the adapters are of {base!r} with seed {seed}, "
+            f"and the job's seed is {job.seed}; drop it"
         )
     return int(seed)
 

@@ -30,7 +30,8 @@ def load(job: FineTuneOptions | str | Path) -> tuple[dict[str, Any], str]:
         return _load_file(job)
     if not isinstance(job, FineTuneOptions):
         raise ConfigError(
-            f"a DeepSpeed configuration is read of a FineTune job or of a path, and was asked of a {type(job).__name__}"
+            "a DeepSpeed configuration is read of a FineTune job "
+            f"or of a path, and was asked of a {type(job).__name__}"
         )
     if isinstance(job.deepspeed, Mapping):
         return copy.deepcopy(dict(job.deepspeed)), "deepspeed"

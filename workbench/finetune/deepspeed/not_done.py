@@ -8,7 +8,10 @@ from workbench.base.errors import ConfigError, shortened
 from workbench.base.json_values import part
 
 _OWN_CHECKPOINTS = "checkpoints are the workbench's own: use save_steps and resume"
-_OWN_ROWS = "the trainer deals out the rows itself: remove the key, or use a Script with DeepSpeed's data loader"
+_OWN_ROWS = (
+    "the trainer deals out the rows itself: remove the "
+    "key, or use a Script with DeepSpeed's data loader"
+)
 
 NOT_DONE: Mapping[str, str] = {
     "activation_checkpointing": "models recompute by torch: use gradient_checkpointing=True",
@@ -28,7 +31,8 @@ NOT_DONE: Mapping[str, str] = {
     "pipeline": "ranks hold different rows and not different layers: use a Script with PipelineModule",
     "seq_parallel_communication_data_type": "ranks hold whole rows: remove the key, or use a Script",
     "sequence_parallel_size": "ranks hold whole rows: use a Script with DeepSpeed's Ulysses attention",
-    "tensor_parallel": "ranks hold different rows and not parts of layers: use a Script with deepspeed.tp_model_init",
+    "tensor_parallel": "ranks hold different rows and not parts of "
+    "layers: use a Script with deepspeed.tp_model_init",
     "use_data_before_expert_parallelism": "there is no expert parallelism here: remove the key",
     "vocabulary_size": "DeepSpeed 0.19.8 reads the key and never uses its value: remove the key",
     "weight_quantization": "it quantizes for inference: use peft='qlora' to train over 4-bit weights",

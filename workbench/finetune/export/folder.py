@@ -49,7 +49,10 @@ class Export(Shown):
         return start_lines(str(self.folder), self.family, self.base)
 
     def __repr__(self) -> str:
-        return f"Export({self.folder}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
+        return (
+            f"Export({self.folder}, {len(self.files)} "
+            f"files, {scaled(self.size, 'B')}, {self.dtype})"
+        )
 
 
 def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]:

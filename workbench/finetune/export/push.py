@@ -48,7 +48,10 @@ _SAVED = re.compile(
     r"|[\w-]{0,40}vocab[\w-]{0,40}\.(?:json|txt)|merges\.txt|dict\.txt|bpe\.codes|(?:tekken|emoji|byte_maps)\.json"
     r"|[\w.-]{1,80}\.(?:model|spm|tiktoken|tokenizer)|word_(?:shape|pronunciation)\.json"
 )
-_GET_TOKEN = "make a token with the right to write, and give it as token= or in HF_TOKEN, or run `hf auth login`"
+_GET_TOKEN = (
+    "make a token with the right to write, and give it "
+    "as token= or in HF_TOKEN, or run `hf auth login`"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -189,19 +189,24 @@ def _with_workbench(
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
     if Path(str(job.get("model", ""))).is_absolute():
         differs.append(
-            f"the model {job['model']} is a folder of the machine where the run was started: copy it"
+            f"the model {job['model']} is a folder of the "
+            "machine where the run was started: copy it"
         )
     start = [
         "# WORKBENCH is a checkout of DeepSpeed Workbench in which `make setup` has been done",
         ': "${WORKBENCH:?set it first}"',
         '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated',
     ]
-    why = f"the script without DeepSpeed Workbench does not know {' and '.join(beyond)}: this recipe needs the project"
+    why = (
+        "the script without DeepSpeed Workbench does not know "
+        f"{' and '.join(beyond)}: this recipe needs the project"
+    )
     return Recipe(
         files=files,
         commands="\n".join([*fetched, *_environment(paths), *start]),
         same=(
-            "the job with all its options, the rows and their order, and the kind and number of pods",
+            "the job with all its options, the rows and "
+            "their order, and the kind and number of pods",
         ),
         differs=[why, *differs, "speed and memory are those of your machines"],
     )
@@ -223,7 +228,8 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
         files=files,
         commands="\n".join(lines),
         same=(
-            "the script with its folder, its arguments, the number of ranks and the versions of the libraries",
+            "the script with its folder, its arguments, the "
+            "number of ranks and the versions of the libraries",
         ),
         differs=[*differs, *_places(result)],
     )
@@ -257,9 +263,12 @@ _SAME = (
     "number of ranks and versions of the libraries",
 )
 _DIFFERS = (
-    "ranks are started by DeepSpeed's launcher (pdsh) or torchrun; the run's were started by agents over SSH",
-    "no FLOPS profile, no answers to evaluation rows and no memory figures are taken; speed is that of your machines",
-    "sums over ranks are added in another order on other hardware: losses agree to some digits, not to the last",
+    "ranks are started by DeepSpeed's launcher (pdsh) or "
+    "torchrun; the run's were started by agents over SSH",
+    "no FLOPS profile, no answers to evaluation rows and no "
+    "memory figures are taken; speed is that of your machines",
+    "sums over ranks are added in another order on other "
+    "hardware: losses agree to some digits, not to the last",
 )
 
 
@@ -340,7 +349,8 @@ def _add_tokenizer(
     files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
         differs.append(
-            "the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so"
+            "the tokenizer of tiny-t5 is made by the run, "
+            "and this one left none: it cannot be repeated so"
         )
 
 
@@ -350,7 +360,8 @@ def _install(result: ResultRecord) -> Sequence[str]:
     cpu = result.versions.get("torch", "").endswith("+cpu")
     index = " --extra-index-url https://download.pytorch.org/whl/cpu" if cpu else ""
     return [
-        f"# on every host, in a folder of the same path{f'; the run had Python {python}' if python else ''}",
+        "# on every host, in a folder of the same "
+        f"path{f'; the run had Python {python}' if python else ''}",
         f"python{minor or '3'} -m venv .venv",
         f".venv/bin/pip install -r requirements.txt{index}",
         "",
@@ -387,7 +398,8 @@ def _start(
     if runs_alone(options.get("technique")) or ranks == 1:
         return ["# the one rank", f".venv/bin/python {quoted}"]
     return [
-        "# all ranks, from the first host (needs pdsh, and ssh without a password to every host of the hostfile)",
+        "# all ranks, from the first host (needs pdsh, and "
+        "ssh without a password to every host of the hostfile)",
         f".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank {quoted}",
         "",
         "# or all ranks on one machine",
@@ -398,6 +410,7 @@ def _start(
 def _places(result: ResultRecord) -> Sequence[str]:
     if any(host.address.startswith("127.") for host in result.hosts):
         return (
-            "the hosts were pods on one machine, and are gone: put your own into hostfile, or use torchrun",
+            "the hosts were pods on one machine, and are "
+            "gone: put your own into hostfile, or use torchrun",
         )
     return ("put your own hosts into hostfile if those of the run are gone",)

@@ -48,11 +48,13 @@ def check_together(job: FineTuneOptions) -> None:
     check_training(job.training, type(job).model_fields)
     if job.checkpoint_layers and not job.gradient_checkpointing:
         raise ConfigError(
-            "checkpoint_layers says which layers are recomputed: give gradient_checkpointing=True too"
+            "checkpoint_layers says which layers are "
+            "recomputed: give gradient_checkpointing=True too"
         )
     if job.checkpoint_layers and "activation_checkpointing_kwargs" in job.training:
         raise ConfigError(
-            "activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers"
+            "activation_checkpointing_kwargs are for "
+            "transformers' own layers: drop checkpoint_layers"
         )
     _check_device_map(job)
     if (
@@ -61,8 +63,9 @@ def check_together(job: FineTuneOptions) -> None:
         and job.per_device_train_batch_size > 1
     ):
         raise ConfigError(
-            f"packing with attn_implementation 'flash_attention_2' keeps texts apart in one row alone, and "
-            f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
+            "packing with attn_implementation 'flash_attention_2' keeps texts "
+            "apart in one row alone, and per_device_train_batch_size is "
+            f"{job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
         )
     check_evaluation(job)
     # Jobs are also read from other users' run directories, so no file is opened.
@@ -74,13 +77,13 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
     """Raise ConfigError for options without support in models of `family`."""
     if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
         raise ConfigError(
-            f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
-            "for their activations leave its range; use 'bf16'"
+            f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the "
+            "T5 family overflow in it, for their activations leave its range; use 'bf16'"
         )
     if job.router_aux_loss_coef and (family is Family.ENCODER_DECODER or job.model == TINY_LLAMA):
         raise ConfigError(
-            f"router_aux_loss_coef weighs the load-balancing loss of a causal mixture of experts, and {job.model!r} is "
-            "none. Drop it"
+            "router_aux_loss_coef weighs the load-balancing loss of a "
+            f"causal mixture of experts, and {job.model!r} is none. Drop it"
         )
     if family is not Family.ENCODER_DECODER:
         return
@@ -158,7 +161,8 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
         raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
     if job.precision == Precision.TF32:
         raise ConfigError(
-            "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
+            "precision 'tf32' needs NVIDIA GPUs of the "
+            "Ampere generation or later; use 'fp32' on CPUs"
         )
     if Optimizer(job.optimizer).uses_bitsandbytes:
         raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
@@ -223,8 +227,8 @@ def _check_schedule(job: FineTuneOptions) -> None:
         )
     if job.lr_scheduler_type == Schedule.CONSTANT and (job.warmup_steps or job.warmup_ratio):
         raise ConfigError(
-            "lr_scheduler_type 'constant' is at its peak from the first step, and a warm-up is asked for; "
-            "use 'constant_with_warmup'"
+            "lr_scheduler_type 'constant' is at its peak from the first "
+            "step, and a warm-up is asked for; use 'constant_with_warmup'"
         )
     options = job.training.get("lr_scheduler_kwargs") or {}
     needs = _SCHEDULE_NEEDS.get(Schedule(job.lr_scheduler_type), ())

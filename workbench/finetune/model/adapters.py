@@ -39,8 +39,8 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
         return {}
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'bitsandbytes>=0.50', "
-            "or choose peft 'lora'"
+            "peft 'qlora' needs bitsandbytes, which this pod lacks: "
+            "pip install 'bitsandbytes>=0.50', or choose peft 'lora'"
         )
     # On CPUs with AVX512-BF16 a layer would repack its weights at the first use, round their scales
     # to bf16, and never return a gradient again. Training begins after the first evaluation. A test

@@ -40,7 +40,8 @@ def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn
         names_there = sorted({type(module).__name__ for module in model.modules()})
         what = f"{option} names {', '.join(sorted(missing))}" if missing else f"{option} is empty"
         raise ConfigError(
-            f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers"
+            f"{what}, and the model consists of "
+            f"{', '.join(names_there)}; name its transformer layers"
         )
     return layers
 
@@ -57,7 +58,8 @@ def balance_coefficient(model: Any, asked: float | None) -> float | None:
     if own is None or not returned or config.is_encoder_decoder:
         if asked:
             raise ConfigError(
-                f"router_aux_loss_coef is {asked}, and a {type(base).__name__} returns no load-balancing loss. Drop it"
+                f"router_aux_loss_coef is {asked}, and a {type(base).__name__} "
+                "returns no load-balancing loss. Drop it"
             )
         return None
     return float(own if asked is None else asked)

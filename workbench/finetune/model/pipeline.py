@@ -64,8 +64,8 @@ def placement(
         first = left[0] if left else "the first layer on GPU 0"
         sizes = ", ".join(f"{size / 2**30:.2f}" for size in limits.values())
         raise ConfigError(
-            f"device_map has no room for {first}: weights may take {sizes} GiB of the GPUs; give more "
-            "in max_memory or more GPUs to a pod, or use technique 'fsdp' on several pods"
+            f"device_map has no room for {first}: weights may take {sizes} GiB of the GPUs; give "
+            "more in max_memory or more GPUs to a pod, or use technique 'fsdp' on several pods"
         )
     low = whole / len(limits)
     high = float(whole)

@@ -90,8 +90,9 @@ def model_config(model: str) -> Mapping[str, object]:
     if cached := _cached(model):
         return _read(cached)
     raise ConfigError(
-        f"the planner does not know the shape of {model!r}: it is in no local cache of the hub; load its configuration "
-        f"once (AutoConfig.from_pretrained), give a folder with its config.json, or plan one of {', '.join(KNOWN)}"
+        f"the planner does not know the shape of {model!r}: it is in no local cache "
+        "of the hub; load its configuration once (AutoConfig.from_pretrained), "
+        f"give a folder with its config.json, or plan one of {', '.join(KNOWN)}"
     )
 
 

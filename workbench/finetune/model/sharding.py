@@ -64,8 +64,9 @@ def _check_nothing_is_tied(
         if groups.setdefault(id(parameter), layer) is not layer:
             names = sorted({type(each).__name__ for each in layers})
             raise ConfigError(
-                f"fsdp layers {', '.join(names)} share the weight {name!r} of a {type(module).__name__} with another "
-                "part of the model, and a shared weight must be gathered as one; name smaller layers"
+                f"fsdp layers {', '.join(names)} share the weight {name!r} of a "
+                f"{type(module).__name__} with another part of the model, and a "
+                "shared weight must be gathered as one; name smaller layers"
             )
     for child in module.children():
         _check_nothing_is_tied(child, layer, layers, groups)

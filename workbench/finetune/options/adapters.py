@@ -43,8 +43,8 @@ def _by_gpu(value: object) -> object:
             return value
     if host := next((name for name in sizes if name in ("cpu", "disk")), None):
         raise ConfigError(
-            f"max_memory names {host!r}: weights that accelerate keeps there get no gradients; name GPUs alone, or use "
-            "technique 'fsdp' with fsdp={'offload': True}"
+            f"max_memory names {host!r}: weights that accelerate keeps there get no gradients; "
+            "name GPUs alone, or use technique 'fsdp' with fsdp={'offload': True}"
         )
     if not all(name.isdecimal() for name in sizes):
         raise ValueError(value)

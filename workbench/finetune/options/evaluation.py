@@ -90,11 +90,13 @@ def _check_what(job: FineTuneOptions) -> None:
     judges = _judges(job)
     if judges and not answered_rows(job):
         raise ConfigError(
-            "metrics judge answers, and predict_rows is 0; set metric_rows to how many rows to answer"
+            "metrics judge answers, and predict_rows is "
+            "0; set metric_rows to how many rows to answer"
         )
     if job.metric_rows is not None and not judges:
         raise ConfigError(
-            f"metric_rows is for metrics of answers; set metrics to some of {', '.join(_OF_ANSWERS)}"
+            "metric_rows is for metrics of answers; set "
+            f"metrics to some of {', '.join(_OF_ANSWERS)}"
         )
 
 

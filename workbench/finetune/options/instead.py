@@ -15,24 +15,29 @@ OTHERWISE = _by_name(
         "a loss that is not finite ends the run with its step; `run.stacks` shows where ranks are": "debug",
         "a run is named after its folder: submit(job, path=…)": "run_name",
         "a run uploads nothing; `run.push` uploads its model, and it is in its run directory": (
-            "hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token push_to_hub"
+            "hub_always_push hub_model_id hub_private_repo "
+            "hub_revision hub_strategy hub_token push_to_hub"
         ),
         "ask `plan(job)` for the largest micro-batch that fits": "auto_find_batch_size",
-        "evaluation is the project's own; see eval_strategy, metrics and per_device_eval_batch_size": (
-            "bf16_full_eval fp16_full_eval eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start "
-            "batch_eval_metrics eval_use_gather_object include_for_metrics prediction_loss_only"
+        "evaluation is the project's own; see eval_strategy, "
+        "metrics and per_device_eval_batch_size": (
+            "bf16_full_eval fp16_full_eval eval_accumulation_steps eval_delay "
+            "eval_do_concat_batches eval_on_start batch_eval_metrics "
+            "eval_use_gather_object include_for_metrics prediction_loss_only"
         ),
         "it serves answers, not training": "use_cache",
         "memory is measured anyway; see peak_memory_gib of the result": "skip_memory_metrics",
         "none of the update rules of `optimizer` takes any": "optim_args",
         "pods train on their GPUs where they have some: PodSpec(gpus=…)": "use_cpu",
         "ranks are started by `launcher`": "local_rank",
-        "rows are made into tokens before the first step and dealt out alike for any number of ranks; leave it out": (
-            "remove_unused_columns label_names length_column_name dataloader_drop_last dataloader_in_order "
-            "dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers "
-            "dataloader_pin_memory dataloader_prefetch_factor"
+        "rows are made into tokens before the first step and "
+        "dealt out alike for any number of ranks; leave it out": (
+            "remove_unused_columns label_names length_column_name dataloader_drop_last "
+            "dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers "
+            "dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor"
         ),
-        "the loss is the mean over all tokens of the global batch, the same for any number of ranks; leave it out": (
+        "the loss is the mean over all tokens of the global "
+        "batch, the same for any number of ranks; leave it out": (
             "average_tokens_across_devices liger_kernel_config use_liger_kernel"
         ),
         "the panel shows progress": "disable_tqdm",
@@ -54,13 +59,14 @@ OTHERWISE = _by_name(
         ),
         "use max_steps, eval_steps and predict_rows": "do_eval do_predict do_train",
         "use predict_rows; a run's model is asked by `run.predict`": (
-            "generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler"
+            "generation_config generation_max_length "
+            "generation_num_beams predict_with_generate sortish_sampler"
         ),
         "use report_to": "trackio_bucket_id trackio_space_id trackio_static_space_id",
         "use report_to, with the tracker's own variables in `env`": "project",
         "use save_steps and `checkpoints`, which are alike under every technique": (
-            "enable_jit_checkpoint ignore_data_skip restore_callback_states_from_checkpoint save_on_each_node "
-            "save_only_model save_strategy"
+            "enable_jit_checkpoint ignore_data_skip restore_callback_states_from_checkpoint "
+            "save_on_each_node save_only_model save_strategy"
         ),
         "use technique 'fsdp' and `fsdp`": "fsdp_config",
         "what a run writes is in its run directory; submit(job, path=…) chooses it": "output_dir",
@@ -71,20 +77,21 @@ OTHERWISE = _by_name(
 ELSEWHERE = _by_name(
     {
         "a model's own Python code is never run; take a model that transformers has itself": "trust_remote_code",
-        "a model has no revision, the hub's newest is taken; download the one that you want with "
-        "huggingface_hub.snapshot_download(…, revision=…), and give its folder as model": "revision model_revision",
-        "adapters are chosen by peft='lora', with lora={'r': …, 'alpha': …, 'dropout': …, 'target_modules': […]}": (
-            "lora_alpha lora_bias lora_config lora_dropout lora_r lora_rank lora_target_modules peft_config "
-            "target_modules use_lora use_peft"
+        "a model has no revision, the hub's newest is taken; download the one that you want "
+        "with huggingface_hub.snapshot_download(…, revision=…), and give its folder as model": "revision model_revision",
+        "adapters are chosen by peft='lora', with lora={'r': "
+        "…, 'alpha': …, 'dropout': …, 'target_modules': […]}": (
+            "lora_alpha lora_bias lora_config lora_dropout lora_r lora_rank "
+            "lora_target_modules peft_config target_modules use_lora use_peft"
         ),
         "use peft='qlora'": "load_in_4bit bnb_4bit_quant_type quantization_config use_qlora",
         "weights of 8 bits are not offered; peft='qlora' holds them in 4 bits": "load_in_8bit",
-        "peft's modules_to_save is not offered: a run trains adapters alone, or with peft='none' all weights; a Script "
-        "with peft can do both": "modules_to_save",
-        "use per_device_train_batch_size, the rows of one rank in one forward pass; an optimizer step takes that times "
-        "gradient_accumulation_steps times the ranks": (
-            "batch_size global_batch_size micro_batch_size per_device_batch_size per_gpu_train_batch_size "
-            "train_batch_size"
+        "peft's modules_to_save is not offered: a run trains adapters alone, "
+        "or with peft='none' all weights; a Script with peft can do both": "modules_to_save",
+        "use per_device_train_batch_size, the rows of one rank in one forward pass; an "
+        "optimizer step takes that times gradient_accumulation_steps times the ranks": (
+            "batch_size global_batch_size micro_batch_size "
+            "per_device_batch_size per_gpu_train_batch_size train_batch_size"
         ),
         "use per_device_eval_batch_size": "eval_batch_size per_gpu_eval_batch_size",
         "use gradient_accumulation_steps": (
@@ -97,23 +104,26 @@ ELSEWHERE = _by_name(
         "use max_grad_norm": "clip_grad_norm gradient_clipping grad_clip",
         "use epochs": "max_epochs n_epochs num_epochs",
         "use max_steps": "steps train_steps total_steps",
-        "use max_source_length for what is asked and max_target_length for the answer; a text has both together": (
-            "block_size context_length cutoff_len max_length max_seq_len max_seq_length model_max_length seq_len"
+        "use max_source_length for what is asked and "
+        "max_target_length for the answer; a text has both together": (
+            "block_size context_length cutoff_len max_length "
+            "max_seq_len max_seq_length model_max_length seq_len"
         ),
         "use max_source_length for what is asked": "max_prompt_length",
         "use max_target_length for the answer": "max_completion_length max_new_tokens",
         "use precision": "dtype half mixed_precision torch_dtype",
-        "use model": "base_model model_id model_name model_name_or_path model_path pretrained_model_name_or_path",
+        "use model": "base_model model_id model_name model_name_or_path "
+        "model_path pretrained_model_name_or_path",
         "the tokenizer is the model's; chat_template and system change what it writes": (
             "processing_class tokenizer tokenizer_name tokenizer_name_or_path"
         ),
         "use dataset": "data data_path dataset_name dataset_path train_data train_dataset train_file",
-        "evaluation rows belong to dataset, as in dataset={'kind': 'files', 'train': …, 'eval': …}": (
+        "evaluation rows belong to dataset, as in "
+        "dataset={'kind': 'files', 'train': …, 'eval': …}": (
             "eval_data eval_dataset eval_file validation_file"
         ),
-        "name the columns in dataset, as in dataset={'kind': 'files', 'train': …, 'columns': {'text': …}}": (
-            "dataset_text_field text_column"
-        ),
+        "name the columns in dataset, as in dataset={'kind': "
+        "'files', 'train': …, 'columns': {'text': …}}": ("dataset_text_field text_column"),
         "use loss_on": "assistant_only_loss completion_only_loss train_on_inputs",
         "use eval_strategy": "evaluation_strategy",
         "use early_stopping_patience": "early_stopping",
@@ -141,14 +151,13 @@ LORA = _by_name(
         "use dropout": "lora_dropout",
         "use bias": "lora_bias",
         "use target_modules": "lora_target lora_target_modules modules",
-        "a run trains adapters alone, or with peft='none' all weights; a Script with peft can do both": (
-            "modules_to_save"
-        ),
+        "a run trains adapters alone, or with peft='none' "
+        "all weights; a Script with peft can do both": ("modules_to_save"),
         "the family of the model says it": "task_type",
         "it is for running a model, not for training one": "inference_mode",
         "a Script with peft can set it": (
-            "alpha_pattern exclude_modules init_lora_weights layer_replication layers_pattern layers_to_transform "
-            "loftq_config rank_pattern trainable_token_indices"
+            "alpha_pattern exclude_modules init_lora_weights layer_replication layers_pattern "
+            "layers_to_transform loftq_config rank_pattern trainable_token_indices"
         ),
     }
 )
@@ -157,7 +166,10 @@ LORA = _by_name(
 _ATTENTION = (
     "use 'sdpa', or 'flash_attention_2' where the pods have flash-attn; a Script can load others"
 )
-_TRACKER = "wandb and mlflow are offered; TensorBoard has the metrics anyway, and a Script can use any tracker"
+_TRACKER = (
+    "wandb and mlflow are offered; TensorBoard has the "
+    "metrics anyway, and a Script can use any tracker"
+)
 _METHOD = "FineTune learns from given answers; a Script with TRL can do it"
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "report_to": {

@@ -62,7 +62,8 @@ def _check_takes_two(metric: Callable[..., object]) -> None:
         return
     except TypeError as error:
         raise ConfigError(
-            f"job metrics: {function_name(metric)} must take two lists, predictions and references: {error}"
+            f"job metrics: {function_name(metric)} must take "
+            f"two lists, predictions and references: {error}"
         ) from error
 
 

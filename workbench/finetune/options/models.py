@@ -98,7 +98,8 @@ def model_kind(model: str) -> ModelKind:
     if is_folder(folder):
         if not (is_there(folder / "config.json") or is_there(folder / ADAPTERS)):
             raise ConfigError(
-                f"model folder {model!r} holds no config.json; give a folder made by save_pretrained"
+                f"model folder {model!r} holds no config.json; "
+                "give a folder made by save_pretrained"
             )
         return ModelKind.FOLDER
     if _HUB_ID.fullmatch(model) and not is_there(folder):

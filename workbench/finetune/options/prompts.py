@@ -8,8 +8,8 @@ from workbench.base.errors import ConfigError
 
 # https://github.com/tatsu-lab/stanford_alpaca#data-release
 _ALPACA_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request.\n\n"
+    "Below is an instruction that describes a task, paired with an input that provides "
+    "further context. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
 )
 _ALPACA = (

@@ -89,8 +89,9 @@ def prediction_of(
     warnings = [f"{text}; {FIX}"] if fit in (Fit.NOT, Fit.TIGHT) else []
     if free_gib is not None and disk_gib > free_gib:
         warnings.append(
-            f"the disk of the first pod will be full: its model, checkpoints and offloads take {disk_gib:.2f} GiB and "
-            f"{free_gib:.2f} are free; make room there before the first of them is written"
+            "the disk of the first pod will be full: its model, checkpoints "
+            f"and offloads take {disk_gib:.2f} GiB and {free_gib:.2f} are "
+            "free; make room there before the first of them is written"
         )
     return {
         "gpu_gib": row.gpu_gib,

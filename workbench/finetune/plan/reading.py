@@ -63,7 +63,10 @@ class RowPreview(Shown):
     """Whether all rows were counted. Only the first rows of a hub dataset are counted."""
 
     def __repr__(self) -> str:
-        return f"RowPreview({self.train_rows} rows to train on, {self.eval_rows} to evaluate on, {self.job.model})"
+        return (
+            f"RowPreview({self.train_rows} rows to train on, "
+            f"{self.eval_rows} to evaluate on, {self.job.model})"
+        )
 
 
 @suggests("preview")

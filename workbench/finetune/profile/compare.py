@@ -126,8 +126,9 @@ class ProfileComparison(Shown):
         if not different:
             return ""
         return (
-            f"Not like for like: {', '.join(different)}. Each step has rows of its own, longer or shorter: operations "
-            "and times differ by these alone. Profile both runs with the same profile_step, batch and number of ranks."
+            f"Not like for like: {', '.join(different)}. Each step has rows of its "
+            "own, longer or shorter: operations and times differ by these alone. "
+            "Profile both runs with the same profile_step, batch and number of ranks."
         )
 
     def __repr__(self) -> str:
@@ -142,7 +143,8 @@ def compare(
     if one is None or other is None:
         missing = names[0] if one is None else names[1]
         raise RunError(
-            f"run {missing!r} has no FLOPS profile: profile_step was 0, past its last step, or it failed"
+            f"run {missing!r} has no FLOPS profile: profile_step "
+            "was 0, past its last step, or it failed"
         )
     if names[0] == names[1]:
         raise ConfigError(f"both profiles are called {names[0]!r}; give two names")

@@ -100,8 +100,9 @@ class Profile(Shown):
             return ""
         return (
             f"The profiler's {number(one)} samples/s are {percent(abs(one / all_ - 1))} "
-            f"{'more' if one > all_ else 'less'} than the trainer's {number(all_)}: it looked at one step, through "
-            "hooks and without what lies between steps. Go by the trainer's for speed, by the profile for shares."
+            f"{'more' if one > all_ else 'less'} than the trainer's {number(all_)}: it "
+            "looked at one step, through hooks and without what lies between steps. Go "
+            "by the trainer's for speed, by the profile for shares."
         )
 
     def summary(self) -> Grid:
@@ -187,8 +188,9 @@ class Profile(Shown):
 
     def __repr__(self) -> str:
         return (
-            f"Profile({scaled(self.params)} parameters, {scaled(self.macs, 'MACs')} forward, "
-            f"{duration(self.iter_latency_s or self.fwd_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')})"
+            f"Profile({scaled(self.params)} parameters, {scaled(self.macs, 'MACs')} "
+            f"forward, {duration(self.iter_latency_s or self.fwd_latency_s)}, "
+            f"{scaled(self.flops_per_s, 'FLOP/s')})"
         )
 
 
@@ -205,7 +207,8 @@ def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Prof
 def parse_profile(text: str, source: str = "the text") -> Profile:
     if "DeepSpeed Flops Profiler" not in text:
         raise RunError(
-            f"{source} is not a report of DeepSpeed's FLOPS profiler; was profile_step past the last step?"
+            f"{source} is not a report of DeepSpeed's FLOPS "
+            "profiler; was profile_step past the last step?"
         )
     text = "\n".join(line[:_LONGEST_LINE] for line in text.splitlines())
     head, _, detail = text.partition("Detailed Profile per GPU")

@@ -26,7 +26,8 @@ def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
         and (job.load_best_model_at_end or job.early_stopping_patience)
     ):
         raise ConfigError(
-            "the dataset has no evaluation rows to find the best model by; add some, or drop the option"
+            "the dataset has no evaluation rows to find the "
+            "best model by; add some, or drop the option"
         )
     inputs: dict[str, object] = {}
     if own := own_metrics(job.metrics):
@@ -90,7 +91,8 @@ def _takes_two(args: ast.arguments) -> bool:
 def _tables(data: Prepared, rows: int) -> list[object]:
     if data.eval is None or data.tables is None:
         raise ConfigError(
-            "metrics has execution_match, and the dataset has no tables to run queries on; take 'exact_match'"
+            "metrics has execution_match, and the dataset has "
+            "no tables to run queries on; take 'exact_match'"
         )
     with data.eval.open(encoding="utf-8") as lines:
         asked = {json.loads(line).get("table_id") for line in itertools.islice(lines, rows)}

@@ -247,7 +247,8 @@ def _check_settings(
             else ", which this number cannot share evenly"
         )
         different.append(
-            f"the global batch is {rows[0]} rows on {ranks[0]} ranks and was {rows[1]} on {ranks[1]}{how}"
+            f"the global batch is {rows[0]} rows on {ranks[0]} "
+            f"ranks and was {rows[1]} on {ranks[1]}{how}"
         )
     if different:
         raise ConfigError(

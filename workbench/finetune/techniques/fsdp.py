@@ -83,12 +83,13 @@ class FSDP(Plain):
             )
         if Optimizer(job.optimizer).uses_bitsandbytes:
             raise ConfigError(
-                f"optimizer '{job.optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', "
-                "or 'zero2'"
+                f"optimizer '{job.optimizer}' does not know sharded "
+                "tensors; use 'adamw' with 'fsdp', or 'zero2'"
             )
         if job.torch_compile:
             raise ConfigError(
-                "torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage"
+                "torch_compile with technique 'fsdp' is not "
+                "offered: drop it, or use 'ddp' or a ZeRO stage"
             )
         super().refuse(job)
 
@@ -96,8 +97,8 @@ class FSDP(Plain):
         options = Options.from_dict(job.fsdp)
         if gpus < 2 and options.shard == Shard.HYBRID and options.group is None:
             raise ConfigError(
-                "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
-                "use 'full' or 'grads', or give a group"
+                "fsdp shard 'hybrid' shards within each pod, and a pod without "
+                "several GPUs has one slot; use 'full' or 'grads', or give a group"
             )
         super().refuse_on_pods(job, gpus=gpus)
 

@@ -60,8 +60,8 @@ class LocalSGD(Plain):
     def refuse_ranks(self, ranks: int) -> None:
         if ranks < 2:
             raise ConfigError(
-                "technique 'local-sgd' averages the weights of several ranks, and there is one; use "
-                "'single', or two pods or more"
+                "technique 'local-sgd' averages the weights of several "
+                "ranks, and there is one; use 'single', or two pods or more"
             )
 
     def bound_to_ranks(self, job: FineTuneOptions) -> str:

@@ -136,14 +136,14 @@ class Technique(ABC):
         """
         if job.deepspeed is not None and not self.uses_deepspeed:
             raise ConfigError(
-                f"technique '{self.name}' runs without DeepSpeed: drop `deepspeed`, or choose zero1, "
-                "zero2 or zero3"
+                f"technique '{self.name}' runs without DeepSpeed: "
+                "drop `deepspeed`, or choose zero1, zero2 or zero3"
             )
         if job.device_map and not self.alone:
             raise ConfigError(
-                "device_map spreads layers over the GPUs that one process sees, and technique "
-                f"'{self.name}' takes a process for each; use 'single', or 'fsdp' without device_map, "
-                "which spreads weights over the GPUs of all pods"
+                "device_map spreads layers over the GPUs that one process sees, and "
+                f"technique '{self.name}' takes a process for each; use 'single', or 'fsdp' "
+                "without device_map, which spreads weights over the GPUs of all pods"
             )
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:

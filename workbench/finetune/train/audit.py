@@ -44,19 +44,34 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield from _share_differs(name, getattr(held, name), expected_shards)
     arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
-        yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
+        yield (
+            f"precision {job.number_format} was asked for "
+            f"({arithmetic}), but linear layers gave {held.arithmetic}"
+        )
     if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
-        yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
+        yield (
+            "the optimizer was to update float32 weights, "
+            f"but they are {', '.join(held.updated.dtypes)}"
+        )
     asked_format = _ARITHMETIC.get(job.frozen_format, "float32")
     if job.deepspeed is None and held.frozen.dtypes and asked_format not in held.frozen.dtypes:
-        yield f"frozen weights were to be {asked_format}, but they are {', '.join(held.frozen.dtypes)}"
+        yield (
+            f"frozen weights were to be {asked_format}, "
+            f"but they are {', '.join(held.frozen.dtypes)}"
+        )
     if job.peft == Peft.QLORA and not held.packed:
-        yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
+        yield (
+            "peft qlora was asked for, but no weights are in 4 "
+            f"bits: they are {', '.join(held.parameters.dtypes)}"
+        )
     if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
         yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
     on_host = offloads or Fsdp.from_dict(job.fsdp).offload
     if on_host and held.updated.devices not in (("cpu",), ()):
-        yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
+        yield (
+            "the optimizer was to work on the host, but its "
+            f"weights are on {', '.join(held.updated.devices)}"
+        )
 
 
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
@@ -148,7 +163,8 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         if unused:
             stage = engine.zero_optimization_stage()
             note(
-                f"without effect under ZeRO stage {stage}, of the DeepSpeed JSON: {', '.join(unused)}"
+                f"without effect under ZeRO stage {stage}, "
+                f"of the DeepSpeed JSON: {', '.join(unused)}"
             )
 
     @property
@@ -187,7 +203,8 @@ class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publi
         largest = float(before.abs().max())
         if not torch.allclose(before, after, rtol=1e-3, atol=1e-3 * largest):
             raise ConfigError(
-                "packing is on, and in this model a packed text sees those before it; leave packing out"
+                "packing is on, and in this model a packed "
+                "text sees those before it; leave packing out"
             )
 
     def _logits(self, row: Row) -> torch.Tensor:
@@ -205,13 +222,22 @@ def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
     # whole.
     most = share.whole * (1 + 1 / shards) / 2
     if shards > 1 and share.local > most:
-        yield f"{name} was to be spread over {shards} ranks, but {share.local} of {share.whole} elements are here"
+        yield (
+            f"{name} was to be spread over {shards} ranks, but "
+            f"{share.local} of {share.whole} elements are here"
+        )
     # Parameters outside of the loss have neither gradient nor state.
     if shards == 1 and share.local < share.whole and name in ("trained", "updated"):
-        yield f"{name} was to be whole on each rank, but {share.local} of {share.whole} elements are here"
+        yield (
+            f"{name} was to be whole on each rank, but "
+            f"{share.local} of {share.whole} elements are here"
+        )
 
 
 def _shape(engine: str, offload: bool, world_size: int) -> str:
     words = {technique.engine: technique.words for technique in TECHNIQUES}
     how = words.get(engine) or f"ZeRO stage {engine[-1]}"
-    return f"{how}{' with offload' if offload else ''} on {world_size} rank{'s' if world_size > 1 else ''}"
+    return (
+        f"{how}{' with offload' if offload else ''} on "
+        f"{world_size} rank{'s' if world_size > 1 else ''}"
+    )

@@ -35,7 +35,8 @@ class LoadBalance:
             return 0.0
         if (loss := outputs.get("aux_loss")) is None:
             raise RunError(
-                "the model returns no load-balancing loss; give router_aux_loss_coef=0 to train without it"
+                "the model returns no load-balancing loss; give "
+                "router_aux_loss_coef=0 to train without it"
             )
         tokens = (targets != IGNORED).sum()
         weighed = loss * tokens

@@ -223,7 +223,8 @@ def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
         rank = read_manifest(part).get("rank")
         if rank != number_in(part.name, "rank"):
             raise RunError(
-                f"the checkpoint to resume from arrived wrong: {part.name} is of rank {rank}; submit it again"
+                "the checkpoint to resume from arrived wrong: "
+                f"{part.name} is of rank {rank}; submit it again"
             )
     trees = [read_tree(part) for part in parts]
     first = trees[0]

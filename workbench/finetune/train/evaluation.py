@@ -210,7 +210,8 @@ def _numbers(returned: object, name: str = "") -> dict[str, float]:
             numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
             return {name: value for name, value in numbers.items() if math.isfinite(value)}
     raise RunError(
-        f"it returned {type(returned).__name__}; it must return a number, or at most {_MOST_NAMES} numbers by name"
+        f"it returned {type(returned).__name__}; it must return "
+        f"a number, or at most {_MOST_NAMES} numbers by name"
     )
 
 

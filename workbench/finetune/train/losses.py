@@ -241,5 +241,6 @@ def _check(losses: Sequence[float], step: int) -> None:
 
 def _not_finite(loss: float, rank: int, step: int) -> RunError:
     return RunError(
-        f"loss is {loss} on rank {rank} at step {step}; try a lower learning rate, or precision fp32"
+        f"loss is {loss} on rank {rank} at step {step}; "
+        "try a lower learning rate, or precision fp32"
     )

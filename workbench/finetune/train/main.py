@@ -96,7 +96,8 @@ def _run(work: Assignment) -> None:
     rates = trainer.clock.totals()
     if stop.stopped and work.job.predict_rows:
         note(
-            "predict_rows were not answered, as the run was stopped (run.predict(rows) asks the model)"
+            "predict_rows were not answered, as the run "
+            "was stopped (run.predict(rows) asks the model)"
         )
     predictions: list[Answer] = []
     if not stop.stopped:
@@ -115,7 +116,10 @@ def load_rows(work: Assignment) -> Rows:
     except ConfigError as error:
         if not work.unasked:
             raise
-        late = f"These rows were not checked at submit, because the look at the hub was given up: {work.unasked}"
+        late = (
+            "These rows were not checked at submit, because "
+            f"the look at the hub was given up: {work.unasked}"
+        )
         raise ConfigError(f"{error}. {late}") from error
 
 

@@ -150,7 +150,8 @@ def prepare_process(work: Assignment) -> None:
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
     if work.job.precision == Precision.TF32 and not work.gpus:
         raise ConfigError(
-            "precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs"
+            "precision 'tf32' needs NVIDIA GPUs of the "
+            "Ampere generation or later; use 'fp32' on CPUs"
         )
     work.technique.refuse_ranks(work.world_size)
     deepspeed = work.technique.uses_deepspeed
@@ -196,6 +197,7 @@ def _check_trackers(work: Assignment) -> None:
     for name in work.job.report_to if work.rank == 0 else ():
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"report_to names '{name}', and the pod of rank 0 has no package of that name; ask for it by "
-                f"PodSpec(pip=[{name!r}]), or drop it: TensorBoard has the metrics anyway"
+                f"report_to names '{name}', and the pod of rank 0 has no "
+                f"package of that name; ask for it by PodSpec(pip=[{name!r}]), "
+                "or drop it: TensorBoard has the metrics anyway"
             )

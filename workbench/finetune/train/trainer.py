@@ -451,18 +451,21 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if not best.wanted or best.step in (None, last):
             if best.wanted and best.step is None:
                 note(
-                    f"no evaluation had the figure {best.metric}: the model is that of the last step, {last}"
+                    f"no evaluation had the figure {best.metric}: "
+                    f"the model is that of the last step, {last}"
                 )
             return last
         if not self.checkpoints.load_best(self):
             note(
-                f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there"
+                f"the model is that of the last step, {last}: the "
+                f"checkpoint of the best, {best}, is not there"
             )
             return last
         if self.averaging is not None:
             self.averaging.settle()
         note(
-            f"the model is that of step {best.step}, the best by {best.metric} ({number(best.value)})"
+            f"the model is that of step {best.step}, the "
+            f"best by {best.metric} ({number(best.value)})"
         )
         assert best.step is not None
         self._write_model(best.step)

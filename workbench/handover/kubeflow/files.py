@@ -71,9 +71,9 @@ def config_files(
     size = sum(map(len, files.values()))
     if size > _MOST_BYTES:
         raise ConfigError(
-            f"{handover.large} would make a ConfigMap of {size / 2**20:.1f} MiB, and Kubernetes takes 1 MiB: put "
-            f"{handover.put} into a folder of the claim and name claim and folder: "
-            "run.manifest(…, pvc='claim', inputs='folder')"
+            f"{handover.large} would make a ConfigMap of {size / 2**20:.1f} MiB, and "
+            f"Kubernetes takes 1 MiB: put {handover.put} into a folder of the claim "
+            "and name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
         )
     return files
 
@@ -103,6 +103,7 @@ def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
             others
         )
         raise ConfigError(
-            f"the run takes {', '.join(missing)} from the environment, and no value is in a manifest: name the Secrets "
-            f"that hold them, run.manifest(…, {', '.join(hints)}), or give what is no secret with env="
+            f"the run takes {', '.join(missing)} from the environment, and no value "
+            "is in a manifest: name the Secrets that hold them, run.manifest(…, "
+            f"{', '.join(hints)}), or give what is no secret with env="
         )

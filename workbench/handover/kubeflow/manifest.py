@@ -122,7 +122,8 @@ def _check(kind: JobKind, options: HandoverOptions) -> None:
         )
     if options.elastic is not None and not kind.elastic:
         raise ConfigError(
-            f"elastic is a policy of PyTorchJobs; a {kind.name} has a fixed number of nodes: leave it out"
+            f"elastic is a policy of PyTorchJobs; a {kind.name} "
+            "has a fixed number of nodes: leave it out"
         )
 
 
@@ -133,14 +134,16 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     notes = [f"The run {run_id} as a {plan.kind.name} for unattended use. It takes {operator}."]
     if plan.pod.pip:
         notes.append(
-            f"The image must have the packages that the run's pods were given: {', '.join(plan.pod.pip)}."
+            "The image must have the packages that the run's "
+            f"pods were given: {', '.join(plan.pod.pip)}."
         )
     if options.pvc:
         several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")
     if made := [volume.claim for volume in made_claims(options.volumes)]:
         notes.append(
-            f"It makes the claim {', '.join(made)}, which stays; where there is one, that one is taken."
+            f"It makes the claim {', '.join(made)}, which "
+            "stays; where there is one, that one is taken."
         )
     if plan.carries_script:
         notes.append(f"It carries {travelling(plan.files['inputs.zip'])}.")
@@ -149,10 +152,12 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
             f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…"
         )
     notes.append(
-        f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)"
+        f"Start: kubectl{at} create -f FILE   (not apply, "
+        "which keeps a second copy, of 256 KiB at most)"
     )
     notes.append(
-        f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads."
+        f"The results: folder {plan.name} on the claim "
+        f"{plan.claim}, a run directory that Run.load reads."
     )
     notes += plan.kind.notes(plan)
     if plan.resumes and plan.kind.restarts_ranks:

@@ -35,7 +35,9 @@ class FileRendezvous:
         self._await(
             lambda: len(self._nonces(call)) == self.world_size - 1,
             lambda: (
-                f"ranks {[r for r in range(1, self.world_size) if str(r) not in self._nonces(call)]} did not come"
+                "ranks "
+                f"{[r for r in range(1, self.world_size) if str(r) not in self._nonces(call)]} "
+                "did not come"
             ),
         )
         word: dict[str, object] = {"nonces": self._nonces(call)}

@@ -356,7 +356,10 @@ class Runner:
         except Exception as error:  # The run's own outcome must be written in any case.
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
-            why = f"the results could not be copied back: {error}; run.fetch() tries again while the cluster exists"
+            why = (
+                f"the results could not be copied back: {error}; "
+                "run.fetch() tries again while the cluster exists"
+            )
             return fault or RunFault(kind=type(error).__name__, message=why)
         return fault
 

@@ -223,7 +223,10 @@ class StallGuard:
         message = f"{self.remark}; the launcher {name} was ended."
         if name == Launcher.OPENMPI:
             # mpirun waits forever for a daemon that cannot connect back.
-            message += " mpirun's daemons on the pods must connect back to this machine; a firewall or a NetworkPolicy"
+            message += (
+                " mpirun's daemons on the pods must connect back "
+                "to this machine; a firewall or a NetworkPolicy"
+            )
             message += " may forbid that."
         return RunFault(
             kind="launcher", message=f"{message} Use launcher 'ssh'", traceback=launcher.tail()

@@ -268,7 +268,8 @@ class CMLPods(Place):
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": self._gpus(spec),
-            "code": f"import subprocess\nsubprocess.run({[sys.executable, '-P', *words]!r}, check=True)\n",
+            "code": f"import subprocess\nsubprocess.run({[sys.executable, '-P', *words]!r}, "
+            "check=True)\n",
             "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
         with self._starting:

@@ -80,7 +80,10 @@ class Diagnosis(Shown):
         ]
 
     def __repr__(self) -> str:
-        return f"Diagnosis({len(self.hosts)} hosts, {'well' if self.ok else f'{len(self.problems)} to look at'})"
+        return (
+            f"Diagnosis({len(self.hosts)} hosts, "
+            f"{'well' if self.ok else f'{len(self.problems)} to look at'})"
+        )
 
 
 def examine_pods(
@@ -192,8 +195,10 @@ def _ssh_fix(seen: CommandResult, pod: Pod) -> str:
 
 _SSH_FIXES = {
     NO_CLIENT: "install the OpenSSH client here: sudo apt-get install openssh-client",
-    "refused": "nothing listens on {address}:{port}: {pod} or its sshd has ended; close the cluster and start it again",
-    "timed out": "no way to {address}:{port}: is {pod} up, and does a firewall or network policy let the port through?",
+    "refused": "nothing listens on {address}:{port}: {pod} or its "
+    "sshd has ended; close the cluster and start it again",
+    "timed out": "no way to {address}:{port}: is {pod} up, and does "
+    "a firewall or network policy let the port through?",
     "No route": "no way to {address}: is {pod} up and in a network that this machine reaches?",
     "no answer": "{pod} accepts the connection and says nothing: it hangs or is overloaded",
     "Permission denied": "{pod} does not know the cluster's key: close the cluster and start it again",

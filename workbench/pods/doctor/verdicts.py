@@ -173,7 +173,10 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     fix = ""
     if len(gpus) < wanted:
         verdict = Verdict.BAD
-        fix = f"{wanted} were asked for: look at nvidia-smi on {pod.name}, its driver and CUDA_VISIBLE_DEVICES"
+        fix = (
+            f"{wanted} were asked for: look at nvidia-smi on "
+            f"{pod.name}, its driver and CUDA_VISIBLE_DEVICES"
+        )
     yield Finding(
         check="GPUs", verdict=verdict, detail=str(len(gpus)) if gpus or wanted else "none", fix=fix
     )
@@ -224,7 +227,10 @@ def _disk(disk: DiskSpace | None, pod: Pod) -> Finding:
         if free < _DISK_GIB
         else Verdict.GOOD
     )
-    fix = f"make room where {pod.root} lies: a checkpoint needs some 16 bytes a parameter (AdamW, FP32)"
+    fix = (
+        f"make room where {pod.root} lies: a checkpoint "
+        "needs some 16 bytes a parameter (AdamW, FP32)"
+    )
     return Finding(
         check="disk",
         verdict=verdict,
@@ -235,13 +241,19 @@ def _disk(disk: DiskSpace | None, pod: Pod) -> Finding:
 
 def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
     if shm is None:
-        fix = "mount a memory file system at /dev/shm: NCCL and the DataLoader's workers share memory there"
+        fix = (
+            "mount a memory file system at /dev/shm: NCCL "
+            "and the DataLoader's workers share memory there"
+        )
         return Finding(check="/dev/shm", verdict=Verdict.BAD, detail="missing", fix=fix)
     free = shm.free_gib
     verdict = Verdict.GOOD
     if free < _SHM_GIB:
         verdict = Verdict.BAD if gpus or free < _SHM_LEAST_GIB else Verdict.WARNING
-    fix = "make it larger: a volume of medium Memory at /dev/shm on Kubernetes, --shm-size=8g with docker"
+    fix = (
+        "make it larger: a volume of medium Memory at "
+        "/dev/shm on Kubernetes, --shm-size=8g with docker"
+    )
     room = f"{_free(free)} of {shm.total_gib:.1f}"
     return Finding(
         check="/dev/shm", verdict=verdict, detail=room, fix="" if verdict is Verdict.GOOD else fix

@@ -76,7 +76,10 @@ class HostFacts:
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"{self.cores} cores, {self.memory_gib:.0f} GiB, {self.gpus} GPUs; {self.python}: {versions}; {self.root}"
+        return (
+            f"{self.cores} cores, {self.memory_gib:.0f} GiB, "
+            f"{self.gpus} GPUs; {self.python}: {versions}; {self.root}"
+        )
 
 
 def connect_all(
@@ -109,7 +112,10 @@ def connect_all(
                 ]
                 report(f"still trying to log in to {', '.join(late)}")
                 reported = True
-        slow = f"Hosts behind a slow line need more time: SSHPods(…, connect_timeout_s={4 * timeout_s:g})"
+        slow = (
+            "Hosts behind a slow line need more time: "
+            f"SSHPods(…, connect_timeout_s={4 * timeout_s:g})"
+        )
         _raise_all(
             futures, [f"{host}: no answer in {all_named_s:g} s" for host in hosts], if_late=slow
         )

@@ -359,6 +359,9 @@ class SSHPods(Place):
                 connection, root=self.root, folder=self._folder, python=self.python
             )
         except WorkbenchError as error:
-            words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
+            words = (
+                f"{pod.address} could not be tidied up: {error}; "
+                "an agent there ends by itself, its folder stays"
+            )
             logger.warning("%s", words)
             log.append(words)

@@ -247,7 +247,10 @@ class KubeApi:
         elif status == 403 and "must specify" in words and ".memory" in words:
             advice = "; the namespace's quota asks for a limit: say memory_gib= in the PodSpec"
         elif status == 403 and "must specify" in words and "ephemeral-storage" in words:
-            advice = "; the namespace's quota asks for a limit: say ephemeral_storage_gib= in KubernetesPods"
+            advice = (
+                "; the namespace's quota asks for a limit: "
+                "say ephemeral_storage_gib= in KubernetesPods"
+            )
         elif status == 403 and " cannot " in words:
             advice = f"; {_ROLE}"
         seconds = str((error.headers or {}).get("Retry-After", ""))

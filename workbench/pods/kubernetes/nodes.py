@@ -74,7 +74,10 @@ class NodeTable(Shown):
         places = [node for node in self.nodes if node.fits]
         text = f"{min(self.schedulable, self.count)} of {self.count} pods could be scheduled now"
         if self.schedulable >= self.count:
-            return f"{text}, on {', '.join(node.name for node in places[:3])}{' …' if len(places) > 3 else ''}"
+            return (
+                f"{text}, on "
+                f"{', '.join(node.name for node in places[:3])}{' …' if len(places) > 3 else ''}"
+            )
         reasons = dict.fromkeys(f"{node.name}: {node.why}" for node in self.nodes if node.why)
         return f"{text}; {'; '.join(list(reasons)[:3])}" if reasons else text
 
@@ -111,7 +114,8 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
     """
     if not isinstance(backend, KubernetesOptions):
         raise ConfigError(
-            f"nodes are a matter of Kubernetes; {type(backend).__name__} has none: give KubernetesPods(…)"
+            "nodes are a matter of Kubernetes; "
+            f"{type(backend).__name__} has none: give KubernetesPods(…)"
         )
     from workbench.pods.kubernetes.api import KubeApi
 
@@ -202,7 +206,10 @@ def _refusal(node: Mapping[str, Any], options: KubernetesOptions) -> str:
         if taint["effect"] in _REPELS and not any(
             _tolerates(each, taint) for each in options.tolerations
         ):
-            return f"the taint {taint['key']}={taint.get('value', '')}:{taint['effect']} is not tolerated"
+            return (
+                f"the taint {taint['key']}={taint.get('value', '')}:{taint['effect']} "
+                "is not tolerated"
+            )
     labels = _labels(node)
     for label, value in options.node_selector.items():
         if labels.get(label) != value:
@@ -253,7 +260,8 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 def _shortage(wanted: Amounts, free: Amounts, there: Amounts) -> str:
     return ", ".join(
-        f"{name}: {_text(name, amount)} asked, {_text(name, free[name])} free of {_text(name, there[name])}"
+        f"{name}: {_text(name, amount)} asked, "
+        f"{_text(name, free[name])} free of {_text(name, there[name])}"
         for name, amount in wanted.items()
         if free[name] < amount
     )

@@ -320,7 +320,10 @@ class Session:
     def _missing(self, waits: Mapping[int, str]) -> str:
         count = self._objects.count
         limit_s = self._context.timeout_s
-        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {status.listed(waits)}"
+        text = (
+            f"{len(self._pods)} of {count} pods came up in "
+            f"{limit_s:.0f} s; missing: {status.listed(waits)}"
+        )
         error = self._watched.error
         return f"{text}; {error}" if error is not None else text
 

@@ -64,7 +64,10 @@ class Rendezvous:
         self.port: int = self._listener.getsockname()[1]
 
     def __repr__(self) -> str:
-        return f"Rendezvous({self.host}:{self.port}, {len(self._came)} of {len(self.names)} workers reported)"
+        return (
+            f"Rendezvous({self.host}:{self.port}, {len(self._came)} "
+            f"of {len(self.names)} workers reported)"
+        )
 
     def __enter__(self) -> Rendezvous:
         return self
@@ -222,7 +225,10 @@ class Rendezvous:
     def _missing(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
         missing = [name for name in self.names if name not in self._came]
         waits = [f"{name} ({words})" if (words := status_of(name)) else name for name in missing]
-        text = f"{len(self._came)} of {len(self.names)} workers reported in {timeout_s:.0f} s; missing: {', '.join(waits)}"
+        text = (
+            f"{len(self._came)} of {len(self.names)} workers reported "
+            f"in {timeout_s:.0f} s; missing: {', '.join(waits)}"
+        )
         wrong = self.refused["wrong token"]
         return text + (
             f"; {wrong} reports came with a wrong token" if wrong and not self._came else ""

@@ -186,7 +186,10 @@ def _culprit(job: Function) -> str:
         try:
             _dumps(value, {})
         except Exception as error:
-            return f"{name}, of type {type(value).__qualname__}, cannot travel ({error}); make it inside the function"
+            return (
+                f"{name}, of type {type(value).__qualname__}, cannot "
+                f"travel ({error}); make it inside the function"
+            )
     return "see the error above"
 
 

@@ -39,7 +39,8 @@ def mini_rows(seed: int, count: int) -> Iterator[Example]:
     """
     if count > MAX_ROWS:
         raise ConfigError(
-            f"wikisql-mini has {MAX_ROWS} questions, train and eval together; {count} were asked for"
+            f"wikisql-mini has {MAX_ROWS} questions, train "
+            f"and eval together; {count} were asked for"
         )
     # A string seed, `random()` and `_pick` have the same result in every version of Python.
     rng = random.Random(f"wikisql-mini {seed}")

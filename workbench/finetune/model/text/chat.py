@@ -182,8 +182,9 @@ def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
     }
     if len(starts) != len(answers):
         raise ConfigError(
-            f"the chat template marks {len(starts)} answers between its generation tags, and the row has "
-            f"{len(answers)}, of which some have the weight 0; give a template without these tags as chat_template="
+            f"the chat template marks {len(starts)} answers between its "
+            f"generation tags, and the row has {len(answers)}, of which some have "
+            "the weight 0; give a template without these tags as chat_template="
         )
     made = list(marks)
     answer = -1

@@ -99,8 +99,9 @@ class Encoder:
             if not example.asks or example.messages:
                 kind = "a row of messages" if example.messages else "plain text"
                 raise ConfigError(
-                    f"row {number} is {kind}, from which {self.job.model!r} cannot learn: it answers a source; "
-                    "use a causal model such as 'tiny-llama', or rows with a source"
+                    f"row {number} is {kind}, from which {self.job.model!r} "
+                    "cannot learn: it answers a source; use a causal model "
+                    "such as 'tiny-llama', or rows with a source"
                 )
         texts = [source_text(e.source, e.input) for e in examples], [e.target for e in examples]
         lengths = self.job.max_source_length, self.job.max_target_length
@@ -261,7 +262,8 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
     if not tokenizer.chat_template:
         if job.prompt == "chat" or job.system is not None:
             raise ConfigError(
-                f"{'system' if job.prompt is None else 'prompt'} is given, and {no_template(job.model)}"
+                f"{'system' if job.prompt is None else 'prompt'} "
+                f"is given, and {no_template(job.model)}"
             )
         return None
     chat = Chat(tokenizer)

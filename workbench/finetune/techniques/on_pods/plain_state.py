@@ -41,7 +41,8 @@ def put_back(trainer: Any, state: Mapping[str, Any]) -> None:
         in_both = name in trained and name in saved
         if not in_both or _local(trained[name]).shape != saved[name].shape:
             raise RunError(
-                f"the checkpoint is of another model: {name} does not fit; resume with the model of its run"
+                f"the checkpoint is of another model: {name} "
+                "does not fit; resume with the model of its run"
             )
     with torch.no_grad():
         for name, parameter in trained.items():

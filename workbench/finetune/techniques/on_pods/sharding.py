@@ -176,8 +176,8 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
     if on_pod == 1 or uneven:
         what = "unequal numbers of slots" if uneven else "one slot each"
         raise ConfigError(
-            f"fsdp shard 'hybrid' shards within each pod, and these pods have {what}; use 'full' or 'grads', "
-            "or give a group"
+            "fsdp shard 'hybrid' shards within each pod, and these "
+            f"pods have {what}; use 'full' or 'grads', or give a group"
         )
     # The launchers number the ranks pod by pod.
     sizes = (world // on_pod, on_pod)

@@ -73,7 +73,8 @@ class ZeroState:
                 flat.add(key)
             elif value.dim():
                 raise RunError(
-                    "the states of this optimizer cannot be cut up anew; resume on as many ranks as saved them"
+                    "the states of this optimizer cannot be cut up "
+                    "anew; resume on as many ranks as saved them"
                 )
         parts = {}
         for key in flat:
@@ -110,7 +111,8 @@ class ZeroState:
                 files = files_of(self.zero)
                 return [files.get(id(each), each) for each in getattr(self.zero, name)]
         raise RunError(
-            f"checkpoints of DeepSpeed's {type(self.zero).__name__} are not known here; leave `save_steps` out"
+            f"checkpoints of DeepSpeed's {type(self.zero).__name__} "
+            "are not known here; leave `save_steps` out"
         )
 
     def optimizer_state(self) -> dict[str, Any]:

@@ -75,25 +75,26 @@ class Zero(Technique, shared=True):
         stage = zero.get("stage", 0)
         if stage != self.zero_stage:
             raise ConfigError(
-                f"{source}: zero_optimization.stage is {stage!r}, and technique '{self.name}' is stage "
-                f"{self.zero_stage}; change one of them"
+                f"{source}: zero_optimization.stage is {stage!r}, and technique "
+                f"'{self.name}' is stage {self.zero_stage}; change one of them"
             )
         for old in ("cpu_offload", "cpu_offload_param"):
             if zero.get(old):
                 raise ConfigError(
-                    f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param"
+                    f"{source}: zero_optimization.{old} is "
+                    "deprecated; use offload_optimizer, offload_param"
                 )
         if self.offloads and not is_offloaded(zero, "offload_optimizer"):
             raise ConfigError(
-                f"{source}: technique '{self.name}' needs zero_optimization.offload_optimizer with a "
-                "device; add it, or choose technique 'zero3'"
+                f"{source}: technique '{self.name}' needs zero_optimization.offload_optimizer "
+                "with a device; add it, or choose technique 'zero3'"
             )
         wrong = [key for key in _OFFLOADS[self.may_offload :] if is_offloaded(zero, key)]
         if wrong:
             what = "optimizer states alone" if self.may_offload else "nothing"
             raise ConfigError(
-                f"{source}: zero_optimization.{wrong[0]} is set, and technique '{self.name}' offloads "
-                f"{what}; choose technique 'zero3-offload', or remove it"
+                f"{source}: zero_optimization.{wrong[0]} is set, and technique '{self.name}' "
+                f"offloads {what}; choose technique 'zero3-offload', or remove it"
             )
 
     def is_of(self, zero: Mapping[str, object]) -> bool:

@@ -54,8 +54,8 @@ class Zero3(Zero):
         super().refuse_config(zero, source)
         if zero.get("stage3_gather_16bit_weights_on_model_save") is False:
             raise ConfigError(
-                f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save is false; it must "
-                "be true for the trained model to be saved whole"
+                f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save "
+                "is false; it must be true for the trained model to be saved whole"
             )
 
     def is_of(self, zero: Mapping[str, object]) -> bool:

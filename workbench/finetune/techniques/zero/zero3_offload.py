@@ -22,7 +22,7 @@ class Zero3Offload(Zero3):
     def refuse(self, job: FineTuneOptions) -> None:
         if Optimizer(job.optimizer).uses_bitsandbytes:
             raise ConfigError(
-                f"optimizer '{job.optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use "
-                "'adamw', or 'zero3'"
+                f"optimizer '{job.optimizer}' works on GPUs, and "
+                "'zero3-offload' updates on the host; use 'adamw', or 'zero3'"
             )
         super().refuse(job)

@@ -103,8 +103,8 @@ class ClusterObjects:
     def __post_init__(self) -> None:
         if not self.image:
             raise ConfigError(
-                "Kubernetes pods need an image with sshd and the pinned requirements: KubernetesPods(image=…), or"
-                " PodSpec(image=…)"
+                "Kubernetes pods need an image with sshd and the pinned "
+                "requirements: KubernetesPods(image=…), or PodSpec(image=…)"
             )
 
     @property

@@ -52,8 +52,9 @@ def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
             AsyncIOBuilder().load(verbose=False)
     except (ImportError, OSError, RuntimeError) as error:
         raise ConfigError(
-            "offload to 'nvme' needs DeepSpeed's async_io, which is compiled on each pod and could not be: install a "
-            f"C++ compiler and libaio's headers there (Debian: g++, libaio-dev), or use device 'cpu' ({error})"
+            "offload to 'nvme' needs DeepSpeed's async_io, which is compiled on "
+            "each pod and could not be: install a C++ compiler and libaio's "
+            f"headers there (Debian: g++, libaio-dev), or use device 'cpu' ({error})"
         ) from error
 
 
@@ -113,9 +114,10 @@ def _check_reads(folder: Path) -> None:
             path.unlink()
     except OSError as error:
         raise ConfigError(
-            f"nvme_path: the disk of {folder.parent} cannot be read to every address in memory with O_DIRECT "
-            f"({error.strerror}), and DeepSpeed would train with wrong gradients without a word; name a folder of a "
-            "local NVMe disk (Linux 6.0 or later), or use device 'cpu'"
+            f"nvme_path: the disk of {folder.parent} cannot be read to every "
+            f"address in memory with O_DIRECT ({error.strerror}), and DeepSpeed "
+            "would train with wrong gradients without a word; name a folder of "
+            "a local NVMe disk (Linux 6.0 or later), or use device 'cpu'"
         ) from error
 
 
