@@ -38,11 +38,9 @@ class _Run(Protocol):
 def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
     """Return the answers of a run's model, decoded greedily in batches. The model stays loaded."""
     questions = questions_of(run.paths, rows)
-    models = (
-        [("before training", run, True), ("after training", run, False)]
-        if before
-        else [("answered", run, False)]
-    )
+    models = [("answered", run, False)]
+    if before:
+        models = [("before training", run, True), ("after training", run, False)]
     return _ask(models, questions)
 
 
@@ -50,12 +48,13 @@ def chat(
     run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None
 ) -> Conversation:
     """Return a chat with a run's model, beside the untrained model or another run's model."""
-    models = {"before training": (run, True)} if before else {}
+    models: dict[str, tuple[_Run, bool]] = {}
+    if before:
+        models["before training"] = (run, True)
     if beside:
-        models |= {
-            name: (each, False)
-            for name, each in zip(_names([run, beside]), (run, beside), strict=True)
-        }
+        name, other_name = _names([run, beside])
+        models[name] = (run, False)
+        models[other_name] = (beside, False)
     else:
         models["after training" if before else "answered"] = (run, False)
     for each, _ in models.values():
@@ -67,14 +66,17 @@ def chat(
     def ask(name: str, turns: Sequence[Message], on_text: Callable[[str], None] | None) -> str:
         each, is_before = models[name]
         question = Question(source=turns[-1]["content"], messages=tuple(turns))
-        return server_of(each.paths).answer([question], before=is_before, on_text=on_text).texts[0]
+        server = server_of(each.paths)
+        reply = server.answer([question], before=is_before, on_text=on_text)
+        return reply.texts[0]
 
     return Conversation(list(models), ask, system=system)
 
 
 def _check_template(paths: RunPaths) -> None:
     job = job_options(paths)
-    if (prompt := job.get("prompt")) not in (None, "chat"):
+    prompt = job.get("prompt")
+    if prompt not in (None, "chat"):
         raise ConfigError(
             f"the run in {paths.root} asks its model by "
             f"prompt {prompt!r}, not by turns; use run.predict"
@@ -101,8 +103,12 @@ def compare_predictions(
     if not runs:
         raise ConfigError("runs is empty; give the runs whose answers to compare")
     questions = questions_of(runs[0].paths, rows)
-    models = [(name, run, False) for name, run in zip(_names(runs), runs, strict=True)]
-    return _ask([*([("before training", runs[0], True)] if before else []), *models], questions)
+    models = []
+    if before:
+        models.append(("before training", runs[0], True))
+    for name, run in zip(_names(runs), runs, strict=True):
+        models.append((name, run, False))
+    return _ask(models, questions)
 
 
 def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]) -> Answers:
@@ -122,22 +128,24 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
             texts.update(zip(numbers, reply.texts, strict=True))
             load_s = load_s + reply.load_s
             answer_s = answer_s + reply.answer_s
-            at_once = max(
-                _AT_ONCE, min(_MOST, int(len(numbers) * _REQUEST_S / max(reply.answer_s, 1e-3)))
+            rows_per_s = len(numbers) / max(reply.answer_s, 1e-3)
+            at_once = max(_AT_ONCE, min(_MOST, int(rows_per_s * _REQUEST_S)))
+        answers = []
+        for number, question in enumerate(questions):
+            answer = judge(
+                question.text,
+                question.expected,
+                texts[number],
+                table=tables.get(question.table_id or ""),
+                table_id=question.table_id,
             )
-        answers = (
-            judge(
-                q.text,
-                q.expected,
-                texts[n],
-                table=tables.get(q.table_id or ""),
-                table_id=q.table_id,
-            )
-            for n, q in enumerate(questions)
-        )
+            answers.append(answer)
         by_model.append(Predictions(tuple(answers)))
     return Answers(
-        names=[name for name, _, _ in models], models=by_model, load_s=load_s, answer_s=answer_s
+        names=[name for name, _, _ in models],
+        models=by_model,
+        load_s=load_s,
+        answer_s=answer_s,
     )
 
 
@@ -152,4 +160,6 @@ def _names(runs: Sequence[_Run]) -> list[str]:
         if max(Counter(names).values()) == 1:
             return names
     ids = [run.id for run in runs]
-    return ids if len(set(ids)) == len(ids) else [f"{n}: {name}" for n, name in enumerate(ids)]
+    if len(set(ids)) == len(ids):
+        return ids
+    return [f"{number}: {name}" for number, name in enumerate(ids)]

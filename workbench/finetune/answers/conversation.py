@@ -52,12 +52,11 @@ class Conversation(ShownLive):
         """
         if not text.strip():
             raise ConfigError("text is empty; say something")
-        answers = {
-            name: self._ask(
-                name, self._turns(name, text.strip()), on_text and partial(on_text, name)
-            )
-            for name in self.names
-        }
+        answers = {}
+        for name in self.names:
+            turns = self._turns(name, text.strip())
+            on_piece = None if on_text is None else partial(on_text, name)
+            answers[name] = self._ask(name, turns, on_piece)
         self.exchanges.append(Exchange(asked=text.strip(), answers=answers))
         return answers
 
@@ -66,9 +65,9 @@ class Conversation(ShownLive):
         self.exchanges.clear()
 
     def _turns(self, name: str, text: str) -> list[Message]:
-        turns: list[Message] = (
-            [] if self._system is None else [{"role": "system", "content": self._system}]
-        )
+        turns: list[Message] = []
+        if self._system is not None:
+            turns.append({"role": "system", "content": self._system})
         for exchange in self.exchanges:
             turns.append({"role": "user", "content": exchange.asked})
             turns.append({"role": "assistant", "content": exchange.answers[name]})

@@ -156,16 +156,11 @@ class Answers(Shown):
     @property
     def summary(self) -> str:
         """Number of rows and every model's shares of right answers, in a line."""
-        shares = {
-            name: model.shares
-            for name, model in zip(self.names, self.models, strict=True)
-            if model.shares
-        }
-        right = (
-            shares.values()
-            if len(self.names) == 1
-            else (f"{name} {text}" for name, text in shares.items())
-        )
+        right = []
+        for name, model in zip(self.names, self.models, strict=True):
+            shares = model.shares
+            if shares:
+                right.append(shares if len(self.names) == 1 else f"{name} {shares}")
         return "; ".join([f"{count(len(self))} rows", *right])
 
     def _of(self, name: str | None) -> Predictions:

@@ -72,12 +72,14 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
     tables: dict[str, Table] = {}
     for paths in runs:
         if paths.tables.exists() and wanted - tables.keys():
+            found: dict[str, Table] = {}
             try:
-                tables = {
-                    t.id: t for t in read_tables(paths.tables, paths.root) if t.id in wanted
-                } | tables
+                for table in read_tables(paths.tables, paths.root):
+                    if table.id in wanted:
+                        found[table.id] = table
             except (OSError, ConfigError) as error:
                 raise RunError(f"the tables in {paths.tables} cannot be read: {error}") from error
+            tables = {**found, **tables}
     return tables
 
 
@@ -100,7 +102,8 @@ class _OwnRows:
         for where, data in _lines(file if file.exists() else self._paths.predictions):
             row = Fields(data, where)
             table_id = row.data.get("table_id")
-            if turns := turns_of(row):
+            turns = turns_of(row)
+            if turns:
                 yield _question_of_turns(row, turns)
                 continue
             yield Question(
@@ -123,10 +126,9 @@ class _OwnRows:
                 if sum(turn["role"] == "user" for turn in question.messages) > 1:
                     # The earlier turns are a part of the question.
                     continue
-                twice = (
-                    question.text in self._by_source and self._by_source[question.text] != question
-                )
-                self._by_source[question.text] = None if twice else question
+                # Unlike rows with the same text stay without a match.
+                known = self._by_source.get(question.text, question)
+                self._by_source[question.text] = question if known == question else None
         return self._by_source.get(text)
 
     @property
@@ -163,7 +165,8 @@ def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
         raise ConfigError(f"{where} is empty")
     if own.is_plain:
         return Question(source="", opening=text.strip())
-    text = text if text.startswith(own.prefix) else own.prefix + text
+    if not text.startswith(own.prefix):
+        text = own.prefix + text
     return own.matching(text) or Question(source=text)
 
 
@@ -188,7 +191,10 @@ def _question_of_row(row: Mapping[str, object], where: str) -> Question:
         return _question_of_turns(fields, turns)
     asked = next((key for key in ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
-    made = row_from({**row, ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
+    complete = dict(row)
+    if unknown:
+        complete[ANSWERS[asked][0]] = "?"
+    made = row_from(complete, where)
     if not made.asks:
         return Question(source="", opening=made.target)
     return Question(

@@ -41,10 +41,9 @@ class ProfileComparison(Shown):
             raise one_of("sort", sort, FIGURES)
         left = dict(self.one.root.at(depth)) if self.one.root else {}
         right = dict(self.other.root.at(depth)) if self.other.root else {}
-        pairs = [
-            ModulePair(path=path, one=left.get(path), other=right.get(path))
-            for path in {**left, **right}
-        ]
+        pairs = []
+        for path in {**left, **right}:
+            pairs.append(ModulePair(path=path, one=left.get(path), other=right.get(path)))
         if sort is not None:
             pairs.sort(key=lambda pair: -abs(pair.change(sort)))
         return pairs
@@ -83,24 +82,23 @@ class ProfileComparison(Shown):
             "module": [(pair.path, pair.path) for pair in pairs]
         }
         writers: Sequence[Callable[[float | None], str]] = (scaled, scaled, duration)
-        for figure, title, write in zip(
-            FIGURES, ("params", "MACs", "forward"), writers, strict=True
-        ):
-            left, right = (
-                _figures([getattr(pair, of) for pair in pairs], figure, write)
-                for of in ("one", "other")
-            )
+        titles = ("params", "MACs", "forward")
+        for figure, title, write in zip(FIGURES, titles, writers, strict=True):
+            left = _figures([pair.one for pair in pairs], figure, write)
+            right = _figures([pair.other for pair in pairs], figure, write)
             # Figures equal in both models appear once.
-            alike = figure != "latency" and left == right
-            columns |= (
-                {title: left} if alike else {f"{title} {one}": left, f"{title} {other}": right}
-            )
-        times = [
-            [None if m is None else m.latency_s for m in (pair.one, pair.other)] for pair in pairs
-        ]
-        columns[f"time {other} / {one}"] = [
-            (ratio(a, b), b / a if a and b else None) for a, b in times
-        ]
+            if figure != "latency" and left == right:
+                columns[title] = left
+            else:
+                columns[f"{title} {one}"] = left
+                columns[f"{title} {other}"] = right
+        times: list[tuple[str, Key]] = []
+        for pair in pairs:
+            one_s = None if pair.one is None else pair.one.latency_s
+            other_s = None if pair.other is None else pair.other.latency_s
+            factor = other_s / one_s if one_s and other_s else None
+            times.append((ratio(one_s, other_s), factor))
+        columns[f"time {other} / {one}"] = times
         sorted_by = f", by the difference in {sort}" if sort else ""
         return Grid(
             columns=list(columns),

@@ -31,7 +31,11 @@ class JobForecast:
 
         row = predict(self.job, pods=self.pods, gpus=self.gpus)
         assert row is not None  # a step that is not traced yet is traced now
-        return MemoryNeed(gpu_gib=row.gpu_gib, pod_gpu_gib=row.pod_gpu_gib, host_gib=row.host_gib)
+        return MemoryNeed(
+            gpu_gib=row.gpu_gib,
+            pod_gpu_gib=row.pod_gpu_gib,
+            host_gib=row.host_gib,
+        )
 
     def scaling(self, exchange: Exchange | None) -> Mapping[str, object]:
         """Return the fields of `Scaling`; empty if the network's speed or the trace is unknown."""

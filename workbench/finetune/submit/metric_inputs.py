@@ -20,17 +20,15 @@ _LARGEST = 1 << 20  # most bytes of a metric's file
 
 def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
     """Return the inputs of evaluations for the ranks; raise ConfigError for unusable metrics."""
-    if (
-        data.hub is None
-        and not data.eval_rows
-        and (job.load_best_model_at_end or job.early_stopping_patience)
-    ):
+    needs_rows = job.load_best_model_at_end or job.early_stopping_patience
+    if data.hub is None and not data.eval_rows and needs_rows:
         raise ConfigError(
             "the dataset has no evaluation rows to find the "
             "best model by; add some, or drop the option"
         )
     inputs: dict[str, object] = {}
-    if own := own_metrics(job.metrics):
+    own = own_metrics(job.metrics)
+    if own:
         inputs["metrics"] = [_metric(str(metric)) for metric in own]
     if "execution_match" in job.metrics:
         inputs["tables"] = _tables(data, answered_rows(job))
@@ -85,7 +83,8 @@ def _takes_two(args: ast.arguments) -> bool:
     positional = [*args.posonlyargs, *args.args]
     needed = len(positional) - len(args.defaults)
     needs_keywords = any(default is None for default in args.kw_defaults)
-    return needed <= 2 <= (len(positional) if args.vararg is None else 2) and not needs_keywords
+    most = len(positional) if args.vararg is None else 2
+    return needed <= 2 <= most and not needs_keywords
 
 
 def _tables(data: Prepared, rows: int) -> list[object]:

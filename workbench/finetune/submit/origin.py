@@ -13,7 +13,12 @@ from workbench.rundir.paths import RunPaths
 def origin(root: Path) -> Mapping[str, object]:
     """Return the fingerprint of a run's rows, or of the hub dataset; empty if both are unknown."""
     paths = RunPaths(root)
-    files = [paths.inputs / name for name in ("train.jsonl", "eval.jsonl")]
-    named = {path.name: file_digest(path) for path in files if path.is_file()}
-    known = named or read_json(paths.job, within=paths.root).get("hub")
-    return {"data": fingerprint(known) if known else ""}
+    digests = {}
+    for name in ("train.jsonl", "eval.jsonl"):
+        path = paths.inputs / name
+        if path.is_file():
+            digests[name] = file_digest(path)
+    known = digests or read_json(paths.job, within=paths.root).get("hub")
+    if not known:
+        return {"data": ""}
+    return {"data": fingerprint(known)}

@@ -72,9 +72,8 @@ class Answerer:
         """Write the model into a new folder, with adapters `merged` into the base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         if self._job.peft == Peft.NONE:
-            loaded = model.load(
-                self._folder, (), seed=0, options={"dtype": DTYPES[dtype] if dtype else "auto"}
-            )
+            options = {"dtype": DTYPES[dtype] if dtype else "auto"}
+            loaded = model.load(self._folder, (), seed=0, options=options)
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
             dtype = dtype or model.own_format(self._job.model)
@@ -86,12 +85,11 @@ class Answerer:
 
     def _model(self, which: str) -> model.Loaded:
         if which not in self._loaded:
-            loaded = (
-                self._trained()
-                if which == "after"
-                else self._initial(self._model("after").tokenizer)
-            )
-            self._loaded[which] = loaded
+            if which == "after":
+                self._loaded[which] = self._trained()
+            else:
+                tokenizer = self._model("after").tokenizer
+                self._loaded[which] = self._initial(tokenizer)
         return self._loaded[which]
 
     def _trained(self) -> model.Loaded:
@@ -101,11 +99,8 @@ class Answerer:
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
-        return self._load(
-            self._job.model,
-            tokenizer,
-            adapters.load_options(self._job.peft, self._job.number_format),
-        )
+        options = adapters.load_options(self._job.peft, self._job.number_format)
+        return self._load(self._job.model, tokenizer, options)
 
     def _load(self, place: str, tokenizer: Any, options: Mapping[str, object]) -> model.Loaded:
         options = {**placement(place, _free()), **options}
@@ -122,10 +117,11 @@ class Answerer:
         parameters = model.parameter_count(loaded.model)
         # On a busy machine threads wait 11 times longer than they work. With a small model and a
         # few rows they wait longer on any machine.
-        is_little = parameters < _SMALL and len(rows) < _MANY
-        torch.set_num_threads(
-            1 if is_little else max(1, len(os.sched_getaffinity(0)) + 1 - _running())
-        )
+        threads = 1
+        if parameters >= _SMALL or len(rows) >= _MANY:
+            cores = len(os.sched_getaffinity(0))
+            threads = max(1, cores + 1 - _running())
+        torch.set_num_threads(threads)
         at_once = max(self._job.per_device_eval_batch_size, min(_MOST, _AT_ONCE // parameters))
         texts = answers(
             loaded.model,
@@ -142,7 +138,9 @@ def placement(place: str, free: Sequence[int]) -> dict[str, object]:
     """Return the options of `from_pretrained` to spread a model too large for a GPU."""
     if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
         return {}
-    return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
+    if model.weight_bytes(place) <= _FILLED * free[0]:
+        return {}
+    return {"device_map": "auto"}
 
 
 def _free() -> list[int]:
@@ -153,9 +151,10 @@ def _running() -> int:
     """Count the running threads of this machine, own threads included, as of now."""
     counts = []
     for _ in range(_LOOKS):
-        counts.append(
-            int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
-        )
+        # The fourth field is "running/all".
+        load = Path("/proc/loadavg").read_text(encoding="ascii").split()
+        running, _, _ = load[3].partition("/")
+        counts.append(int(running))
         # Short-lived threads that only passed the question on end in this time.
         time.sleep(0.002)
     return min(counts)
