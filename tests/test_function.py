@@ -88,7 +88,7 @@ def test_what_cannot_travel_starts_nothing_and_a_late_run_is_cancelled(
         )  # the notebook's, not that of the pods
         with pytest.raises(
             ConfigError,
-            match=r"measure .* pickled by Python 3\.1, which Python 3\.1\d\.\S+ of pod-0 cannot",
+            match=sentence("rundir.function._check_python.would-pickled-python", "measure", "3.1"),
         ):
             cluster.run(measure, 2.5, name="mine")
     with pytest.raises(

@@ -226,7 +226,7 @@ def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[i
     steps: list[int] = []
 
     def enough() -> bool:
-        shown = re.findall(r"([\d,]+)(?:/| of )[\d,]+", book.said(index))
+        shown = re.findall(r"([\d,]+) of [\d,]+ steps", book.said(index))
         if shown and (step := int(shown[-1].replace(",", ""))) not in steps:
             steps.append(step)
         return len(steps) >= wanted
