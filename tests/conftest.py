@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 from measured import MEASURED
 from writtenrun import WrittenRun, write_run
 
+from workbench import Cluster, LocalPods, PodSpec
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 60.0
 pytest.register_assert_rewrite("forkedruns")  # its assertions tell values, as a test's do
@@ -175,6 +177,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("measured on the way")
         for line in MEASURED:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two pods of this machine that the tests of a worker share: a test leaves them as they were.
+
+    Tests that kill a process of a cluster, or ask for other pods, start one of their own.
+    """
+    path = tmp_path_factory.mktemp("shared") / "cluster"
+    hour_s = 3600.0
+    with Cluster(
+        LocalPods(), PodSpec(cpus=1), count=2, path=path, idle_timeout_s=hour_s
+    ) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import accelerate
@@ -15,8 +15,9 @@ import pytest
 from poll import until
 
 from tests.support.sentences import sentence
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench import Cluster, FineTune, LocalPods, Run, Script
 from workbench.base.errors import ConfigError, RunError, RunFailed
+from workbench.client.result import RunResult
 from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -36,18 +37,17 @@ each_launcher = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
-    ) as cluster:
-        yield cluster
-
-
-def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster) -> None:
-    results = {
+def results(cluster: Cluster) -> dict[str, RunResult]:
+    """What the same job came to through each launcher."""
+    return {
         name: cluster.submit(TINY.replace(launcher=name)).wait(300, progress=False)
         for name in LAUNCHERS
     }
+
+
+def test_same_job_gives_the_same_losses_through_every_launcher(
+    results: Mapping[str, RunResult],
+) -> None:
     for name, result in results.items():
         result.raise_for_status()
         assert (result.launcher, result.world_size, result.steps) == (name, 2, 4)
@@ -63,8 +63,8 @@ def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster)
     until(lambda: all(result.predicted_memory_gib for result in results.values()), 120)
 
 
-def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
-    run = next(run for run in cluster.runs if run.state is RunState.SUCCEEDED)
+def test_a_result_holds_every_field_of_the_design(results: Mapping[str, RunResult]) -> None:
+    run = Run.load(results["ssh"].path)
     raw = json.loads(run.paths.result.read_text())
     fields = [
         "state",
@@ -185,8 +185,10 @@ def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
         cluster.submit(Script(path=MESH), pods=3)
 
 
-def test_a_directory_that_holds_another_run_is_refused(cluster: Cluster) -> None:
-    taken = cluster.runs[0].path
+def test_a_directory_that_holds_another_run_is_refused(
+    cluster: Cluster, results: Mapping[str, RunResult]
+) -> None:
+    taken = results["ssh"].path
     before = sorted(p.name for p in taken.iterdir())
     with pytest.raises(ConfigError, match=sentence("rundir.prepare._taken.already-holds-run")):
         cluster.submit(TINY, path=taken)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from poll import until
 
 from tests.support.sentences import says, sentence
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
+from workbench import Cluster, FineTune, Run, Script, compare
 from workbench.base.errors import RunError
 from workbench.display.run.panel import RunButtons
 from workbench.rundir.spec import RunSpec
@@ -29,19 +28,12 @@ ENDLESS = FineTune(
 )
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(
-        LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster"
-    ) as cluster:
-        yield cluster
-
-
 def trains(run: Run) -> bool:
     assert not run.state.is_terminal, run.message
     return any(event.kind == "step" for event in run.events())
 
 
+@pytest.mark.long
 def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) -> None:
     from safetensors import safe_open
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -12,18 +11,11 @@ import pytest
 from poll import until
 
 from tests.support.sentences import sentence
-from workbench import Cluster, ConfigError, Function, LocalPods, PodSpec, Run, RunError, RunFailed
+from workbench import Cluster, ConfigError, Function, Run, RunError, RunFailed
 from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
 GATE = (letter for letter in "no generator travels")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path = tmp_path_factory.mktemp("c") / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
-        yield cluster
 
 
 def measure(scale: float, *, name: str) -> dict[str, object]:
@@ -51,7 +43,7 @@ def test_every_rank_is_called_and_what_each_returns_comes_back(cluster: Cluster)
     assert isinstance(first, dict) and isinstance(second, dict)
     assert [(each["rank"], each["world"]) for each in (first, second)] == [(0, 2), (1, 2)]
     assert numpy.array_equal(second["row"], numpy.full(4, 2.5))
-    (run,) = cluster.runs
+    run = cluster.runs[-1]
     assert (run.paths.outputs / "wrote-0.txt").read_text() == "mine"  # as those of a script
     assert "measurecall" in run.id
     assert {path.stat().st_mode & 0o077 for path in (cluster.path / "functions").rglob("*")} == {0}

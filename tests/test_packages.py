@@ -123,6 +123,7 @@ def test_what_cannot_be_installed_is_told_before_any_rank_starts(
     assert version("numpy") != "0.0.1"
 
 
+@pytest.mark.long
 def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the request, and never answers
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"

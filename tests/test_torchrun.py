@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from workbench import Cluster, LocalPods, PodSpec, Script
+from workbench import Cluster, Script
 from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import RunRequest, rank_environment, torchrun_variables
 
@@ -51,13 +51,6 @@ for step in range(3):
 print(type(fabric.strategy.cluster_environment).__name__, fabric.global_rank, fabric.node_rank, fabric.world_size)
 fabric.save("fabric.ckpt", {"model": model})
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path = tmp_path_factory.mktemp("c") / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

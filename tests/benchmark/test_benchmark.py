@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +51,6 @@ def script(tmp_path: Path, text: str = "print('well')", name: str = "work") -> S
 
 def outcomes(table: BenchmarkResult) -> list[tuple[Outcome, int, bool]]:
     return [(row.outcome, row.pods, row.from_disk) for row in table.rows]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path = tmp_path_factory.mktemp("c") / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
-        yield cluster
 
 
 @pytest.mark.slow
@@ -136,6 +129,7 @@ def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(
         Benchmark([beat], pods=[3], path=tmp_path / "b").run(cluster)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     folder, end = tmp_path / "b", tmp_path / "end"

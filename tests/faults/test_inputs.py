@@ -35,6 +35,7 @@ def submit_much(world: World, cluster: Cluster, folder: Path, lines: int = 20) -
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["session", "agent"])
 def test_a_line_that_breaks_while_inputs_travel_is_outlived(
     world: World, tmp_path: Path, victim: str
@@ -68,6 +69,7 @@ def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Pa
     )
 
 
+@pytest.mark.long
 def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(
     world: World, tmp_path: Path
 ) -> None:

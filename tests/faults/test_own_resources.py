@@ -62,6 +62,7 @@ def answers(cluster: Cluster) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("taken_over", [False, True], ids=["first", "taken over"])
 def test_a_keeper_without_descriptors_for_some_seconds_answers_again_and_loses_no_line(
     world: World, cluster: Cluster, tmp_path: Path, taken_over: bool
@@ -140,6 +141,7 @@ def test_a_queued_run_whose_disk_becomes_read_only_ends_alone(
         world.ended(running[0]).raise_for_status()
 
 
+@pytest.mark.long
 @as_root
 @pytest.mark.parametrize("harm", [fill, read_only])
 def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
@@ -197,6 +199,7 @@ sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
 """
 
 
+@pytest.mark.long
 def test_a_keeper_that_ends_of_its_own_error_leaves_its_pods_to_another(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -327,6 +330,7 @@ def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(
     assert cluster.phase == "closed"
 
 
+@pytest.mark.long
 def test_a_run_with_restarts_outlives_a_pod_and_its_keeper_that_die_together(
     world: World, cluster: Cluster
 ) -> None:

@@ -33,6 +33,7 @@ Trainer(model=model, args=args, train_dataset=Rows()).train()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trainer_with_defaults_shows_its_step_its_total_and_the_time_left(tmp_path: Path) -> None:
     script = tmp_path / "own" / "plain.py"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from poll import until
 
-from workbench import Cluster, LocalPods, PodSpec, Script, history
+from workbench import Cluster, Script, history
 from workbench.client.tensorboard.board import board_folder
 
 pytestmark = pytest.mark.long
@@ -22,13 +21,6 @@ ZERO = {
     "gradient_accumulation_steps": "auto",
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
 }
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path = tmp_path_factory.mktemp("trainer") / "c"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
-        yield cluster
 
 
 def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_and_pdsh(

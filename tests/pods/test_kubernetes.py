@@ -240,6 +240,7 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
     until(lambda: place.left(context) == [])
 
 
+@pytest.mark.long
 def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
     place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +428,7 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
     assert place.left(context) == ["PersistentVolumeClaim runs"]
 
 
+@pytest.mark.long
 def test_the_time_out_runs_from_the_end_of_the_pull(
     place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,6 +552,7 @@ def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
     until(lambda: [pod.message for pod in launched.backend.refresh()] == ["", ""], 60)
 
 
+@pytest.mark.long
 def test_eviction_is_seen_though_the_watch_was_cut(
     running: Callable[[str], Pod], place: KubernetesPlace
 ) -> None:
@@ -698,6 +701,7 @@ def test_the_notebooks_own_pod_owns_the_first(
     assert api.read_pod(owner.name), "deleted though it is another of that name"
 
 
+@pytest.mark.long
 def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     place: KubernetesPlace, tmp_path: Path
 ) -> None:
@@ -727,6 +731,7 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     assert any(says(line, "keeper.pod._loop.answers-again-after") for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
 def test_pods_share_neither_folders_nor_python_with_the_notebook(
     place: KubernetesPlace, tmp_path: Path

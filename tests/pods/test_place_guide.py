@@ -137,6 +137,7 @@ def test_lost_pods_stay_lost_where_a_place_does_not_replace_them(
         backend.stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_another_keeper_continues_and_a_close_after_its_death_leaves_nothing(
     place: Platform, tmp_path: Path

@@ -188,6 +188,7 @@ def test_loading_and_saving_are_in_the_verdict() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")

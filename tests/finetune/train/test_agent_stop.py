@@ -272,6 +272,7 @@ def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
     assert len(list(Path(f"/proc/{agent.pid}/fd").iterdir())) <= open_before
 
 
+@pytest.mark.long
 def test_an_agent_that_slept_for_longer_than_its_lease_gives_the_keeper_time(make_agent):
     agent = make_agent()
     agent.serve("--lease-s", "12")

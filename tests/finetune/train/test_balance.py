@@ -26,7 +26,7 @@ from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.train.balance import LoadBalance
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROWS, COEFFICIENT = 12, 0.5
 # name: model, technique, ranks, rows of a micro-batch, accumulation, more options of the job

@@ -23,6 +23,7 @@ ASKED = "How many heads of departments are older than "
 EXAMPLES = [Example(source=f"{ASKED * (n % 3)}{n} ?", target="SELECT") for n in range(48)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tiny-t5", "tiny-llama"])
 def test_answers_that_end_late_are_what_they_are_alone(
     name: str, monkeypatch: pytest.MonkeyPatch

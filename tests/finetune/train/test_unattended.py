@@ -308,6 +308,7 @@ class StatusHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Path) -> None:
     data = {"kind": "wikisql-mini", "train_rows": 32, "eval_rows": 4}
