@@ -53,7 +53,7 @@ assert calls, "bitsandbytes no longer calls CUDA: every pod can import all of MO
 
 @pytest.mark.parametrize("program", [ON_A_CPU, ON_A_GPU], ids=["CPU", "GPU"])
 def test_the_imports_before_a_fork_do_not_initialize_cuda(program: str) -> None:
-    repository = Path(__file__).parents[3]
+    repository = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, timeout=200
     )

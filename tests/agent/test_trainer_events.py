@@ -16,7 +16,7 @@ from workbench.agent.rank.trainer_events import _figure, stop_callback
 from workbench.base import entries
 from workbench.rundir.events import MARK
 
-ROOT = Path(__file__).parent.parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent
 LOOP = """
 from WRITER import SummaryWriter
 

@@ -126,7 +126,7 @@ def children(agent) -> list[Process]:
 def paths(folder: Path, **env: str) -> dict[str, str]:
     return {
         "PYTHONUNBUFFERED": "",
-        "PYTHONPATH": f"{Path(__file__).resolve().parents[3]}{os.pathsep}{folder}",
+        "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}{os.pathsep}{folder}",
         **env,
     }
 

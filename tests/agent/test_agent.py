@@ -21,7 +21,7 @@ from workbench.agent.machine import memory
 from workbench.base.messages.rpc import Refused
 from workbench.base.process import look_up
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_serve_is_idempotent_private_and_leaves_nothing(agent):

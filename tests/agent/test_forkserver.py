@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from tests.finetune.train.test_warm import TOY, argv, fork_server, paths, record, server_of, start
+from tests.agent.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from tests.support.sentences import says
 from workbench.base.allocator import preloaded
 from workbench.base.process import (
