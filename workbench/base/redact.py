@@ -101,8 +101,10 @@ def is_secret(name: str, value: str) -> bool:
     """Whether a variable's value is hidden wherever it shows up.
 
     Example:
-        >>> is_secret("NCCL_DEBUG", "INFO"), is_secret("PGPASS", "opensesame"), is_secret("MY_SETTING", "x7-Qp22-moon")
-        (False, True, True)
+        >>> is_secret("NCCL_DEBUG", "INFO")
+        False
+        >>> is_secret("PGPASS", "opensesame"), is_secret("MY_SETTING", "x7-Qp22-moon")
+        (True, True)
     """
     if _SECRET_NAME.search(name):
         return len(value) >= _LEAST
@@ -154,8 +156,10 @@ def mask_secrets(text: str) -> str:
     """Mask what looks like a key, a token or a password.
 
     Example:
-        >>> mask_secrets("GET /?api_key=a1b2c3d4e5 as Bearer abc123def, loss 3.25, tokens: 12345678")
-        'GET /?api_key=********** as Bearer *********, loss 3.25, tokens: 12345678'
+        >>> mask_secrets("GET /?api_key=a1b2c3d4e5 as Bearer abc123def")
+        'GET /?api_key=********** as Bearer *********'
+        >>> mask_secrets("loss 3.25, tokens: 12345678")
+        'loss 3.25, tokens: 12345678'
     """
     # First: another pattern may match within a key, and then no key is found.
     if "PRIVATE KEY-----" in text:

@@ -75,7 +75,8 @@ def text_table(grid: Grid, width: int = 60) -> str:
     """Draw a table as text.
 
     Example:
-        >>> print(text_table(Grid(columns=("pod", "GiB"), rows=[("pod-0", "1.5"), ("a", "12")], right={"GiB"})))
+        >>> rows = [("pod-0", "1.5"), ("a", "12")]
+        >>> print(text_table(Grid(columns=("pod", "GiB"), rows=rows, right={"GiB"})))
         pod    GiB
         -----  ---
         pod-0  1.5

@@ -1,1 +1,4 @@
-"""Any kind of job: the protocol, the registry of kinds, scripts and functions. Nothing is started."""
+"""Any kind of job: the protocol, the registry of kinds, scripts and functions.
+
+Nothing is started here.
+"""

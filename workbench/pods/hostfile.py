@@ -101,7 +101,10 @@ class Hostfile:
 
     @classmethod
     def parse(cls, text: str, source: str = "hostfile") -> Hostfile:
-        """Read the form of DeepSpeed (`host slots=N`) or OpenMPI (also `max_slots`, or a bare host)."""
+        """Read a hostfile in the form of DeepSpeed or OpenMPI.
+
+        A line of DeepSpeed is `host slots=N`. OpenMPI also allows `max_slots` and a bare host.
+        """
         entries: list[HostEntry] = []
         lines: dict[object, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
@@ -145,7 +148,10 @@ class Hostfile:
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def format(self, form: Literal["deepspeed", "openmpi"] = "deepspeed") -> str:
-        """Return the text of the file; OpenMPI's also forbids more ranks on a host than its slots."""
+        """Return the text of the file.
+
+        The form of OpenMPI also forbids more ranks on a host than the host's slots.
+        """
         limit = "" if form == "deepspeed" else " max_slots={0}"
         return "".join(
             f"{e.address} slots={e.slots}{limit.format(e.slots)}\n" for e in self.entries

@@ -45,7 +45,8 @@ class PlaceOptions(Record):
 
     def __repr__(self) -> str:
         options = {name: value for name, value in self.to_dict().items() if name != "kind"}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        written = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return f"{type(self).__name__}({written})"
 
 
 class Place(PlaceOptions):

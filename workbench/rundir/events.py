@@ -201,7 +201,8 @@ def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event |
     State events that are not in `states` count as plain text.
 
     Example:
-        >>> parse_event('@workbench {"time_s": 1.5, "rank": 0, "kind": "step", "loss": 2.0}').data["loss"]
+        >>> line = '@workbench {"time_s": 1.5, "rank": 0, "kind": "step", "loss": 2.0}'
+        >>> parse_event(line).data["loss"]
         2.0
         >>> parse_event("Loading weights") is None
         True

@@ -126,8 +126,10 @@ def metric_of(name: str) -> Metric:
     """Return the row of a metric, or a row with the name as the title.
 
     Example:
-        >>> metric_of("grad_norm").title, metric_of("eval_rougeL").title, metric_of("eval_rougeL").event
-        ('gradient norm', 'eval_rougeL', <EventKind.EVAL: 'eval'>)
+        >>> metric_of("grad_norm").title
+        'gradient norm'
+        >>> metric_of("eval_rougeL").title, metric_of("eval_rougeL").event
+        ('eval_rougeL', <EventKind.EVAL: 'eval'>)
     """
     row = known(name)
     if row is not None:

@@ -225,8 +225,10 @@ def is_output(name: str) -> bool:
     """Whether a name is a safe path of a file below `outputs/`, with no way out for a pod's file.
 
     Example:
-        >>> is_output("outputs/final/model.safetensors"), is_output("outputs/../spec.json"), is_output("model/x")
-        (True, False, False)
+        >>> is_output("outputs/final/model.safetensors")
+        True
+        >>> is_output("outputs/../spec.json"), is_output("model/x")
+        (False, False)
     """
     first, *parts = name.split("/")
     if not name.isprintable():  # a lone surrogate stands for a byte that is not UTF-8

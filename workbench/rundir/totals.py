@@ -377,7 +377,8 @@ def _with_figures(event: Event, last: Event | None) -> Event:
 
     Example:
         >>> first = Event(time_s=1.0, rank=0, kind="step", data={"step": 500, "loss": 2.5})
-        >>> dict(_with_figures(Event(time_s=2.0, rank=0, kind="step", data={"step": 510}), first).data)
+        >>> event = Event(time_s=2.0, rank=0, kind="step", data={"step": 510})
+        >>> dict(_with_figures(event, first).data)
         {'loss': 2.5, 'step': 510}
     """
     if last is None or "loss" in event.data:

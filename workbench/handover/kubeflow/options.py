@@ -29,8 +29,8 @@ def _check_plain(env: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in env.items():
         if is_secret(name, value) or mask_secrets(value) != value:
             raise ConfigError(
-                f"env {name} looks like a secret, and a manifest is read by many: name the Secret that "
-                f'holds it, secrets={{"{name}": "secret/key"}}'
+                f"env {name} looks like a secret, and a manifest is read by many: "
+                f'name the Secret that holds it, secrets={{"{name}": "secret/key"}}'
             )
     return env
 

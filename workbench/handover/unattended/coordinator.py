@@ -61,7 +61,7 @@ class RankFollower:
         self._thread.start()
 
     def finish(self, patience_s: float) -> None:
-        """Wait up to `patience_s` for the final records of all ranks, then read remaining output."""
+        """Wait up to `patience_s` for the final records of all ranks, then read the rest."""
         deadline = time.monotonic() + patience_s
         while len(self.ended) < self._world_size and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -200,7 +200,9 @@ class Coordinator:
                 "launcher": self._started_by,
                 "started_s": self._began_s,
                 "peak_memory_gib": self._ranks.peaks.gib,
-                "command": f"python -m workbench.handover.unattended {self._spec_file} {self._paths.root}",
+                "command": (
+                    f"python -m workbench.handover.unattended {self._spec_file} {self._paths.root}"
+                ),
             },
             spec=self._spec,
             pods=self._ranks.pods,

@@ -59,7 +59,8 @@ def words_of(worker: Mapping[str, object]) -> str:
     """Return the platform's description of a worker, without fields that may be secret.
 
     Example:
-        >>> words_of({"id": 7, "status": "failed", "reason": "no such image", "env": {"TOKEN": "x"}})
+        >>> ended = {"id": 7, "status": "failed", "reason": "no such image"}
+        >>> words_of({**ended, "env": {"TOKEN": "x"}})
         'status failed, reason no such image'
     """
     shown = {

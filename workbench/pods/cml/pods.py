@@ -84,7 +84,8 @@ class CMLPods(Place):
     arguments: Annotated[Mapping[str, object], AfterValidator(_check_arguments)] = Field(
         default_factory=dict, alias="options"
     )
-    """More arguments for `launch_workers`, such as `accelerator_label_id` or `resource_profile_id`."""
+    """More arguments for `launch_workers`, such as `accelerator_label_id` or
+    `resource_profile_id`."""
 
     _api: WorkersApi = PrivateAttr(default_factory=WorkersApi)
     _ids: dict[str, object] = PrivateAttr(default_factory=dict)

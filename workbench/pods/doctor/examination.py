@@ -201,8 +201,11 @@ _SSH_FIXES = {
     "a firewall or network policy let the port through?",
     "No route": "no way to {address}: is {pod} up and in a network that this machine reaches?",
     "no answer": "{pod} accepts the connection and says nothing: it hangs or is overloaded",
-    "Permission denied": "{pod} does not know the cluster's key: close the cluster and start it again",
-    "Could not resolve": "the name {address} is not known here: look at the DNS, or use the address",
-    "No module named": "the cluster's package is gone from {pod}: close the cluster and start it again",
+    "Permission denied": "{pod} does not know the cluster's key: "
+    "close the cluster and start it again",
+    "Could not resolve": "the name {address} is not known here: "
+    "look at the DNS, or use the address",
+    "No module named": "the cluster's package is gone from {pod}: "
+    "close the cluster and start it again",
     "No such file": "{python} is not there any more: close the cluster and start it again",
 }

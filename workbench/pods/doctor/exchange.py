@@ -63,7 +63,8 @@ class Exchange:
         """Return the seconds of the smallest all-reduce of busy ranks, at least the latency.
 
         Example:
-            >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), meeting_s=0.005).meet_s(2)
+            >>> slowdowns = ((2, 1.25), (3, 1.5))
+            >>> Exchange(pods=3, latency_s=0.001, slowdowns=slowdowns, meeting_s=0.005).meet_s(2)
             0.003
         """
         idle_s = self.latency_s or 0.0
@@ -75,7 +76,8 @@ class Exchange:
         0 without slowdown.
 
         Example:
-            >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), waited_s=0.005).wait_s(2)
+            >>> slowdowns = ((2, 1.25), (3, 1.5))
+            >>> Exchange(pods=3, latency_s=0.001, slowdowns=slowdowns, waited_s=0.005).wait_s(2)
             0.002
         """
         return max(0.0, (self.waited_s or 0.0) - (self.latency_s or 0.0)) * self._unevenness(pods)
@@ -91,7 +93,8 @@ class Exchange:
         stays constant. For other numbers of ranks, the bandwidth of the link stays constant.
 
         Example:
-            >>> Exchange(pods=2, latency_s=0.001, sizes=((1_000_000, 0.011),)).all_reduce_s(2_000_000, 2)
+            >>> measured = Exchange(pods=2, latency_s=0.001, sizes=((1_000_000, 0.011),))
+            >>> measured.all_reduce_s(2_000_000, 2)
             0.022
         """
         assert self.latency_s is not None

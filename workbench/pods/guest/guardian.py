@@ -190,7 +190,8 @@ def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
     looked = time.monotonic()
     graced = False
     while True:
-        # After sleep another keeper gets a third of the lease to log in: it may have slept too. Once until one has.
+        # After sleep another keeper gets a third of the lease to log in: the keeper may have
+        # slept too. Granted once, until a keeper has logged in.
         late_s = time.monotonic() - looked
         looked = time.monotonic()
         if deadline is not None and late_s > LATE_S and not graced:

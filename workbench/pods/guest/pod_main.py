@@ -167,7 +167,9 @@ def _report(options: argparse.Namespace, user: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    import importlib.metadata  # which also loads email: guardians of other pods import this module without its need
+    # importlib.metadata also loads email. Guardians of other pods import this module and need
+    # neither.
+    import importlib.metadata
 
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
@@ -294,7 +296,8 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
     looked = time.monotonic()
     graced = False
     while True:
-        # After sleep the keeper gets a third of the limit to log in again: it may have slept too. Once until it has.
+        # After sleep the keeper gets a third of the limit to log in again: the keeper may have
+        # slept too. Granted once, until the keeper has logged in.
         late_s = time.monotonic() - looked
         looked = time.monotonic()
         if late_s > LATE_S and not graced:

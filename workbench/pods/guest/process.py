@@ -50,7 +50,10 @@ class AdoptedProcess:
             self._process = Process(int(str(note["pid"])), int(str(note["start_time"])))
 
     def poll(self) -> int | None:
-        """Return None while the process runs or cannot be checked, else 0. The exit code is unknown."""
+        """Return None while the process runs or cannot be checked, else 0.
+
+        The exit code is unknown.
+        """
         if self._process is None:
             return 0
         return None if self._process.is_alive() or not _can_look() else 0
@@ -150,7 +153,7 @@ class LocalWorker:
 
 
 def session_environment() -> dict[str, str]:
-    """Return the environment of a pod's sessions: search path, caches, proxies, as in a terminal."""
+    """Return the environment of a pod's sessions, as in a terminal: search path, caches, proxies."""
     own = _pick(_SESSION_VARIABLES)
     own["PATH"] = str(Path(sys.executable).parent) + os.pathsep + own.get("PATH", os.defpath)
     usable = {name: value for name, value in own.items() if can_be_set(value)}

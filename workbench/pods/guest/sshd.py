@@ -50,7 +50,10 @@ class Daemon:
         write_text(self.folder / "authorized_keys", allowed)
 
     def config(self) -> str:
-        """Return the text of sshd_config. The text is never stored: a session's proxy may hold a password."""
+        """Return the text of sshd_config.
+
+        The text is never stored: a session's proxy may hold a password.
+        """
         session = " ".join(_quoted(f"{name}={value}") for name, value in self.environment.items())
         own = _CONFIG.format(
             listen=f"{check_address(self.address)}:{check_port(self.port)}",

@@ -51,7 +51,10 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_names(folder: str, pod: str) -> None:
-    """Refuse invalid names of a cluster's folder or a pod, with a ValueError: the record is untrusted."""
+    """Refuse invalid names of a cluster's folder or a pod, with a ValueError.
+
+    The record that holds the names is untrusted.
+    """
     if not _FOLDER.fullmatch(folder):
         raise ValueError(
             f"{folder[:80]!r} is not the name of a cluster's folder on a host, NAME-16 hex digits"
@@ -110,7 +113,7 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
 
 
 def _ours(root: str) -> list[Process]:
-    """Return live processes with the pod's mark and their descendants, without our own ancestors."""
+    """Return live processes with the pod's mark and their descendants, not our own ancestors."""
     marked = [process.pid for process in with_mark(POD_MARK, [root])]
     table = process_table()
     ours = descendants(table, marked) - ancestors(table, os.getpid())

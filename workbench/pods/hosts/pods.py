@@ -143,12 +143,13 @@ class SSHPods(Place):
         super().__init__(**options)
 
     def __repr__(self) -> str:
-        hosts = [host.written for host in self.hosts]
         options = {name: value for name, value in self.to_dict().items() if name != "kind"}
-        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in {**options, 'hosts': hosts}.items())})"
+        options["hosts"] = [host.written for host in self.hosts]
+        written = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        return f"SSHPods({written})"
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Log in to the first `count` hosts, name all failures, then make a folder on every host."""
+        """Log in to the first `count` hosts, name all failures, then make a folder on each host."""
         if self._pods:
             raise BackendError(
                 f"the hosts are in use already ({len(self._pods)} pods); stop the pods first"

@@ -170,7 +170,8 @@ class KubeApi:
         """Open a WebSocket to a port of a pod; `portforward.py` speaks its protocol."""
         from kubernetes.stream import stream
 
-        # A client of its own: while `stream` opens the socket, it changes the client that it is given.
+        # `stream` changes the client that it is given while it opens the socket. So this call
+        # has a client of its own.
         own = self._client.CoreV1Api(self._client.ApiClient(self._configuration))
         try:
             opened = stream(
@@ -267,7 +268,10 @@ class _MadeBefore(Exception):
 
 
 def _pause_s(error: ApiRefusal, tries: int) -> float:
-    """Return the seconds until the next try: the server's, or a doubling time from 0.2 s, with jitter."""
+    """Return the seconds until the next try, with jitter.
+
+    The server names the seconds, or the time doubles from 0.2 s on.
+    """
     asked_s = error.retry_after_s if error.retry_after_s is not None else min(5.0, 0.2 * 2**tries)
     return asked_s * random.uniform(1.0, 1.2)
 

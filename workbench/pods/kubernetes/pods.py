@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _RECORD = "kubernetes.json"
-_MARGIN_S = 60.0  # the agent ends its ranks at the end of the lease; the pod stays a little, for a keeper to see
+# The agent ends its ranks at the end of the lease. The pod stays a little longer, for a keeper
+# to see.
+_MARGIN_S = 60.0
 
 
 class KubernetesPods(KubernetesOptions, Place):
@@ -67,7 +69,8 @@ class KubernetesPods(KubernetesOptions, Place):
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
         self._stopped = False
-        # The record of an earlier cluster in this directory may name objects that could not be removed then.
+        # The record of an earlier cluster in this directory may name objects that could not be
+        # removed then.
         self.remove_left(context.directory)
         session = self._prepare(spec, count, context)
         try:

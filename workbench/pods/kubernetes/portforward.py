@@ -85,7 +85,7 @@ class PortForward:
             connection.close()
 
     def _note(self, trouble: str) -> None:
-        """Log when the tunnel breaks and when it works again, but not for connections in between."""
+        """Log when the tunnel breaks and when the tunnel works again, and nothing in between."""
         with self._lock:
             has_changed = bool(trouble) != self._is_broken and not self._closed
             self._is_broken = bool(trouble)

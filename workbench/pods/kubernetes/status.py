@@ -27,7 +27,8 @@ _HOPELESS = {
 """Waiting reasons that never resolve: a missing image or Secret, a command that cannot start."""
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _NO_IMAGE = re.compile(
-    r"not found|NotFound|manifest unknown|does not exist|unauthorized|authentication required|authorization failed"
+    r"not found|NotFound|manifest unknown|does not exist"
+    r"|unauthorized|authentication required|authorization failed"
     r"|access denied|is denied|Forbidden|invalid",
     re.IGNORECASE,
 )
@@ -59,8 +60,8 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
 
 def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
     """Return whether the node is silent: `Ready` is False without a reason, and containers run."""
-    # The controller of nodes sets it so. A kubelet, which knows of failed probes and of containers that have ended,
-    # always gives a reason, such as ContainersNotReady.
+    # The controller of nodes sets `Ready` so. A kubelet knows of failed probes and of containers
+    # that have ended. So a kubelet always gives a reason, such as ContainersNotReady.
     ready = _condition(pod, "Ready", "False")
     containers: Iterable[Mapping[str, Any]] = _status(pod).get("containerStatuses") or ()
     return (
@@ -299,7 +300,8 @@ def _warnings(
         if _uid_of(event) != uid or event.get("type") != "Warning":
             continue
         message = str(event.get("message", ""))
-        # The scheduler writes its words into the condition too; a failed pull's cause stands in the container's state.
+        # The scheduler writes its words into the condition too. The cause of a failed pull stands
+        # in the container's state.
         cause = _PULL_CAUSE.sub("", message)
         if _HEALTHY.match(message) or any(cause and cause in words for words in told):
             continue

@@ -153,7 +153,9 @@ class LocalPods(Place):
         try:
             if len(lost) == len(pods):
                 self._launch(spec, len(lost), context)
-            else:  # the others hold the port, and what shares an import of torch with them has ended
+            else:
+                # The others hold the port, and the server that shares an import of torch with
+                # them has ended.
                 addresses = {pod.name: pod.address for pod in lost}
                 with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
                     devices = _devices(spec, list(pods))

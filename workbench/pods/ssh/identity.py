@@ -53,7 +53,8 @@ ServerAliveCountMax 3
 """
 
 _CONNECT_S = 5  # as in the options above
-# OpenSSH 9's first choice takes its client six times the CPU, against who records now to decrypt in years.
+# OpenSSH 9's first choice takes six times the CPU in the client. The choice protects from an
+# eavesdropper who records the bytes now and decrypts them in years.
 _ON_LOOPBACK = "KexAlgorithms -sntrup761*"
 
 
@@ -167,7 +168,7 @@ def check_key_line(line: str) -> str:
 
 
 def fingerprint(line: str) -> str:
-    """Return the fingerprint of a public key line in ssh's form: SHA256 in base64, without padding."""
+    """Return the fingerprint of a public key line, as ssh writes it: SHA256 in base64, unpadded."""
     digest = hashlib.sha256(base64.b64decode(check_key_line(line).split(" ")[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 

@@ -38,15 +38,19 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
 
 
 def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
-    """Write an executable `ssh` with the identity, for OpenMPI's `plm_rsh_agent`; return its path."""
+    """Write an executable `ssh` with the identity and return its path.
+
+    The path is the value of OpenMPI's `plm_rsh_agent`.
+    """
     path = identity.folder / f"ssh-{pods[0].name}"  # a pod is in one run at a time
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(
             f"mpirun cannot use the path {str(path)!r}; "
             "choose a cluster folder without blanks and : , ;"
         )
-    # Two orteds of one machine that share a folder race to make the same one in it; one of them may end without a word,
-    # and mpirun then waits for it for ever. In /tmp another user may have made it.
+    # Two orteds of one machine that share a folder race to make the same subfolder. One orted may
+    # end without a word, and mpirun then waits for that orted for ever. In /tmp another user may
+    # have made the subfolder.
     own = {pod.address: shlex.quote(shlex.quote(f"TMPDIR={pod.root}")) for pod in pods if pod.root}
     cases = " ".join(
         f'{shlex.quote(address)}) set -- "$@" env {folder} ;;' for address, folder in own.items()

@@ -21,7 +21,8 @@ from workbench.pods.ssh.identity import check_key_file, fingerprint
 
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0
-# What paramiko would offer last. OpenSSH's own client and daemon have offered none of the ciphers since 2017.
+# paramiko would offer these last. OpenSSH's own client and daemon have offered none of the
+# ciphers since 2017.
 _WEAK = {
     "ciphers": ["3des-cbc", "aes128-cbc", "aes192-cbc", "aes256-cbc"],
     "macs": ["hmac-md5", "hmac-md5-96", "hmac-sha1", "hmac-sha1-96"],

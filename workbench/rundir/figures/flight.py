@@ -42,8 +42,9 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
     """Compare the ranks' records: find ranks that are missing from a collective or run another.
 
     Example:
-        >>> entry = {"collective_seq_id": 7, "profiling_name": "nccl:all_reduce", "process_group": ["0", "default_pg"]}
-        >>> behind = {**entry, "collective_seq_id": 6, "retired": True}
+        >>> group = {"profiling_name": "nccl:all_reduce", "process_group": ["0", "default_pg"]}
+        >>> entry = {**group, "collective_seq_id": 7}
+        >>> behind = {**group, "collective_seq_id": 6, "retired": True}
         >>> flight_words({0: {"entries": [behind, entry]}, 1: {"entries": [behind]}})
         ['collective 7 (nccl:all_reduce): rank 0 waits, rank 1 has not arrived']
     """
@@ -103,7 +104,8 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
     """Summarise NCCL_DEBUG=INFO or WARN output: version, networks, links between GPUs, warnings.
 
     Example:
-        >>> nccl_words(["w0:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>", "NCCL version 2.27.3+cuda12.9"])
+        >>> network = "w0:7:7 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>"
+        >>> nccl_words([network, "NCCL version 2.27.3+cuda12.9"])
         ['NCCL version 2.27.3+cuda12.9', 'NET/Socket : Using [0]eth0:10.0.0.1<0>']
     """
     facts: dict[str, None] = {}

@@ -148,7 +148,10 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
 
 def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
-    """Return a file's text with only the lines of `code` and the lines in `kept`; others are empty."""
+    """Return a file's text with only the lines of `code` and the lines in `kept`.
+
+    All other lines are empty.
+    """
     # Tracebacks need the lines. The rest of a cell may hold secrets, such as a token.
     ends = [end for _, end, _, _ in code.co_positions() if end is not None]
     first, last = code.co_firstlineno, max([code.co_firstlineno, *ends])

@@ -33,8 +33,8 @@ second."""
 _PIECE = 1 << 20
 _PAUSE_S = 0.5
 _AGAIN = 2  # times that a file is carried anew because it arrived as another
-# OpenSSH's own first choice, ChaCha20, takes more than twice the time of these where the processor has instructions
-# for AES. The rest are its other defaults.
+# OpenSSH's own first choice, ChaCha20, takes more than twice the time of AES where the processor
+# has instructions for AES. The rest are OpenSSH's other defaults.
 _CIPHERS = (
     *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com"),
     *("aes128-ctr", "aes192-ctr", "aes256-ctr"),
@@ -110,7 +110,10 @@ def fetch_file(
     tell: Progress = lambda _done, _size: None,
     names: Sequence[str] = (),
 ) -> str:
-    """Fetch a file, or the files `names` of a folder as a single file. Resume an earlier transfer."""
+    """Fetch a file, or the files `names` of a folder as a single file.
+
+    An earlier transfer is resumed.
+    """
     local.parent.mkdir(parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
