@@ -10,7 +10,9 @@ from poll import until
 from writtenrun import T0, WrittenRun
 
 from tests.support.sentences import says
+from workbench.base.errors import PodError
 from workbench.base.files import read_json, write_json
+from workbench.base.files.private import make_cluster_folder
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import await_ready
 from workbench.display import cluster as panels
@@ -122,3 +124,16 @@ def test_a_start_is_waited_for_as_long_as_its_keeper_has_news(
     keeper = cast(subprocess.Popen[bytes], SimpleNamespace(poll=lambda: None))
     await_ready(written.cluster, spec, keeper, draw, lambda: False)
     assert clock.now_s == 600.0  # start_timeout_s and half a minute is what silence is allowed
+
+
+def test_a_start_that_fails_gives_the_reason_before_the_copy_in_the_folder_does(
+    written: WrittenRun,
+) -> None:
+    written.keeper("starting", arrived=0)
+    cluster = written.cluster
+    make_cluster_folder(cluster.root)
+    write_json(cluster.own_state, {"phase": "failed", "message": "no pod can be had"})
+    spec = Cluster(LocalPods(), count=3, path=cluster.root).spec
+    keeper = cast(subprocess.Popen[bytes], SimpleNamespace(poll=lambda: None))
+    with pytest.raises(PodError, match=r"^no pod can be had\n"):
+        await_ready(cluster, spec, keeper, lambda: None, lambda: False)

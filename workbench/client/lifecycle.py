@@ -198,7 +198,8 @@ def await_ready(
         close_cluster(paths, spec)
         raise
     if status.phase != "ready":
-        raise start_error(read_json(paths.state), paths.keeper_log)
+        # The keeper writes the state for the user's programs last; it may lag behind.
+        raise start_error(read_json(paths.known_state), paths.keeper_log)
 
 
 def keep_from_idling(paths: ClusterPaths) -> None:

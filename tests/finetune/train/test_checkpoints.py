@@ -61,7 +61,7 @@ CASES: dict[str, tuple[int, int, dict[str, object]]] = {
         },
     ),
 }
-RARE = ("single-lora", "ddp", "zero2-sgd", "offload", "local-sgd", "local-sgd-lora")
+RARE = ("single-lora-border", "zero2-sgd", "offload", "local-sgd", "local-sgd-lora")
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in CASES]
 
 
