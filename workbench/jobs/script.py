@@ -56,7 +56,9 @@ _REFERENCE = re.compile(r"\$\{(\w+)\}")
 # The rank's own process fills in the values, so `ps` shows only the references.
 _FILL_IN = """\
 import os, re, runpy, sys
-def fill(found): return os.environ.get(found[1], found[0])
+def fill(found):
+    return os.environ.get(found[1], found[0])
+
 sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", fill, arg) for arg in sys.argv[1:]]
 sys.path[0] = os.getcwd()
 runpy.run_path(sys.argv[0], run_name="__main__")

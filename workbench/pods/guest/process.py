@@ -153,7 +153,7 @@ class LocalWorker:
 
 
 def session_environment() -> dict[str, str]:
-    """Return the environment of a pod's sessions, as in a terminal: search path, caches, proxies."""
+    """Return the environment of a pod's sessions: search path, caches, proxies."""
     own = _pick(_SESSION_VARIABLES)
     own["PATH"] = str(Path(sys.executable).parent) + os.pathsep + own.get("PATH", os.defpath)
     usable = {name: value for name, value in own.items() if can_be_set(value)}

@@ -223,7 +223,7 @@ class ClusterObjects:
         }
 
     def _account_container(self) -> Manifest:
-        """Return the container that names the user id where the image does not: sshd needs a name."""
+        """Return the container that names the user id for images without a name, for sshd."""
         options = self.options
         wanted = {
             name: amount
