@@ -24,7 +24,8 @@ def evidence(prediction: Mapping[str, object]) -> str:
     """Return the predicted need of a run, with its largest parts first.
 
     Example:
-        >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
+        >>> parts = {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}
+        >>> evidence({"gpu_gib": 41.25, "parts_gib": parts})
         '41.25 GiB on each GPU (30.00 activations, 11.25 optimizer)'
     """
     total = number(prediction.get("gpu_gib") or prediction.get("host_gib"))
@@ -46,8 +47,11 @@ def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]
 
     Example:
         >>> fits = {"largest_micro_batch": {"ddp": 3, "zero3": 8}}
-        >>> for fix in fit_gpu(FineTune(technique="ddp", per_device_train_batch_size=8), fits)[:2]: print(fix)
-        per_device_train_batch_size=2, gradient_accumulation_steps=4: the same global batch, and by the planner it fits
+        >>> job = FineTune(technique="ddp", per_device_train_batch_size=8)
+        >>> smaller, sharded = fit_gpu(job, fits)[:2]
+        >>> smaller.partition(": ")[0]
+        'per_device_train_batch_size=2, gradient_accumulation_steps=4'
+        >>> print(sharded)
         technique="zero3" shards gradients and parameters too: by the planner the job fits as it is
     """
     if job is None:

@@ -54,10 +54,15 @@ def advise(
     Example:
         >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title
         'The loss is no longer a number'
-        >>> words = "Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 79.25 GiB of which 256.00 MiB is free."
-        >>> advice = advise(RunFault(kind="OutOfMemoryError", message=f"CUDA out of memory. {words}"))
-        >>> advice.lacked_memory, [gib_of(size) for size in (advice.asked, advice.free, advice.limit)]
-        (True, [0.5, 0.25, 79.25])
+        >>> words = (
+        ...     "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of "
+        ...     "79.25 GiB of which 256.00 MiB is free."
+        ... )
+        >>> advice = advise(RunFault(kind="OutOfMemoryError", message=words))
+        >>> advice.lacked_memory
+        True
+        >>> [gib_of(size) for size in (advice.asked, advice.free, advice.limit)]
+        [0.5, 0.25, 79.25]
     """
     tuned = job if isinstance(job, FineTune) else None
     is_of_other_kind = job is not None and tuned is None
@@ -194,7 +199,8 @@ _RULES: tuple[_Rule, ...] = (
         lacked_memory=True,
     ),
     _Rule(
-        r"out of memory|memoryerror|cannot allocate memory|can't allocate memory|unable to allocate|std::bad_alloc",
+        r"out of memory|memoryerror|cannot allocate memory|can't allocate memory"
+        r"|unable to allocate|std::bad_alloc",
         "Out of memory on the pod",
         fit_host,
         script=(MORE_MEMORY, *OF_SCRIPTS),
@@ -268,7 +274,8 @@ _RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
-        r"timed out|timeout|ncclremoteerror|nccl error|no route to host|connection refused|closed by peer",
+        r"timed out|timeout|ncclremoteerror|nccl error|no route to host|connection refused"
+        r"|closed by peer",
         "The ranks lost touch with each other",
         _NETWORK,
     ),
@@ -282,8 +289,9 @@ _RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
-        r"gated repo|401 client error|403 client error|is not a valid model identifier|is not a local folder"
-        r"|couldn't connect to|can't load (the )?(tokenizer|model|config)|localentrynotfound|hfvalidationerror",
+        r"gated repo|401 client error|403 client error|is not a valid model identifier"
+        r"|is not a local folder|couldn't connect to|can't load (the )?(tokenizer|model|config)"
+        r"|localentrynotfound|hfvalidationerror",
         "The model could not be loaded",
         _HUB,
         script=(
@@ -332,7 +340,8 @@ _RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
-        r"size mismatch|shapes? .{0,40}(invalid|mismatch|cannot be multiplied)|error\(s\) in loading state_dict",
+        r"size mismatch|shapes? .{0,40}(invalid|mismatch|cannot be multiplied)"
+        r"|error\(s\) in loading state_dict",
         "Shapes do not fit",
         ("the checkpoint belongs to another model or size: check `model`",),
         script=(

@@ -44,7 +44,8 @@ def table_of(text: str) -> Whole:
     `[section]!` makes a `Whole`.
 
     Example:
-        >>> {key: str(kind) for key, kind in table_of("count: a b [part] none/cpu,null: c")["part"].items()}
+        >>> part = table_of("count: a b [part] none/cpu,null: c")["part"]
+        >>> {key: str(kind) for key, kind in part.items()}
         {'c': "one of 'none', 'cpu', or null"}
     """
     top = Whole()

@@ -15,34 +15,58 @@ _OWN_ROWS = (
 
 NOT_DONE: Mapping[str, str] = {
     "activation_checkpointing": "models recompute by torch: use gradient_checkpointing=True",
-    "autotuning": "it starts runs of its own: ask plan(job) for the largest micro-batch, or use a Benchmark",
+    "autotuning": (
+        "it starts runs of its own: ask plan(job) for the largest micro-batch, or use a Benchmark"
+    ),
     "checkpoint": _OWN_CHECKPOINTS,
     "compile": "the trainer does not call engine.compile(): use torch_compile=True, or a Script",
-    "data_efficiency": "random-LTD and curriculum sampling need their own training loop: use a Script",
+    "data_efficiency": (
+        "random-LTD and curriculum sampling need their own training loop: use a Script"
+    ),
     "dataloader_drop_last": _OWN_ROWS,
     "datastates_ckpt": _OWN_CHECKPOINTS,
     "disable_allgather": "DeepSpeed 0.19.8 reads the key and never uses its value: remove the key",
-    "expert_parallel": "AutoEP needs another order of rows, and fails with transformers 5.23: use a Script",
+    "expert_parallel": (
+        "AutoEP needs another order of rows, and fails with transformers 5.23: use a Script"
+    ),
     "flops_profiler.output_file": "the profile is a file of the run directory: read result.profile",
-    "flops_profiler.recompute_fwd_factor": "the trainer measures what is recomputed: remove the key",
-    "hybrid_engine": "it generates text between steps, and this training has no such step: use a Script",
-    "managed_gradient_accumulation": "the trainer lets DeepSpeed count micro-batches: remove the key",
+    "flops_profiler.recompute_fwd_factor": (
+        "the trainer measures what is recomputed: remove the key"
+    ),
+    "hybrid_engine": (
+        "it generates text between steps, and this training has no such step: use a Script"
+    ),
+    "managed_gradient_accumulation": (
+        "the trainer lets DeepSpeed count micro-batches: remove the key"
+    ),
     "optimizer.legacy_fusion": "DeepSpeed uses it without ZeRO alone: remove the key",
-    "pipeline": "ranks hold different rows and not different layers: use a Script with PipelineModule",
-    "seq_parallel_communication_data_type": "ranks hold whole rows: remove the key, or use a Script",
-    "sequence_parallel_size": "ranks hold whole rows: use a Script with DeepSpeed's Ulysses attention",
+    "pipeline": (
+        "ranks hold different rows and not different layers: use a Script with PipelineModule"
+    ),
+    "seq_parallel_communication_data_type": (
+        "ranks hold whole rows: remove the key, or use a Script"
+    ),
+    "sequence_parallel_size": (
+        "ranks hold whole rows: use a Script with DeepSpeed's Ulysses attention"
+    ),
     "tensor_parallel": "ranks hold different rows and not parts of "
     "layers: use a Script with deepspeed.tp_model_init",
     "use_data_before_expert_parallelism": "there is no expert parallelism here: remove the key",
     "vocabulary_size": "DeepSpeed 0.19.8 reads the key and never uses its value: remove the key",
-    "weight_quantization": "it quantizes for inference: use peft='qlora' to train over 4-bit weights",
+    "weight_quantization": (
+        "it quantizes for inference: use peft='qlora' to train over 4-bit weights"
+    ),
     "zero_optimization.allgather_partitions": "DeepSpeed 0.19.8 always gathers: remove the key",
     "zero_optimization.elastic_checkpoint": _OWN_CHECKPOINTS,
     "zero_optimization.legacy_stage1": "DeepSpeed 0.19.8 has one stage 1: remove the key",
     "zero_optimization.load_from_fp32_weights": _OWN_CHECKPOINTS,
     "zero_optimization.pipeline_loading_checkpoint": _OWN_CHECKPOINTS,
-    "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon is not among the optimizers: remove the key",
-    "zero_optimization.zenflow": "checkpoints and the audit do not know its optimizer: use a Script",
+    "zero_optimization.save_muon_momentum_buffer_in_memory": (
+        "Muon is not among the optimizers: remove the key"
+    ),
+    "zero_optimization.zenflow": (
+        "checkpoints and the audit do not know its optimizer: use a Script"
+    ),
 }
 """Reason and remedy by key, or by section for all keys of the section."""
 

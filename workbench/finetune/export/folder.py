@@ -65,9 +65,9 @@ def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]
     auto = _AUTO[family]
     at = shlex.quote(model)
     base_at = shlex.quote(base)
-    lines = {
-        "transformers": f"{auto}.from_pretrained({model!r}), AutoTokenizer.from_pretrained({model!r})"
-    }
+    model_line = f"{auto}.from_pretrained({model!r})"
+    tokenizer_line = f"AutoTokenizer.from_pretrained({model!r})"
+    lines = {"transformers": f"{model_line}, {tokenizer_line}"}
     if family is Family.CAUSAL:
         lora = f"vllm serve {base_at} --enable-lora --lora-modules adapters={at}"
         lines["vLLM"] = lora if base else f"vllm serve {at}"

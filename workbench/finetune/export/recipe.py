@@ -315,8 +315,9 @@ def _add_rows(
     if not rows:
         hub = json.dumps(resolved.get("hub"))
         differs.append(
-            f"the rows came from a hub on the pods ({hub}): write them to train.jsonl and eval.jsonl, a line "
-            '{"source": …, "target": …} each, in the order of the hub'
+            f"the rows came from a hub on the pods ({hub}): write them to "
+            'train.jsonl and eval.jsonl, a line {"source": …, "target": …} each, '
+            "in the order of the hub"
         )
         return []
     if len(zip_contents(rows)) <= _MOST_DATA:

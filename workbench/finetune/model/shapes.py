@@ -76,8 +76,10 @@ def model_config(model: str) -> Mapping[str, object]:
     """Return the shape of the model that a job names.
 
     Example:
-        >>> model_config("google-t5/t5-large")["num_layers"], model_config("meta-llama/Llama-2-7b-hf")["hidden_size"]
-        (24, 4096)
+        >>> model_config("google-t5/t5-large")["num_layers"]
+        24
+        >>> model_config("meta-llama/Llama-2-7b-hf")["hidden_size"]
+        4096
     """
     kind = model_kind(model)
     if kind is ModelKind.FOLDER:

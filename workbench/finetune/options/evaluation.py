@@ -30,8 +30,10 @@ def best_metric(job: FineTuneOptions) -> str:
 
     Example:
         >>> how = {"eval_steps": 5, "metrics": ["rouge"], "load_best_model_at_end": True}
-        >>> best_metric(FineTuneOptions(**how)), best_metric(FineTuneOptions(**how, metric_for_best_model="eval_rougeL"))
-        ('eval_loss', 'rougeL')
+        >>> best_metric(FineTuneOptions(**how))
+        'eval_loss'
+        >>> best_metric(FineTuneOptions(**how, metric_for_best_model="eval_rougeL"))
+        'rougeL'
     """
     name = (job.metric_for_best_model or LOSS).removeprefix("eval_")
     return LOSS if name == "loss" else name

@@ -12,7 +12,8 @@ def _by_name(hints: Mapping[str, str]) -> dict[str, str]:
 
 OTHERWISE = _by_name(
     {
-        "a loss that is not finite ends the run with its step; `run.stacks` shows where ranks are": "debug",
+        "a loss that is not finite ends the run with its step; "
+        "`run.stacks` shows where ranks are": "debug",
         "a run is named after its folder: submit(job, path=…)": "run_name",
         "a run uploads nothing; `run.push` uploads its model, and it is in its run directory": (
             "hub_always_push hub_model_id hub_private_repo "
@@ -42,7 +43,9 @@ OTHERWISE = _by_name(
         ),
         "the panel shows progress": "disable_tqdm",
         "the process group is gloo on CPUs and NCCL on GPUs": "ddp_backend",
-        "tokens are counted anyway; see useful_tokens_per_s of the result": "include_num_input_tokens_seen",
+        "tokens are counted anyway; see useful_tokens_per_s of the result": (
+            "include_num_input_tokens_seen"
+        ),
         "use epochs": "num_train_epochs",
         "use optimizer": "optim",
         "use optimizer and lora": "optim_target_modules",
@@ -76,9 +79,12 @@ OTHERWISE = _by_name(
 
 ELSEWHERE = _by_name(
     {
-        "a model's own Python code is never run; take a model that transformers has itself": "trust_remote_code",
+        "a model's own Python code is never run; "
+        "take a model that transformers has itself": "trust_remote_code",
         "a model has no revision, the hub's newest is taken; download the one that you want "
-        "with huggingface_hub.snapshot_download(…, revision=…), and give its folder as model": "revision model_revision",
+        "with huggingface_hub.snapshot_download(…, revision=…), and give its folder as model": (
+            "revision model_revision"
+        ),
         "adapters are chosen by peft='lora', with lora={'r': "
         "…, 'alpha': …, 'dropout': …, 'target_modules': […]}": (
             "lora_alpha lora_bias lora_config lora_dropout lora_r lora_rank "
@@ -117,7 +123,9 @@ ELSEWHERE = _by_name(
         "the tokenizer is the model's; chat_template and system change what it writes": (
             "processing_class tokenizer tokenizer_name tokenizer_name_or_path"
         ),
-        "use dataset": "data data_path dataset_name dataset_path train_data train_dataset train_file",
+        "use dataset": (
+            "data data_path dataset_name dataset_path train_data train_dataset train_file"
+        ),
         "evaluation rows belong to dataset, as in "
         "dataset={'kind': 'files', 'train': …, 'eval': …}": (
             "eval_data eval_dataset eval_file validation_file"
@@ -134,8 +142,12 @@ ELSEWHERE = _by_name(
         "use deepspeed with a path or an object": "deepspeed_config ds_config",
         "use seed": "random_seed",
         "use save_steps and `checkpoints`": "checkpointing_steps save_interval",
-        "what a run writes is in its run directory; submit(job, path=…) chooses it": "output output_path save_dir",
-        "TensorBoard has the metrics of every run: `run.tensorboard()`": "log_dir logging_dir tensorboard_dir",
+        "what a run writes is in its run directory; submit(job, path=…) chooses it": (
+            "output output_path save_dir"
+        ),
+        "TensorBoard has the metrics of every run: `run.tensorboard()`": (
+            "log_dir logging_dir tensorboard_dir"
+        ),
         "pods and GPUs are the cluster's: Cluster(…, PodSpec(gpus=…), count=…)": (
             "devices gpus n_gpu nnodes nproc_per_node num_gpus num_nodes num_processes world_size"
         ),
@@ -226,7 +238,8 @@ def value_hint(option: str, value: object) -> str:
     Example:
         >>> value_hint("report_to", ["tensorboard"])
         'TensorBoard has the metrics of every run; leave it out'
-        >>> value_hint("attn_implementation", "kernels-community/flash-attn2").startswith("use 'sdpa', or")
+        >>> hint = value_hint("attn_implementation", "kernels-community/flash-attn2")
+        >>> hint.startswith("use 'sdpa', or")
         True
     """
     texts = (

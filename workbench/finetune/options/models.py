@@ -46,8 +46,12 @@ def model_family(model: str) -> Family | None:
     """Return the family of a job's model; None if only the hub knows the family.
 
     Example:
-        >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
-        ('causal', 'encoder-decoder', None)
+        >>> model_family("tiny-llama").value
+        'causal'
+        >>> model_family("google/flan-t5-small").value
+        'encoder-decoder'
+        >>> model_family("me/mine") is None
+        True
     """
     if config := _config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}:
         return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
@@ -77,9 +81,9 @@ def check_address(model: str) -> None:
     """Raise ConfigError if the model is an address. Reads only the text.
 
     Example:
-        >>> check_address("https://hf.co/me/mine")
+        >>> check_address("https://hf.co/me/mine")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        workbench.base.errors.ConfigError: model 'https://hf.co/me/mine' is an address; give the hub id 'me/mine'
+        workbench.base.errors.ConfigError: model ... is an address; give the hub id 'me/mine'
     """
     if not _ADDRESS.fullmatch(model):
         return

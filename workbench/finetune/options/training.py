@@ -33,9 +33,9 @@ def check_training(given: Mapping[str, object], fields: Collection[str]) -> None
     `fields` are the options of the job.
 
     Example:
-        >>> check_training({"bf16": True}, ())
+        >>> check_training({"bf16": True}, ())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        workbench.base.errors.ConfigError: training 'bf16' is not for a job to set: use precision='bf16'
+        workbench.base.errors.ConfigError: training 'bf16' is not ...: use precision='bf16'
     """
     for name in given:
         if name in fields:

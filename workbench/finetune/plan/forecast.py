@@ -41,7 +41,8 @@ class Scaling:
 
         Example:
             >>> pace = Pace(rows=8, micro_batch_s=1.0, update_s=0.75)
-            >>> Scaling(sending_s=0.25, slowdown=1.5, shards=2).step_s(pace, rows=8, accumulation=4, spread_s=0.5)
+            >>> scaling = Scaling(sending_s=0.25, slowdown=1.5, shards=2)
+            >>> scaling.step_s(pace, rows=8, accumulation=4, spread_s=0.5)
             7.0
         """
         update_s = pace.update_s - min(spread_s, pace.update_s) * (1 - 1 / self.shards)

@@ -299,7 +299,9 @@ _SCALES = {
     "": 1.0,
 }
 _MODULE = re.compile(
-    rf"{_NUMBER} = ({_PLAIN})% Params, {_NUMBER}MACs = ({_PLAIN})% MACs, {_NUMBER}s = ({_PLAIN})% latency"
+    rf"{_NUMBER} = ({_PLAIN})% Params, "
+    rf"{_NUMBER}MACs = ({_PLAIN})% MACs, "
+    rf"{_NUMBER}s = ({_PLAIN})% latency"
 )
 _OPENS = re.compile(r"( {0,1000})(?:\((.{1,200}?)\): (?:\d{1,9} x )?)?([\w.]{1,200})\((.*)")
 

@@ -39,8 +39,13 @@ def tflops_per_device(
     """Return the 10^12 floating-point operations per second and device that training needed.
 
     Example:
-        >>> tflops_per_device(forward_flops=2e12, profiled_tokens=1000, padded_tokens_per_s=8000.0, devices=2,
-        ...     adapters=False)
+        >>> tflops_per_device(
+        ...     forward_flops=2e12,
+        ...     profiled_tokens=1000,
+        ...     padded_tokens_per_s=8000.0,
+        ...     devices=2,
+        ...     adapters=False,
+        ... )
         24.0
     """
     if not forward_flops or not profiled_tokens or not padded_tokens_per_s or devices < 1:
@@ -64,8 +69,10 @@ def peak_tflops(device: str, precision: str) -> float | None:
     """Return the dense peak of a GPU in TFLOPS, without the factor of two for sparse weights.
 
     Example:
-        >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16"), peak_tflops("Tesla V100-SXM2-16GB", "bf16")
-        (989.4, None)
+        >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
+        989.4
+        >>> peak_tflops("Tesla V100-SXM2-16GB", "bf16") is None
+        True
     """
     return next(
         (peaks.get(precision) for name, peaks in _PEAKS if re.fullmatch(name, device)), None
@@ -100,6 +107,7 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     (r"Tesla T4", _peaks(8.1, None, 65.0, bf16=False)),
     # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
     (r"NVIDIA A10G", _peaks(35.0, 35.0, 70.0)),
-    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf, appendix A
+    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf,
+    # appendix A
     (r"NVIDIA GeForce RTX 4090", _peaks(82.6, 82.6, 165.2)),
 )

@@ -14,7 +14,8 @@ from workbench.jobs.script import Function
 from workbench.rundir.make.function import cloudpickle_files, pickled_function
 
 _METRIC_FILE = """\
-# The function {name} of a notebook, as it was when a run was submitted: its pickle, and what reads it.
+# The function {name} of a notebook, as it was when a run was submitted:
+# its pickle, and what reads it.
 from {module} import load as _load
 
 {name} = _load(

@@ -44,7 +44,10 @@ class ApartPoints(TechniquePoints):
 
 
 class LocalSGD(Plain):
-    """Every rank holds everything and steps by itself; weights are averaged every few steps, with an outer momentum."""
+    """Every rank holds everything and steps by itself.
+
+    The ranks average the weights every few steps, with an outer momentum.
+    """
 
     name = "local-sgd"
     engine = "local-sgd"

@@ -251,7 +251,8 @@ def rouge_of(prediction: str, reference: str) -> Mapping[str, float]:
     """Return the F1 of single words, of pairs of words, and of the longest common subsequence.
 
     Example:
-        >>> score = rouge_of("The cat sat on a mat.", "the cat is on the mat")  # 4, 1 and 4 are common
+        >>> score = rouge_of("The cat sat on a mat.", "the cat is on the mat")
+        >>> # Both texts share 4 words, 1 pair of words, and a subsequence of 4 words.
         >>> {name: round(value, 3) for name, value in score.items()}
         {'rouge1': 0.667, 'rouge2': 0.2, 'rougeL': 0.667}
     """

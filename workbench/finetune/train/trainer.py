@@ -9,12 +9,12 @@ longer calls a hook:
 
 | method | reason |
 |---|---|
-| `_move_model_to_device` | shards cannot be moved; the public switch is a property of the arguments' class |
+| `_move_model_to_device` | shards cannot be moved; the public switch is a property of a class |
 | `_init_training_state` | sets the step and the epoch that a resumed run continues from |
 | `_run_epoch` | makes the library skip the rows of a resumed epoch that are trained already |
-| `_clip_grad_norm` | shards are clipped by their technique, and DeepSpeed's engine clips by itself |
-| `_get_grad_norm` | the library reads the norm of DeepSpeed's engine at once, and waits for the device |
-| `_maybe_log_save_evaluate` | the library reads each loss at once, and waits for the device and the other ranks |
+| `_clip_grad_norm` | techniques clip their shards, and DeepSpeed's engine clips by itself |
+| `_get_grad_norm` | the library reads the norm of DeepSpeed's engine, and waits for the device |
+| `_maybe_log_save_evaluate` | the library reads each loss at once, and waits for all ranks |
 | `_save_checkpoint` | the library's checkpoints differ by technique, and are pickled |
 
 The mixin also sets attributes of a library: the public `accelerator.prepare_model` and

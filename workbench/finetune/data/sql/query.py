@@ -63,8 +63,11 @@ def parse(text: str) -> Query | None:
         The query, or None if the text is not a query.
 
     Example:
-        >>> parse("SELECT MAX Points FROM table WHERE Team = Ike and Co AND Year < 1990").conditions
-        (Condition(column='Team', operator='=', value='Ike and Co'), Condition(column='Year', operator='<', value=1990))
+        >>> query = parse("SELECT MAX Points FROM table WHERE Team = Ike and Co AND Year < 1990")
+        >>> query.conditions[0]
+        Condition(column='Team', operator='=', value='Ike and Co')
+        >>> query.conditions[1:]
+        (Condition(column='Year', operator='<', value=1990),)
         >>> parse("SELECT everything") is None
         True
     """

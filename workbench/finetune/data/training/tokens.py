@@ -85,8 +85,9 @@ def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
     """Pack rows in order up to `most` tokens. Positions restart with every text.
 
     Example:
-        >>> rows = [{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [-100]}]
-        >>> list(packed(rows, 4))
+        >>> first = {"input_ids": [5, 6], "labels": [-100, 6]}
+        >>> second = {"input_ids": [7], "labels": [-100]}
+        >>> list(packed([first, second], 4))
         [{'input_ids': [5, 6, 7], 'labels': [-100, 6, -100], 'position_ids': [0, 1, 0]}]
     """
     made: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}

@@ -134,7 +134,8 @@ def front(points: Sequence[Moment]) -> list[Moment]:
     """Keep the moments that can be the highest for some number of rows and place of the gradients.
 
     Example:
-        >>> front([Moment(1, 2, 0, 0, 3), Moment(1, 2, 0, 0, 4), Moment(5, 1, 0, 0, 0)])[0].gradients
+        >>> points = [Moment(1, 2, 0, 0, 3), Moment(1, 2, 0, 0, 4), Moment(5, 1, 0, 0, 0)]
+        >>> front(points)[0].gradients
         4
     """
     kept: list[Moment] = []

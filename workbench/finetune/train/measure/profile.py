@@ -28,8 +28,10 @@ def step_to_profile(asked: int, *, after: int, last: int) -> int:
     """Return the step to profile: the requested or the nearest step of this run; 0 for none.
 
     Example:
-        >>> [step_to_profile(5, after=after, last=20) for after in (0, 8, 20)], step_to_profile(5, after=0, last=3)
-        ([5, 9, 0], 3)
+        >>> [step_to_profile(5, after=after, last=20) for after in (0, 8, 20)]
+        [5, 9, 0]
+        >>> step_to_profile(5, after=0, last=3)
+        3
     """
     return min(max(asked, after + 1), last) if asked and after < last else 0
 
