@@ -73,18 +73,20 @@ class GlobalBatchSampler(Sampler[list[int]]):
         order = torch.randperm(self.rows, generator=generator)
         order = order[torch.arange(self.micro_batches * at_once) % self.rows]
         if self.lengths is None:
-            yield from order.view(-1, self.world_size, self.micro_batch)[:, self.rank].tolist()
+            by_rank = order.view(-1, self.world_size, self.micro_batch)
+            yield from by_rank[:, self.rank].tolist()
             return
-        dealt = (
-            self._mixed(order, self.lengths, generator)
-            if self.mixes
-            else self._alike(order, self.lengths)
-        )
-        steps = torch.cat(list(dealt))
+        if self.mixes:
+            steps = torch.cat(list(self._mixed(order, self.lengths, generator)))
+        else:
+            steps = torch.cat(list(self._alike(order, self.lengths)))
         for step in torch.randperm(len(steps), generator=generator):
-            for rows in _sorted(steps[step], self.lengths[:, 1]).view(-1, at_once):
-                order = self.lengths[rows].sum(1).argsort(stable=True)
-                yield rows[order][self.rank :: self.world_size].tolist()
+            by_target = _sorted(steps[step], self.lengths[:, 1])
+            for rows in by_target.view(-1, at_once):
+                # Every rank gets rows of all lengths.
+                total_lengths = self.lengths[rows].sum(1)
+                by_length = rows[total_lengths.argsort(stable=True)]
+                yield by_length[self.rank :: self.world_size].tolist()
 
     def _mixed(
         self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
@@ -93,8 +95,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
         The longest rows would lengthen the other steps.
         """
-        for n in range(0, len(order), _STEPS * self.global_batch):
-            rows = _sorted(order[n : n + _STEPS * self.global_batch], lengths.sum(1))
+        size = _STEPS * self.global_batch
+        for first in range(0, len(order), size):
+            rows = _sorted(order[first : first + size], lengths.sum(1))
             rest = rows[: -self.global_batch]
             longest = rows[-self.global_batch :]
             rest = rest[torch.randperm(len(rest), generator=generator)]
@@ -104,8 +107,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Yield the steps of every block of the epoch's rows, sorted by source length."""
         order = _sorted(order, lengths[:, 0])
         size = _STEPS * self.global_batch
-        for n in range(0, len(order), size):
-            yield self._dealt(_sorted(order[n : n + size], lengths[:, 1]))
+        for first in range(0, len(order), size):
+            block = _sorted(order[first : first + size], lengths[:, 1])
+            yield self._dealt(block)
 
     def _dealt(self, block: torch.Tensor) -> torch.Tensor:
         """Distribute the target lengths of a block evenly over its steps."""
@@ -113,7 +117,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         # rows of only one target length would teach less about all other lengths.
         steps = len(block) // self.global_batch
         bounds = [self.global_batch * part // _PARTS for part in range(_PARTS + 1)]
-        parts = [block[steps * a : steps * b].view(steps, b - a) for a, b in pairwise(bounds)]
+        parts = []
+        for begin, end in pairwise(bounds):
+            part = block[steps * begin : steps * end]
+            parts.append(part.view(steps, end - begin))
         return torch.cat(parts, dim=1)
 
 
@@ -127,8 +134,11 @@ def eval_batches(
     """Distribute rows for evaluation, longest first, so batches need little padding."""
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
     for start in range(0, len(order), size * world_size):
-        mine = order[start + rank * size : start + (rank + 1) * size]
-        yield [rows[number] for number in mine or order[-1:]], bool(mine)
+        begin = start + rank * size
+        mine = order[begin : begin + size]
+        # A rank without rows repeats the shortest one.
+        batch = [rows[number] for number in mine or order[-1:]]
+        yield batch, bool(mine)
 
 
 def pad(
@@ -146,11 +156,12 @@ def pad(
     multiple = 8 if torch.cuda.is_available() else 1
 
     def padded(lists: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-        width = -(-max(map(len, lists)) // multiple) * multiple
-        fills = [[value] * (width - len(ids)) for ids in lists]
-        filled = [
-            [*fill, *ids] if left else [*ids, *fill] for ids, fill in zip(lists, fills, strict=True)
-        ]
+        longest = max(len(ids) for ids in lists)
+        width = -(-longest // multiple) * multiple  # rounded up
+        filled = []
+        for ids in lists:
+            fill = [value] * (width - len(ids))
+            filled.append([*fill, *ids] if left else [*ids, *fill])
         return torch.tensor(filled, dtype=torch.long)
 
     inputs = [row["input_ids"] for row in rows]
@@ -161,7 +172,11 @@ def pad(
     for name, value in (("position_ids", 0), ("labels", IGNORED)):
         if all(name in row for row in rows):
             batch[name] = padded([row[name] for row in rows], value)
-    if start_id is not None and (labels := batch.get("labels")) is not None:
-        batch["decoder_input_ids"] = shifted = labels.new_full(labels.shape, start_id)
-        shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)
+    labels = batch.get("labels")
+    if start_id is not None and labels is not None:
+        # The decoder reads the labels, shifted to the right.
+        before = labels[:, :-1]
+        shifted = labels.new_full(labels.shape, start_id)
+        shifted[:, 1:] = before.masked_fill(before == IGNORED, pad_id)
+        batch["decoder_input_ids"] = shifted
     return batch

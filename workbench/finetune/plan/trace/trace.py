@@ -50,7 +50,10 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
             input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
         ) -> torch.Tensor:
             del inplace
-            return torch.native_dropout(input, p, True)[0] if training and p else input
+            if not (training and p):
+                return input
+            kept, _mask = torch.native_dropout(input, p, True)
+            return kept
 
         torch.nn.functional.dropout = dropout
     _let_experts_be_traced()
@@ -79,29 +82,29 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     failed: dict[str, str] = {}
     for arithmetic in request["arithmetic"]:
         # An error of torch or of the model, of any type: the other formats are still traced.
+        steps: dict[int, Recorder] = {}
         try:
-            steps = {
-                depth: _step(config, request, arithmetic, depth=depth, rows=rows)
-                for depth in depths or (0,)
-            }
+            for depth in depths or (0,):
+                steps[depth] = _step(config, request, arithmetic, depth=depth, rows=rows)
         except Exception as error:
             if len(failed) + 1 == len(request["arithmetic"]):
                 raise
             failed[arithmetic] = f"{type(error).__name__}: {error}"
         else:
             runs[arithmetic] = steps
-    spread = _spread(config, request, model, runs) if "spread" in request else {}
-    return {
-        **_answer(runs, _depth(config), sizes),
-        **spread,
-        **({"failed": failed} if failed else {}),
-    }
+    answer = _answer(runs, _depth(config), sizes)
+    if "spread" in request:
+        answer |= _spread(config, request, model, runs)
+    if failed:
+        answer["failed"] = failed
+    return answer
 
 
 def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    points = {
-        name: [list(p) for p in front(_extrapolated(each, depth))] for name, each in runs.items()
-    }
+    points = {}
+    for name, recorders in runs.items():
+        highest = front(_extrapolated(recorders, depth))
+        points[name] = [list(moment) for moment in highest]
     layers = [layer for stack in sizes["stacks"] for layer in stack]
     return {"points": points, "sizes": {"layers": layers, "rest": sizes["rest"]}}
 
@@ -114,47 +117,44 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
     packed = request["spread"]["packed"]
     dtype = _HALF.get(request["spread"]["format"], torch.float32)
     try:
-        placed = placement(
-            _model(config, {**request, "lora": None}, 0), limits, packed=packed, dtype=dtype
-        )
+        plain = _model(config, {**request, "lora": None}, 0)
+        placed = placement(plain, limits, packed=packed, dtype=dtype)
     except ConfigError as error:
         return {"unplaced": str(error)}
-    parts = [_sizes(model, partial(_is_on, gpu, placed)) for gpu in sorted(set(placed.values()))]
+    parts = []
+    for gpu in sorted(set(placed.values())):
+        parts.append(_sizes(model, partial(_is_on, gpu, placed)))
     fullest = max(parts, key=partial(_bytes, packed=packed, size=dtype.itemsize))
-    stacks = len(layer_stacks(model))
-    depth = -(-sum(map(len, fullest["stacks"])) // max(1, stacks))
+    layers = sum(len(stack) for stack in fullest["stacks"])
+    stacks = max(1, len(layer_stacks(model)))
+    depth = -(-layers // stacks)  # rounded up
     return {"part": _answer(runs, depth, fullest), "gpus": len(parts)}
 
 
 def _is_on(gpu: int, placed: Mapping[str, int], parameter: str) -> bool:
     name = parameter.removeprefix("base_model.model.")  # prefix that peft adds
-    return (
-        placed[max((part for part in placed if not part or name.startswith(f"{part}.")), key=len)]
-        == gpu
-    )
+    around = [part for part in placed if not part or name.startswith(f"{part}.")]
+    innermost = max(around, key=len)
+    return placed[innermost] == gpu
 
 
 def _bytes(sizes: Mapping[str, Any], *, packed: bool, size: int) -> float:
-    groups = [sizes["rest"], *(layer for stack in sizes["stacks"] for layer in stack)]
-    return float(
-        sum(
-            n * (0.5 if packed and can_pack else size)
-            for group in groups
-            for n, _, can_pack in group
-        )
-    )
+    groups = [sizes["rest"]]
+    for stack in sizes["stacks"]:
+        groups.extend(stack)
+    total = 0.0
+    for group in groups:
+        for elements, _, can_pack in group:
+            element_bytes = 0.5 if packed and can_pack else size
+            total += elements * element_bytes
+    return total
 
 
 def _prime(request: Mapping[str, Any]) -> int:
     """Return a prime number of rows that divides no size of the model."""
-    sizes = [
-        value
-        for value in (*request["config"].values(), request["source"], request["target"])
-        if value
-    ]
-    return next(
-        p for p in _PRIMES if not any(isinstance(size, int) and size % p == 0 for size in sizes)
-    )
+    values = (*request["config"].values(), request["source"], request["target"])
+    sizes = [value for value in values if value and isinstance(value, int)]
+    return next(prime for prime in _PRIMES if all(size % prime for size in sizes))
 
 
 def _config(raw: Mapping[str, Any]) -> Any:
@@ -174,8 +174,13 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     raw = config.to_dict()
     if depth:
         whole = _depth(config)
-        raw |= {key: depth for key in _DEPTH_KEYS if raw.get(key)}
-        raw |= {k: v[:depth] for k, v in raw.items() if isinstance(v, list) and len(v) == whole}
+        for key in _DEPTH_KEYS:
+            if raw.get(key):
+                raw[key] = depth
+        # Lists with an entry for every layer
+        for key, value in raw.items():
+            if isinstance(value, list) and len(value) == whole:
+                raw[key] = value[:depth]
     shallow = _config(raw)
     family = AutoModelForSeq2SeqLM if shallow.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
@@ -194,24 +199,27 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
 def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtype) -> None:
     """Replace the weights of a `meta` model by fake CPU tensors in the formats of training."""
     made: dict[int, Any] = {}
+
+    def fake_of(tensor: torch.Tensor) -> Any:
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        dtype = tensor.dtype
+        if tensor.is_floating_point():
+            dtype = trained if parameter and tensor.requires_grad else others
+        fake = torch.empty(tensor.shape, dtype=dtype)
+        if parameter:
+            return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        return fake
+
     for module in model.modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is None:
-                continue
-            if id(tensor) not in made:
-                parameter = isinstance(tensor, torch.nn.Parameter)
-                kind = trained if parameter and tensor.requires_grad else others
-                fake = torch.empty(
-                    tensor.shape, dtype=kind if tensor.is_floating_point() else tensor.dtype
-                )
-                made[id(tensor)] = (
-                    torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                    if parameter
-                    else fake
-                )
-            (module._parameters if name in module._parameters else module._buffers)[name] = made[
-                id(tensor)
-            ]
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                # Modules that share a tensor share the fake one.
+                if id(tensor) not in made:
+                    made[id(tensor)] = fake_of(tensor)
+                table[name] = made[id(tensor)]
 
 
 def _step(
@@ -233,12 +241,14 @@ def _step(
         watch_layers(model, recorder)
         watched.enter_context(recorder)
         labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
-        batch = {
+        batch: dict[str, Any] = {
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
-            **({} if causal else {"decoder_input_ids": torch.zeros_like(labels)}),
-            **({"output_router_logits": True} if balances else {}),
         }
+        if not causal:
+            batch["decoder_input_ids"] = torch.zeros_like(labels)
+        if balances:
+            batch["output_router_logits"] = True
         loss = _loss(model, batch, labels, recorder, dtype if autocast else None)
         # In the Trainer, too, only the graph holds the batch and the logits at this point.
         del batch
@@ -263,14 +273,17 @@ def _loss(
     """Compute the loss as train/trainer.py does. An import of the Trainer takes two seconds."""
     outputs = _forward(model, batch, autocast)
     recorder.place = "loss"
-    logits, labels = aligned(
-        outputs["logits"].float(), labels, causal="decoder_input_ids" not in batch
+    causal = "decoder_input_ids" not in batch
+    logits, labels = aligned(outputs["logits"].float(), labels, causal=causal)
+    loss: torch.Tensor = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1),
+        labels.flatten(),
+        reduction="sum",
     )
-    loss = (
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        / 7
-    )
-    return loss + outputs["aux_loss"] if "output_router_logits" in batch else loss
+    loss = loss / 7
+    if "output_router_logits" in batch:
+        loss = loss + outputs["aux_loss"]
+    return loss
 
 
 def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
@@ -282,39 +295,53 @@ def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
         # Some families do extra work once, such as a tensor for every kind of layer.
         if len({len(copy) for copy in copies}) > 1:
-            copies = [[Moment(*map(max, zip(*copy, strict=True)))] for copy in copies]
-        points += [Moment(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
+            copies = [[_highest(copy)] for copy in copies]
+        for values in zip(*copies, strict=True):
+            points.append(Moment(*_line(values, depths, depth)))
     return points
+
+
+def _highest(moments: Sequence[Moment]) -> Moment:
+    return Moment(*(max(values) for values in zip(*moments, strict=True)))
 
 
 def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> list[float]:
     if len(at) == 1:
         return [float(value) for value in values[0]]
     share = (depth - at[0]) / (at[1] - at[0])
-    return [
-        first + (second - first) * share for first, second in zip(values[0], values[1], strict=True)
-    ]
+    points = []
+    for first, second in zip(values[0], values[1], strict=True):
+        points.append(first + (second - first) * share)
+    return points
 
 
 def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
     """List the parameters by stack and layer as [elements, is trained, can be packed in 4 bits]."""
     here = {id(p) for name, p in model.named_parameters() if is_here(name)}
-    stacks = layer_stacks(model)
     output = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not output]
-    # Adapters are not packed.
-    packable = {id(m.weight) for m in linear if not any(p.requires_grad for p in m.parameters())}
+    packable = set()
+    for module in model.modules():
+        if not isinstance(module, torch.nn.Linear) or module is output:
+            continue
+        # Adapters are not packed.
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            packable.add(id(module.weight))
 
     def entry(parameter: Any) -> list[int]:
         frozen = not parameter.requires_grad
         return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in packable)]
 
-    listed = [
-        [[entry(p) for p in layer.parameters() if id(p) in here] for layer in stack]
-        for stack in stacks
-    ]
-    inside = {id(p) for stack in stacks for layer in stack for p in layer.parameters()}
-    return {
-        "stacks": [[layer for layer in stack if layer] for stack in listed],
-        "rest": [entry(p) for p in model.parameters() if id(p) in here - inside],
-    }
+    stacks = []
+    inside: set[int] = set()
+    for stack in layer_stacks(model):
+        layers = []
+        for layer in stack:
+            parameters = list(layer.parameters())
+            inside.update(id(p) for p in parameters)
+            entries = [entry(p) for p in parameters if id(p) in here]
+            if entries:
+                layers.append(entries)
+        stacks.append(layers)
+    outside = here - inside
+    rest = [entry(p) for p in model.parameters() if id(p) in outside]
+    return {"stacks": stacks, "rest": rest}
