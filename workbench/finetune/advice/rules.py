@@ -88,7 +88,10 @@ def advise(
 
 
 def _advice(
-    rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[str, object]
+    rule: _Rule,
+    words: str,
+    job: FineTune | None,
+    prediction: Mapping[str, object],
 ) -> Advice:
     fixes = rule.fixes(job, prediction) if callable(rule.fixes) else rule.fixes
     memory = (
@@ -99,7 +102,10 @@ def _advice(
     if rule.lacked_memory:
         memory["predicted"] = evidence(prediction)
     return Advice(
-        title=rule.title, fixes=tuple(fixes)[:3], lacked_memory=rule.lacked_memory, **memory
+        title=rule.title,
+        fixes=tuple(fixes)[:3],
+        lacked_memory=rule.lacked_memory,
+        **memory,
     )
 
 

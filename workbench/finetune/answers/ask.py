@@ -45,7 +45,11 @@ def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = 
 
 
 def chat(
-    run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None
+    run: _Run,
+    *,
+    before: bool = False,
+    beside: _Run | None = None,
+    system: str | None = None,
 ) -> Conversation:
     """Return a chat with a run's model, beside the untrained model or another run's model."""
     models: dict[str, tuple[_Run, bool]] = {}

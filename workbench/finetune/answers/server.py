@@ -84,7 +84,12 @@ class ModelServer:
         # A rank's variables in the kernel's environment would make torch wait for peers.
         env = {name: value for name, value in child_environment().items() if name not in _OF_RANKS}
         self._process = start(
-            *command, *options, env=env, stdin=pipe, stdout=pipe, stderr=self._words
+            *command,
+            *options,
+            env=env,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._words,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         streams = self._process.stdout.fileno(), self._process.stdin.fileno()
@@ -106,7 +111,12 @@ class ModelServer:
         asked = [{name: getattr(question, name) for name in sent} for question in questions]
         which = "before" if before else "after"
         pieces = on_text is not None
-        request = {"op": "answer", "which": which, "questions": asked, "pieces": pieces}
+        request = {
+            "op": "answer",
+            "which": which,
+            "questions": asked,
+            "pieces": pieces,
+        }
         try:
             reply = self._answered(request, _ANSWER_S, on_text)
         except rpc.Refused as refusal:

@@ -181,7 +181,11 @@ def _chat(row: Fields, turns: Sequence[Message]) -> Example:
     source = last_of(learned, "user")
     target = last_of(learned, "assistant")
     return Example(
-        source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row)
+        source=source,
+        target=target,
+        table_id=table_id,
+        messages=learned,
+        tools=tools_of(row),
     )
 
 
@@ -213,7 +217,12 @@ def _of_form(row: Fields, form: Form) -> Example:
     source = row.prose(form.asks, needed=not prepared)
     # Some published datasets have empty answers. Plain text to learn from must not be empty.
     target = row.prose(form.answers, needed=not (source or given))
-    return Example(source=source, target=target, table_id=table_id, input=given)
+    return Example(
+        source=source,
+        target=target,
+        table_id=table_id,
+        input=given,
+    )
 
 
 def _chat_of(data: Mapping[str, object]) -> bool:

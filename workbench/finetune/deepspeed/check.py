@@ -208,7 +208,10 @@ def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source:
 
 
 def _check_equal(
-    config: Mapping[str, object], job: FineTuneOptions, source: str, world_size: int | None
+    config: Mapping[str, object],
+    job: FineTuneOptions,
+    source: str,
+    world_size: int | None,
 ) -> None:
     """Raise ConfigError for keys that contradict the job's options."""
     wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}

@@ -25,7 +25,11 @@ from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import TECHNIQUES
 
 _Options = TypeVar("_Options", bound=FineTuneOptions)
-_OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
+_OPTIMIZERS = {
+    "adamw": Optimizer.ADAMW,
+    "adam": Optimizer.ADAMW,
+    "sgd": Optimizer.SGD,
+}
 # peft's name of each option of `Lora`.
 _LORA = {
     "r": "r",

@@ -108,7 +108,10 @@ def export(
     except OSError as error:
         raise ConfigError(f"cannot make the folder {target.parent}: {error.strerror}") from error
     facts = server_of(paths).export(
-        target, dtype=dtype, merged=merged, max_shard_size=max_shard_size
+        target,
+        dtype=dtype,
+        merged=merged,
+        max_shard_size=max_shard_size,
     )
     return Export(
         folder=target,
@@ -125,7 +128,13 @@ def merge(paths: RunPaths, path: str | Path) -> Path:
         raise RunError(
             f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model"
         )
-    return export(paths, path, dtype=None, merged=True, max_shard_size=SHARD).folder
+    return export(
+        paths,
+        path,
+        dtype=None,
+        merged=True,
+        max_shard_size=SHARD,
+    ).folder
 
 
 def job_of(paths: RunPaths) -> FineTune:

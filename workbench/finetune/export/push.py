@@ -109,7 +109,11 @@ def push(
     name = _repository(api, repo_id, private)
     with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
         made = export(
-            paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD
+            paths,
+            Path(folder) / "model",
+            dtype=dtype,
+            merged=merged,
+            max_shard_size=SHARD,
         )
         files = _files(made.folder)
         logger.info(

@@ -91,7 +91,12 @@ def _masked_recipe(
         *recipe.differs,
         *(f"what looks like a secret is masked in {name}" for name in hidden),
     ]
-    return replace(recipe, files=files, differs=differs, commands=mask_secrets(recipe.commands))
+    return replace(
+        recipe,
+        files=files,
+        differs=differs,
+        commands=mask_secrets(recipe.commands),
+    )
 
 
 def _masked(name: str, content: bytes) -> bytes:
@@ -110,7 +115,11 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     if beyond:
         return _with_workbench(result, paths, resolved, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
-    carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
+    carried = {
+        "job": options,
+        "deepspeed": resolved.get("deepspeed"),
+        "eval_losses": losses,
+    }
     carried["order"] = whole(resolved.get("order")) or 1
     if options.get("model") == TINY_T5:
         carried["shape"] = model_config(TINY_T5)
@@ -160,7 +169,10 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
 
 
 def _with_workbench(
-    result: ResultRecord, paths: RunPaths, resolved: Mapping[str, object], beyond: Sequence[str]
+    result: ResultRecord,
+    paths: RunPaths,
+    resolved: Mapping[str, object],
+    beyond: Sequence[str],
 ) -> Recipe:
     """Return a recipe with this project as a requirement: the run's spec.json beside the rows."""
     spec = stored(read_json(paths.spec))
@@ -307,7 +319,10 @@ def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
 
 
 def _add_rows(
-    files: dict[str, bytes], differs: list[str], paths: RunPaths, resolved: Mapping[str, object]
+    files: dict[str, bytes],
+    differs: list[str],
+    paths: RunPaths,
+    resolved: Mapping[str, object],
 ) -> Sequence[str]:
     """Add few rows to the files, or return the lines for fetching many rows."""
     rows = _there(paths, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
@@ -334,7 +349,10 @@ def _add_rows(
 
 
 def _add_tokenizer(
-    files: dict[str, bytes], differs: list[str], paths: RunPaths, model: str
+    files: dict[str, bytes],
+    differs: list[str],
+    paths: RunPaths,
+    model: str,
 ) -> None:
     if model != TINY_T5:
         where = (

@@ -85,7 +85,12 @@ class _Child:
             return ""
         if self._client is None:
             self._client = self._started()
-        request = {"op": "check", **self._model, "turns": turns, "tools": tools}
+        request = {
+            "op": "check",
+            **self._model,
+            "turns": turns,
+            "tools": tools,
+        }
         try:
             return str(self._client.call(request, _ANSWER_S)["refusal"])
         except (OSError, TooLong, rpc.Refused):
@@ -98,7 +103,15 @@ class _Child:
         none = subprocess.DEVNULL
         words = main_of(entries.TEMPLATE)
         env = child_environment(**HELPER, HF_HUB_OFFLINE="1")
-        self._process = start("-W", "ignore", *words, env=env, stdin=pipe, stdout=pipe, stderr=none)
+        self._process = start(
+            "-W",
+            "ignore",
+            *words,
+            env=env,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=none,
+        )
         assert self._process.stdin is not None and self._process.stdout is not None
         streams = self._process.stdout.fileno(), self._process.stdin.fileno()
         return rpc.Client(Pipes(*streams, write_s=_ANSWER_S))

@@ -201,7 +201,13 @@ class FineTune(FineTuneOptions, Job):
         return self.replace(**changes) if changes else self
 
     def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:
-        return choose(self, gpus=gpus, world_size=ranks, looks=looks, apart=apart)
+        return choose(
+            self,
+            gpus=gpus,
+            world_size=ranks,
+            looks=looks,
+            apart=apart,
+        )
 
     def check_early(self, *, gpus: int) -> None:
         _verbs().check_early(self, gpus=gpus)
@@ -231,10 +237,20 @@ class FineTune(FineTuneOptions, Job):
         return companion
 
     def resumed(
-        self, root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
+        self,
+        root: Path,
+        *,
+        gpus: int,
+        before: int,
+        ranks: int,
+        last_step: int | None,
     ) -> tuple[int | None, int | None]:
         continued: tuple[int, int | None] = _verbs().resumed(
-            root, gpus=gpus, before=before, ranks=ranks, last_step=last_step
+            root,
+            gpus=gpus,
+            before=before,
+            ranks=ranks,
+            last_step=last_step,
         )
         return continued
 

@@ -37,7 +37,11 @@ def grid_job(job: _Options, options: Mapping[str, object], *, pods: int, slots: 
 
 def _only_of_own_technique() -> dict[str, object]:
     """Return the values that clear what only the job's own technique knows."""
-    cleared: dict[str, object] = {"deepspeed": None, "device_map": None, "max_memory": {}}
+    cleared: dict[str, object] = {
+        "deepspeed": None,
+        "device_map": None,
+        "max_memory": {},
+    }
     for technique in TECHNIQUES:
         if technique.options:
             cleared[technique.options] = {}

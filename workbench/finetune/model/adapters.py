@@ -57,7 +57,11 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
     )
     # The whole model may be larger than a GPU: FSDP moves the model there layer by layer.
     device = torch.cuda.current_device() if torch.cuda.is_available() and not sharded else "cpu"
-    return {"quantization_config": config, "device_map": {"": device}, "dtype": computed}
+    return {
+        "quantization_config": config,
+        "device_map": {"": device},
+        "dtype": computed,
+    }
 
 
 def attached(loaded: Loaded, job: FineTune) -> Loaded:
@@ -144,7 +148,10 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     kept = get_peft_model_state_dict(
-        model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False
+        model,
+        state_dict=state,
+        adapter_name=_NAME,
+        save_embedding_layers=False,
     )
     save_file(
         {name: value.contiguous() for name, value in kept.items()},

@@ -66,7 +66,11 @@ def answers(
 
     def call(numbers: Sequence[int], begun: Mapping[int, list[int]], **options: Any) -> None:
         said = _written(
-            model, encoder, [(rows[n], begun.get(n, [])) for n in numbers], device, **options
+            model,
+            encoder,
+            [(rows[n], begun.get(n, [])) for n in numbers],
+            device,
+            **options,
         )
         for n, (tokens, is_whole) in zip(numbers, said, strict=True):
             if is_whole:

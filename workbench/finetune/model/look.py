@@ -34,7 +34,12 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     words = wording(job.prompt, system=job.system)
     template = job.chat_template
     loaded = load(
-        job.model, examples, seed=job.seed, wording=words, chat_template=template, weights=False
+        job.model,
+        examples,
+        seed=job.seed,
+        wording=words,
+        chat_template=template,
+        weights=False,
     )
     counted = job.replace(loss_on=LossOn.ANSWER.value)
     cut = Encoder(loaded, counted)

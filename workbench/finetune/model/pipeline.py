@@ -31,7 +31,11 @@ def limits_of(job: FineTune, *, gpus: int) -> dict[int, int]:
 
 
 def placement(
-    model: Any, limits: Mapping[int, int], *, packed: bool, dtype: torch.dtype
+    model: Any,
+    limits: Mapping[int, int],
+    *,
+    packed: bool,
+    dtype: torch.dtype,
 ) -> dict[str, int]:
     """Return the GPU of every part, in order and even shares.
 
@@ -52,7 +56,11 @@ def placement(
         sizes = {_NO_DEVICE: 0, **{gpu: min(size, int(most)) for gpu, size in limits.items()}}
         return dict(
             infer_auto_device_map(
-                model, sizes, no_split_module_classes=layers, dtype=dtype, special_dtypes=special
+                model,
+                sizes,
+                no_split_module_classes=layers,
+                dtype=dtype,
+                special_dtypes=special,
             )
         )
 

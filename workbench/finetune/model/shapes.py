@@ -27,7 +27,11 @@ def _t5(width: int, inner: int, heads: int, layers: int, head: int = 64) -> Mapp
 
 
 def _llama(
-    width: int, inner: int, heads: int, layers: int, kv_heads: int | None = None
+    width: int,
+    inner: int,
+    heads: int,
+    layers: int,
+    kv_heads: int | None = None,
 ) -> Mapping[str, object]:
     return {
         "model_type": "llama",

@@ -32,12 +32,20 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
     # The range is about 1 / sqrt(hidden size); Llama's own 0.02 fits sizes of some thousands. In
     # 150 steps of 12 rows that ask for a question's aggregate and column, 0.02 reached a loss of
     # 2.9 (rate 5e-3), and 0.08 a loss of 2.3 (rate 4e-3).
-    own = {"initializer_range": 0.08, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    own = {
+        "initializer_range": 0.08,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+    }
     return LlamaForCausalLM(AutoConfig.for_model(**shape, **own))
 
 
 def tokenizer_for_all(
-    name: str, examples: Sequence[Example], wording: str = "", chat_template: str | None = None
+    name: str,
+    examples: Sequence[Example],
+    wording: str = "",
+    chat_template: str | None = None,
 ) -> Any:
     """Learn a tokenizer on rank 0 and send the tokenizer to every rank; a collective."""
     from tokenizers import Tokenizer

@@ -45,7 +45,10 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
             fit, text = judge(row, (host.gpu_gib, min(sizes, default=None)))
             fix = FIX if fit in _VERDICTS else ""
             finding = Finding(
-                check=MEMORY_OF_JOB, verdict=_VERDICTS.get(fit, Verdict.GOOD), detail=text, fix=fix
+                check=MEMORY_OF_JOB,
+                verdict=_VERDICTS.get(fit, Verdict.GOOD),
+                detail=text,
+                fix=fix,
             )
             findings.append(finding)
     judged = [
@@ -56,7 +59,10 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
 
 
 def plan_for(
-    cluster: Submission, job: FineTune, exchange: Exchange | None, **options: Any
+    cluster: Submission,
+    job: FineTune,
+    exchange: Exchange | None,
+    **options: Any,
 ) -> PlanTable:
     """Plan a job for measured pods after timing a few of its steps on a single pod."""
     paces: dict[str, Pace] = {}
@@ -75,7 +81,10 @@ def plan_for(
         step_s = result.step_s
         micro_batch_s = result.micro_batch_s
         paces[technique] = Pace.of(
-            rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=_ACCUMULATION
+            rows=rows,
+            step_s=step_s,
+            micro_batch_s=micro_batch_s,
+            accumulation=_ACCUMULATION,
         )
     if exchange:
         exchange = replace(exchange, slowdowns=slowdowns(cluster, job, exchange, paces[YARDSTICK]))
@@ -83,7 +92,10 @@ def plan_for(
 
 
 def slowdowns(
-    cluster: Submission, job: FineTune, exchange: Exchange, alone: Pace
+    cluster: Submission,
+    job: FineTune,
+    exchange: Exchange,
+    alone: Pace,
 ) -> tuple[tuple[int, float], ...]:
     """Return the doctor's slowdowns, updated by the job's steps if pods share a processor."""
     if exchange.slowdown(exchange.pods) < _SHARED:

@@ -26,15 +26,27 @@ class Cluster(client.Cluster):
 
         @overload
         def submit(
-            self, job: FineTune, *, pods: int | None = None, path: str | Path | None = None
+            self,
+            job: FineTune,
+            *,
+            pods: int | None = None,
+            path: str | Path | None = None,
         ) -> FineTuneRun: ...
         @overload
         def submit(
-            self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None
+            self,
+            job: Job | Function,
+            *,
+            pods: int | None = None,
+            path: str | Path | None = None,
         ) -> Run: ...
 
         def submit(
-            self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None
+            self,
+            job: Job | Function,
+            *,
+            pods: int | None = None,
+            path: str | Path | None = None,
         ) -> Run: ...
 
     def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
@@ -57,7 +69,11 @@ class Cluster(client.Cluster):
 
     @suggests("Cluster.plan")
     def plan(
-        self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None
+        self,
+        job: FineTune,
+        *,
+        pods: int | None = None,
+        price_per_pod_hour: float | None = None,
     ) -> PlanTable:
         """Predict the need of a job here under every technique, and the speed-up of several pods.
 

@@ -73,7 +73,12 @@ class FineTuneResult(RunResult):
         profile = readable("FLOPS profile", lambda: self.profile, missing)
         predictions = readable("answers", lambda: self.predictions, missing)
         common["missing"] = tuple(missing)
-        return FineTuneCard(**common, profile=profile, trace=self.trace, predictions=predictions)
+        return FineTuneCard(
+            **common,
+            profile=profile,
+            trace=self.trace,
+            predictions=predictions,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,13 +33,24 @@ class FineTuneRun(Run):
 
     @classmethod
     def before_submit(
-        cls, job: Job, paths: RunPaths, *, pods: int, gpus: int, memory_gib: float | None
+        cls,
+        job: Job,
+        paths: RunPaths,
+        *,
+        pods: int,
+        gpus: int,
+        memory_gib: float | None,
     ) -> None:
         """Write a prediction and an inquiry for the first pod; see `finetune/plan/prediction`."""
         from workbench.finetune.plan.prediction import begin_prediction
 
         begin_prediction(
-            job, pods, paths.prediction, paths.inquiry, gpus=gpus, memory_gib=memory_gib
+            job,
+            pods,
+            paths.prediction,
+            paths.inquiry,
+            gpus=gpus,
+            memory_gib=memory_gib,
         )
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
@@ -63,7 +74,11 @@ class FineTuneRun(Run):
         return predict(self, rows, before=before)
 
     def chat(
-        self, *, before: bool = False, beside: FineTuneRun | None = None, system: str | None = None
+        self,
+        *,
+        before: bool = False,
+        beside: FineTuneRun | None = None,
+        system: str | None = None,
     ) -> Conversation:
         """Return a chat with the trained model. Its tokenizer must have a chat template.
 
@@ -114,7 +129,13 @@ class FineTuneRun(Run):
         """
         from workbench.finetune.export.folder import export
 
-        return export(self.paths, folder, dtype=dtype, merged=merged, max_shard_size=max_shard_size)
+        return export(
+            self.paths,
+            folder,
+            dtype=dtype,
+            merged=merged,
+            max_shard_size=max_shard_size,
+        )
 
     def merge(self, path: str | Path) -> Path:
         """Merge the adapters of this run into their base, as `export` in the present number format.
@@ -172,4 +193,11 @@ class FineTuneRun(Run):
         """
         from workbench.finetune.export.push import push
 
-        return push(self.result, repo_id, private=private, token=token, dtype=dtype, merged=merged)
+        return push(
+            self.result,
+            repo_id,
+            private=private,
+            token=token,
+            dtype=dtype,
+            merged=merged,
+        )

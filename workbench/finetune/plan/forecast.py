@@ -51,7 +51,11 @@ class Scaling:
 
 
 def scaling_of(
-    setting: Setting, trace: Trace, *, accumulation: int, exchange: Exchange | None
+    setting: Setting,
+    trace: Trace,
+    *,
+    accumulation: int,
+    exchange: Exchange | None,
 ) -> Scaling | None:
     """Return the scaling of a setting. None: ranks exchange data at an unmeasured speed."""
     if setting.ranks == 1:
@@ -82,7 +86,10 @@ class Speeds:
         """Return the row with its predicted speed, or the same row if no speed can be predicted."""
         setting = self.settings.get(row.technique)
         scaling = setting and scaling_of(
-            setting, self.trace, accumulation=accumulation, exchange=self.exchange
+            setting,
+            self.trace,
+            accumulation=accumulation,
+            exchange=self.exchange,
         )
         if not setting or not scaling:
             return row
@@ -90,7 +97,10 @@ class Speeds:
         technique = technique_of(setting.technique)
         pace = self.paces.get(technique.timed_as or technique.name, single)
         step_s = scaling.step_s(
-            pace, rows=self.micro, accumulation=accumulation, spread_s=single.update_s
+            pace,
+            rows=self.micro,
+            accumulation=accumulation,
+            spread_s=single.update_s,
         )
         alone_s = Scaling().step_s(single, rows=self.micro, accumulation=accumulation)
         samples_per_s = self.micro * accumulation * setting.ranks / step_s

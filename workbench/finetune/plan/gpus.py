@@ -169,7 +169,12 @@ def _least(
     for technique in (t.name for t in able if not allowed or t.name in allowed):
         try:
             planned = as_planned(job, technique)
-            setting = setting_of(planned, pods=pods, gpus=gpus, model=model_config(job.model))
+            setting = setting_of(
+                planned,
+                pods=pods,
+                gpus=gpus,
+                model=model_config(job.model),
+            )
         except ConfigError:  # this technique does not support the job
             continue
         limits = (row.memory_gib, memory_gib)

@@ -31,7 +31,13 @@ class Need:
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
-    passed = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=trace.trained)
+    passed = Moment(
+        base=0.0,
+        row=0.0,
+        logits=0.0,
+        logits_row=0.0,
+        gradients=trace.trained,
+    )
     moments = [
         _at(setting, trace, moment, rows) for moment in (*trace.moments[setting.arithmetic], passed)
     ]
@@ -65,7 +71,10 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
 
 
 def host_of(
-    setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None
+    setting: Setting,
+    trace: Trace,
+    need: Need,
+    gpu_bytes: float | None,
 ) -> Mapping[str, Memory]:
     """Return the need per stage (`loading`, `training`, `saving`). `gpu_bytes` None: unknown."""
     technique = technique_of(setting.technique)

@@ -99,7 +99,13 @@ def plan(  # noqa: PLR0913
     accumulation = job.gradient_accumulation_steps
     speed_ups = dict[int, float]()
     if paces:
-        speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
+        speeds = Speeds(
+            settings=settings,
+            trace=trace,
+            micro=micro,
+            paces=paces,
+            exchange=exchange,
+        )
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
         speed_ups = speeds.speed_ups(rows, accumulation)
     return PlanTable(
@@ -131,7 +137,11 @@ def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
 
 
 def _settings(
-    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int
+    job: FineTune,
+    techniques: Sequence[str],
+    *,
+    pods: int,
+    gpus: int,
 ) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
     """Return the settings of a job by technique, and the rows of refused techniques."""
     settings: dict[str, Setting] = {}
@@ -139,7 +149,12 @@ def _settings(
     config = model_config(job.model)
     for name in techniques:
         try:
-            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus, model=config)
+            settings[name] = setting_of(
+                as_planned(job, name),
+                pods=pods,
+                gpus=gpus,
+                model=config,
+            )
         except ConfigError as error:
             refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
     return settings, refused
@@ -191,7 +206,11 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
 
 
 def traced(
-    job: FineTune, arithmetic: Sequence[str], *, gpus: int, lengths: tuple[int, int] | None
+    job: FineTune,
+    arithmetic: Sequence[str],
+    *,
+    gpus: int,
+    lengths: tuple[int, int] | None,
 ) -> Trace:
     return trace_step(
         request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths)
@@ -207,7 +226,12 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
 
 
 def row_of(
-    setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True
+    setting: Setting,
+    trace: Trace,
+    rows: int,
+    limits: Limits,
+    *,
+    searches: bool = True,
 ) -> PlanRow:
     """Compute a row of the table. With `searches` the row has the largest micro-batch."""
     # A bucket in CPU memory takes room only for its written part: at most all gradients.

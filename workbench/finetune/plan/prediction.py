@@ -41,14 +41,25 @@ FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
 
 
 def begin_prediction(
-    job: Job, pods: int, prediction: Path, inquiry: Path, *, gpus: int, memory_gib: float | None
+    job: Job,
+    pods: int,
+    prediction: Path,
+    inquiry: Path,
+    *,
+    gpus: int,
+    memory_gib: float | None,
 ) -> None:
     """Write the prediction if the trace is cached, and an inquiry for the job's first pod."""
     if not isinstance(job, FineTune):
         return
     with contextlib.suppress(OSError):
         try:
-            request = inquiry_of(job, pods=pods, gpus=gpus, memory_gib=memory_gib)
+            request = inquiry_of(
+                job,
+                pods=pods,
+                gpus=gpus,
+                memory_gib=memory_gib,
+            )
         except WorkbenchError as error:
             write_json(prediction, {WHY: str(error)})
             return
@@ -110,7 +121,12 @@ def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[st
     config = model_config(job.model)
     for technique in (each.name for each in TECHNIQUES):
         with contextlib.suppress(ConfigError):
-            other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)
+            other = setting_of(
+                as_planned(job, technique),
+                pods=pods,
+                gpus=gpus,
+                model=config,
+            )
             if technique != job.technique and (other.arithmetic, other.ranks) == (
                 setting.arithmetic,
                 setting.ranks,

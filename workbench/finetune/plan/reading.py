@@ -96,7 +96,10 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         else:
             made = prepare(dataset, folder, refusal=refusal)
             written = Written(
-                made.train_rows, made.eval_rows, made.not_read, made.empty_answers or 0
+                made.train_rows,
+                made.eval_rows,
+                made.not_read,
+                made.empty_answers or 0,
             )
         train = set(_digests(folder / "train.jsonl"))
         overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
@@ -134,7 +137,10 @@ def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, An
     }
     try:
         (answer,) = replies(
-            entries.ROW_LOOK, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+            entries.ROW_LOOK,
+            request=request,
+            limit_s=_LIMIT_S,
+            memory_bytes=_MEMORY_BYTES,
         )
     except ValueError as error:
         raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {error}") from error

@@ -24,7 +24,11 @@ _STATES = {
 
 
 def setting_of(
-    job: FineTune, *, pods: int, gpus: int, model: Mapping[str, object] | None = None
+    job: FineTune,
+    *,
+    pods: int,
+    gpus: int,
+    model: Mapping[str, object] | None = None,
 ) -> Setting:
     """Return a job's setting. `model` is the configuration with the format of the files."""
     technique = technique_of(job.technique)

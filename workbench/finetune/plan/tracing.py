@@ -100,7 +100,10 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
 def _ask(request: Request) -> Answer:
     try:
         (answer,) = replies(
-            entries.TRACE, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+            entries.TRACE,
+            request=request,
+            limit_s=_LIMIT_S,
+            memory_bytes=_MEMORY_BYTES,
         )
     except ValueError as error:
         raise WorkbenchError(f"the model cannot be traced: {error}") from error

@@ -72,7 +72,12 @@ class ProfileComparison(Shown):
         ]
         columns = ("", *self.names, f"{self.names[1]} / {self.names[0]}")
         rows = [(title, write(a), write(b), ratio(a, b)) for title, a, b, write in figures]
-        return Grid(columns=columns, rows=rows, right=columns[1:], caption="Two FLOPS profiles")
+        return Grid(
+            columns=columns,
+            rows=rows,
+            right=columns[1:],
+            caption="Two FLOPS profiles",
+        )
 
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
         """Return the modules of a level as a table; see `modules`."""

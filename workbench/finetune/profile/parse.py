@@ -168,7 +168,12 @@ class Profile(Shown):
             for name, m in self._named(depth, sort)
         ]
         level = f" {depth} levels down, by {sort}" if sort else ""
-        return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{level}")
+        return Grid(
+            columns=columns,
+            rows=rows,
+            right=columns[2:],
+            caption=f"Modules{level}",
+        )
 
     def to_dataframe(self) -> DataFrame:
         """Return the modules as a pandas DataFrame with a row per module, the model first.
@@ -227,7 +232,12 @@ _FIGURES = ("params", "params_share", "macs", "macs_share", "latency_s", "latenc
 
 def _rows(module: ModuleProfile, path: str, level: int = 0) -> Iterator[Mapping[str, object]]:
     figures = {name: getattr(module, name) for name in _FIGURES}
-    yield {"path": path, "level": level, "module": module.module, **figures}
+    yield {
+        "path": path,
+        "level": level,
+        "module": module.module,
+        **figures,
+    }
     for child in module.children:
         yield from _rows(child, f"{path}.{child.name}" if level else child.name, level + 1)
 

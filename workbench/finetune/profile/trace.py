@@ -33,4 +33,10 @@ def read_trace(paths: RunPaths) -> Grid | None:
         f"Steps {steps} of rank 0; {paths.trace.name} opens in https://ui.perfetto.dev and "
         "chrome://tracing"
     )
-    return Grid(columns=columns, rows=rows, right=columns[1:], cut={"operator"}, caption=caption)
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=columns[1:],
+        cut={"operator"},
+        caption=caption,
+    )

@@ -89,7 +89,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 yield by_length[self.rank :: self.world_size].tolist()
 
     def _mixed(
-        self, order: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator
+        self,
+        order: torch.Tensor,
+        lengths: torch.Tensor,
+        generator: torch.Generator,
     ) -> Iterator[torch.Tensor]:
         """Yield steps of shuffled rows. One step of every few collects the longest rows.
 
@@ -129,7 +132,11 @@ def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def eval_batches(
-    rows: Sequence[Mapping[str, Sequence[int]]], *, size: int, rank: int, world_size: int
+    rows: Sequence[Mapping[str, Sequence[int]]],
+    *,
+    size: int,
+    rank: int,
+    world_size: int,
 ) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
     """Distribute rows for evaluation, longest first, so batches need little padding."""
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))

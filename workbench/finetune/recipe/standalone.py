@@ -74,7 +74,11 @@ _OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
 
 
 def token_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0
+    outputs: Any,
+    labels: torch.Tensor,
+    num_items_in_batch: Any = None,
+    *,
+    smoothing: float = 0.0,
 ) -> Any:
     """Sum the cross entropy and divide it by the tokens of the whole global batch.
 
@@ -135,7 +139,10 @@ def train_batches(
     )
     pinned = args.device.type == "cuda"
     return DataLoader(
-        rows, batch_sampler=batches, collate_fn=trainer.data_collator, pin_memory=pinned
+        rows,
+        batch_sampler=batches,
+        collate_fn=trainer.data_collator,
+        pin_memory=pinned,
     )
 
 
@@ -335,7 +342,12 @@ def main() -> None:
     os.environ.update({**alone, **os.environ})
     limit_s = job.get("ddp_timeout", 1800)
     single = job["technique"] == "single"
-    prepare(single=single, gpus=gpus, with_deepspeed=deepspeed is not None, limit_s=limit_s)
+    prepare(
+        single=single,
+        gpus=gpus,
+        with_deepspeed=deepspeed is not None,
+        limit_s=limit_s,
+    )
     # Make the options before the model: ZeRO-3 loads the model in parts.
     options = training_options(job, deepspeed, gpus=gpus)
     arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)

@@ -41,7 +41,12 @@ class JobForecast:
         """Return the fields of `Scaling`; empty if the network's speed or the trace is unknown."""
         from workbench.finetune.plan.plan import scaling
 
-        forecast = scaling(self.job, pods=self.pods, gpus=self.gpus, exchange=exchange)
+        forecast = scaling(
+            self.job,
+            pods=self.pods,
+            gpus=self.gpus,
+            exchange=exchange,
+        )
         return asdict(forecast) if forecast else {}
 
     def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:

@@ -40,7 +40,11 @@ def _metric_file(function: Callable[..., object], folder: Path, number: int) -> 
     pickled, facts = pickled_function(Function(function))
     brought = {name: content.decode() for name, content in cloudpickle_files().items()}
     name = function_name(function)
-    content = {"name": name, "module": entries.CALL, "facts": {**facts, "files": brought}}
+    content = {
+        "name": name,
+        "module": entries.CALL,
+        "facts": {**facts, "files": brought},
+    }
     path = folder / f"{number}-{metric_text(function).rpartition(':')[0]}"
     write_bytes(
         path, _METRIC_FILE.format(**content, pickled=base64.b64encode(pickled).decode()).encode()

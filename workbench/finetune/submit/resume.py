@@ -128,7 +128,12 @@ def resume_checkpoint(
 
 
 def write_resumption(
-    root: Path, *, gpus: int, before: int, ranks: int, last_step: int | None
+    root: Path,
+    *,
+    gpus: int,
+    before: int,
+    ranks: int,
+    last_step: int | None,
 ) -> tuple[int, int | None]:
     """Rewrite the inputs of a run of `before` ranks to continue on `ranks` ranks.
 
@@ -200,7 +205,11 @@ def bound_to_ranks(job: FineTune, config: Json) -> str:
 
 
 def _check_ranks(
-    job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json
+    job: FineTune,
+    checkpoint: Checkpoint,
+    ranks: int,
+    root: Path,
+    config: Json,
 ) -> None:
     if checkpoint.world_size == ranks:
         return
@@ -217,7 +226,12 @@ def _check_ranks(
 
 
 def _check_settings(
-    job: FineTune, made: Mapping[str, Any], root: Path, ranks: tuple[int, int], *, left_open: bool
+    job: FineTune,
+    made: Mapping[str, Any],
+    root: Path,
+    ranks: tuple[int, int],
+    *,
+    left_open: bool,
 ) -> None:
     """Raise ConfigError if a job differs from the job of the checkpoint.
 
@@ -290,7 +304,10 @@ def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
 
 
 def _check_rows(
-    paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]
+    paths: RunPaths,
+    made: Mapping[str, Any],
+    root: Path,
+    resolved: Mapping[str, Any],
 ) -> None:
     train, before = resolved["train"], made.get("train")
     hubs = [Hub.from_dict(hub) if hub else None for hub in (resolved["hub"], made.get("hub"))]

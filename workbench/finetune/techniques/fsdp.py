@@ -121,7 +121,12 @@ class FSDP(Plain):
         # The fused update used twice as much memory in a measured run on CPUs. The layers are
         # gathered in the half format; autocast would convert a second time.
         optimizer = str(options["optim"]).removesuffix("_fused")
-        return {**options, "optim": optimizer, "bf16": False, "fp16": False}
+        return {
+            **options,
+            "optim": optimizer,
+            "bf16": False,
+            "fp16": False,
+        }
 
     def points(self, job: FineTuneOptions) -> TechniquePoints:
         return ShardedPoints(job)

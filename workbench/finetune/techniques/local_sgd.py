@@ -92,7 +92,12 @@ class LocalSGD(Plain):
         del config
         # The last synchronised weights and a momentum, both in FP32. Weights are also sent in FP32.
         outer = 8.0 if Options.from_dict(job.local_sgd).outer_momentum else 4.0
-        return replace(plain, outer_bytes=outer, reduce_bytes=4, sync_steps=self.sync_steps(job))
+        return replace(
+            plain,
+            outer_bytes=outer,
+            reduce_bytes=4,
+            sync_steps=self.sync_steps(job),
+        )
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
         del accumulation

@@ -58,7 +58,12 @@ class BestModel:
         return f"{self.metric} {number(self.value)} of step {self.step}"
 
     def state(self) -> dict[str, object]:
-        return {"metric": self.metric, "step": self.step, "value": self.value, "stale": self._stale}
+        return {
+            "metric": self.metric,
+            "step": self.step,
+            "value": self.value,
+            "stale": self._stale,
+        }
 
     def restore(self, state: Mapping[str, object], *, at_step: int) -> bool:
         """Restore the state of a checkpoint; return whether the model of its step is the best.

@@ -64,7 +64,12 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         self._logged = 0.0, 0.0  # seconds and samples of the steps that were logged
 
     def on_step_begin(
-        self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any
+        self,
+        _args: Any,
+        _state: Any,
+        _control: Any,
+        lr_scheduler: Any = None,
+        **_: Any,
     ) -> None:
         """Note the learning rate of the step.
 
@@ -108,7 +113,12 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             control.should_evaluate = True
 
     def on_log(
-        self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any
+        self,
+        _args: Any,
+        state: Any,
+        _control: Any,
+        logs: dict[str, float] | None = None,
+        **_: Any,
     ) -> None:
         """Emit the metrics of the steps since the last log.
 
@@ -151,7 +161,14 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             figures["aux_loss"] = logs["aux_loss"]
         if step in self.profiled:
             figures["profiled"] = True
-        emit_event(Event(time_s=noted.at_s, rank=0, kind=EventKind.STEP, data=figures))
+        emit_event(
+            Event(
+                time_s=noted.at_s,
+                rank=0,
+                kind=EventKind.STEP,
+                data=figures,
+            )
+        )
 
     def _rate_until(self, noted: _Noted) -> float:
         """Return the samples a second between the last logged step and the current step."""

@@ -31,7 +31,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
     """Decide when a checkpoint is due, write it, and keep the checkpoint to resume from."""
 
     def __init__(
-        self, folder: Path, *, every: int | None, resumes: bool, most: int | None = None
+        self,
+        folder: Path,
+        *,
+        every: int | None,
+        resumes: bool,
+        most: int | None = None,
     ) -> None:
         self.folder = folder / "checkpoints"
         self.every = every
@@ -60,7 +65,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         return int(self.tree["step"]) if self.tree is not None else 0
 
     def on_train_begin(
-        self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        _control: Any,
+        train_dataloader: Any = None,
+        **_: Any,
     ) -> None:
         """Restore the sent checkpoint, and set the order of rows to the continued epoch."""
         if self.tree is None:
@@ -197,7 +207,12 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         write_tree(part, tree)
-        size = write_manifest(part, step=step, rank=ranks.rank(), world_size=ranks.world_size())
+        size = write_manifest(
+            part,
+            step=step,
+            rank=ranks.rank(),
+            world_size=ranks.world_size(),
+        )
     except OSError as error:
         return 0, error
     return size, None
@@ -230,4 +245,8 @@ def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
     first = trees[0]
     if read_manifest(parts[0]).get("world_size") == ranks.world_size():
         return dict(first)
-    return {**first, "random": None, "engines": [tree["engine"] for tree in trees]}
+    return {
+        **first,
+        "random": None,
+        "engines": [tree["engine"] for tree in trees],
+    }

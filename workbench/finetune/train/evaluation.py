@@ -75,7 +75,11 @@ class Evaluator:
     """Compute the figures of an evaluation from its loss and the model's answers."""
 
     def __init__(
-        self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]
+        self,
+        job: FineTune,
+        encoder: Encoder,
+        rows: Sequence[Example],
+        sent: Mapping[str, object],
     ) -> None:
         """Prepare tables and functions of the job's metrics.
 
@@ -111,7 +115,12 @@ class Evaluator:
         model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
         size = trainer.args.per_device_eval_batch_size
         world_size = ranks.world_size()
-        batches = eval_batches(rows, size=size, rank=ranks.rank(), world_size=world_size)
+        batches = eval_batches(
+            rows,
+            size=size,
+            rank=ranks.rank(),
+            world_size=world_size,
+        )
         steps = -(-len(rows) // (size * world_size))
         model.eval()
         with ranks.alike(collective=trainer.forward_is_collective):
@@ -164,7 +173,11 @@ class Evaluator:
         return judge(answer.source, answer.expected, answer.predicted, table=table).execution_match
 
     def _measured(
-        self, name: str, function: Function, rows: tuple[list[str], list[str]], step: int
+        self,
+        name: str,
+        function: Function,
+        rows: tuple[list[str], list[str]],
+        step: int,
     ) -> dict[str, float]:
         predictions, references = rows
         try:

@@ -110,7 +110,11 @@ class StepLosses:
     """Losses of the last steps, on their way from the device and from the other ranks."""
 
     def __init__(
-        self, *, device: torch.device, apart: bool, asked_to_stop: Callable[[], bool]
+        self,
+        *,
+        device: torch.device,
+        apart: bool,
+        asked_to_stop: Callable[[], bool],
     ) -> None:
         """Set up with the losses' device, whether ranks train apart, and the stop request."""
         self.stop = False

@@ -209,7 +209,10 @@ def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> N
     asked = 0 if job.torch_compile else job.profile_step
     profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
     traced = steps_to_trace(
-        job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step
+        job.trace_steps,
+        after=work.resumed_step,
+        last=last,
+        profiled=profile_step,
     )
     events = EventCallback(
         trainer.clock,

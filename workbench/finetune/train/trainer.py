@@ -186,7 +186,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return train_batches(self, self.row_lengths, order=self.order)
 
     def _init_training_state(
-        self, max_steps: int, steps_of_epoch: int, *rest: Any
+        self,
+        max_steps: int,
+        steps_of_epoch: int,
+        *rest: Any,
     ) -> tuple[int, int]:
         begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
         tree = self.checkpoints.tree
@@ -207,7 +210,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     # One optimizer step.
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+        self,
+        epoch_iterator: Iterator[Any],
+        num_batches: int,
+        device: torch.device,
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of the step, and the number of tokens that all ranks learn from.
 
@@ -227,7 +233,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return batches, tokens.to(device)
 
     def training_step(
-        self, model: Any, inputs: Mapping[str, Any], *args: Any, **options: Any
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        *args: Any,
+        **options: Any,
     ) -> Any:
         """Run a forward and a backward pass. The loss stays on the device until a later step."""
         profiler = self._profiler_now()
@@ -258,7 +268,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return self.points.norm(self, partial(super()._get_grad_norm, model, grad_norm))
 
     def _maybe_log_save_evaluate(
-        self, tr_loss: torch.Tensor, grad_norm: Any, *rest: Any, **options: Any
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        *rest: Any,
+        **options: Any,
     ) -> None:
         """Log the steps whose losses have arrived. Ranks synchronise only when necessary."""
         control = self.control

@@ -20,14 +20,21 @@ from workbench.finetune.model import adapters
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.options.models import Family
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # safetensors and tokenizers raise no OSError, only a text with this number.
 _FULL = f"os error {errno.ENOSPC}"
 
 
 def export_model(
-    loaded: Loaded, target: Path, dtype: str | None, max_shard_size: int | str
+    loaded: Loaded,
+    target: Path,
+    dtype: str | None,
+    max_shard_size: int | str,
 ) -> dict[str, object]:
     """Write a whole model with its configurations and tokenizer. `dtype` None: unchanged."""
     one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
@@ -39,7 +46,10 @@ def export_model(
 
 
 def export_adapters(
-    folder: str, tokenizer: Any, target: Path, dtype: str | None
+    folder: str,
+    tokenizer: Any,
+    target: Path,
+    dtype: str | None,
 ) -> dict[str, object]:
     """Write adapters alone, in the format that peft, vLLM and TGI load beside the base."""
     # No link is followed: other people may see the text of the file.

@@ -57,17 +57,29 @@ class Answerer:
         self._loaded: dict[str, model.Loaded] = {}
 
     def answer(
-        self, questions: Sequence[Mapping[str, Any]], which: str = "after", on_text: _OnText = None
+        self,
+        questions: Sequence[Mapping[str, Any]],
+        which: str = "after",
+        on_text: _OnText = None,
     ) -> dict[str, object]:
         """Answer questions. The answer to a single question is also streamed to `on_text`."""
         began = time.monotonic()
         loaded = self._model(which)
         load_s = time.monotonic() - began
         texts = self._batched(loaded, [_example(question) for question in questions], on_text)
-        return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
+        return {
+            "answers": texts,
+            "load_s": load_s,
+            "answer_s": time.monotonic() - began - load_s,
+        }
 
     def export(
-        self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str
+        self,
+        target: str,
+        *,
+        dtype: str | None,
+        merged: bool,
+        max_shard_size: int | str,
     ) -> dict[str, object]:
         """Write the model into a new folder, with adapters `merged` into the base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
@@ -104,13 +116,22 @@ class Answerer:
 
     def _load(self, place: str, tokenizer: Any, options: Mapping[str, object]) -> model.Loaded:
         options = {**placement(place, _free()), **options}
-        loaded = model.load(place, (), seed=self._job.seed, options=options, tokenizer=tokenizer)
+        loaded = model.load(
+            place,
+            (),
+            seed=self._job.seed,
+            options=options,
+            tokenizer=tokenizer,
+        )
         if "device_map" not in options:
             loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return loaded
 
     def _batched(
-        self, loaded: model.Loaded, examples: Sequence[Example], on_text: _OnText
+        self,
+        loaded: model.Loaded,
+        examples: Sequence[Example],
+        on_text: _OnText,
     ) -> list[str]:
         encoder = Encoder(loaded, self._job)
         rows = encoder.questions(examples)
@@ -179,7 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="the trained model's folder")
     parser.add_argument("--job", required=True, help="the job.json of the run")
     parser.add_argument(
-        "--idle-s", type=float, default=_IDLE_S, help="seconds without a request after which to end"
+        "--idle-s",
+        type=float,
+        default=_IDLE_S,
+        help="seconds without a request after which to end",
     )
     options = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

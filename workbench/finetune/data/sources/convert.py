@@ -151,7 +151,11 @@ def read_row(
 
 
 def write_parts(
-    folder: Path, train: Iterator[str], evaluation: Iterator[str] | None, split: Split, name: str
+    folder: Path,
+    train: Iterator[str],
+    evaluation: Iterator[str] | None,
+    split: Split,
+    name: str,
 ) -> tuple[int, int]:
     """Write training and evaluation rows.
 
@@ -179,7 +183,11 @@ def write_parts(
 
 
 def mix_files(
-    target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int
+    target: Path,
+    files: Sequence[Path],
+    rows: Sequence[int],
+    takes: Sequence[int],
+    seed: int,
 ) -> int:
     """Spread `takes` lines of every file evenly over a target file, in the order of each file."""
 

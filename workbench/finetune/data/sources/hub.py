@@ -111,7 +111,13 @@ class Hub(Record):
             )
 
     def row(
-        self, data: object, split: str, number: int, *, refusal: Refusal = any_row, tally: RowTally
+        self,
+        data: object,
+        split: str,
+        number: int,
+        *,
+        refusal: Refusal = any_row,
+        tally: RowTally,
     ) -> Example:
         where = f"{self.name}, split {split}, row {number}"
         return read_row(data, where, self.columns, refusal=refusal, tally=tally)

@@ -89,7 +89,11 @@ class Release(Record):
         train, its_tables, dev, tables = (files[name] for name in names)
         # Keep only dev's tables. Tables of train are large, and no query runs on them.
         return write_files(
-            folder, train=[train], evaluation=[dev], tables=[its_tables, tables], kept=[tables]
+            folder,
+            train=[train],
+            evaluation=[dev],
+            tables=[its_tables, tables],
+            kept=[tables],
         )
 
 

@@ -45,7 +45,13 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
     rows = tuple(_cells(fields, i, row, len(header)) for i, row in lines)
     titles = (fields.data.get(key) for key in ("name", "caption", "page_title"))
     name = next((str(title) for title in titles if title), "")
-    return SqlTable(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
+    return SqlTable(
+        id=fields.text("id"),
+        name=name,
+        header=header,
+        types=types,
+        rows=rows,
+    )
 
 
 def _types(fields: Fields, columns: int, *, needed: bool) -> tuple[str, ...]:

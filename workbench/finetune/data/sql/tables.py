@@ -51,7 +51,11 @@ class SqlTable:
 
 
 def execute(
-    query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000
+    query: Query,
+    table: SqlTable,
+    *,
+    timeout_s: float = 2.0,
+    max_rows: int = 10_000,
 ) -> list[Cell]:
     """Run a query on a table with WikiSQL's semantics; return a value per row, or an aggregate.
 

@@ -44,7 +44,11 @@ def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = Fal
     config = hub.get("config")
     revision = hub.get("revision")
     return load_dataset(
-        str(hub["name"]), name=config, revision=revision, split=split, streaming=streaming
+        str(hub["name"]),
+        name=config,
+        revision=revision,
+        split=split,
+        streaming=streaming,
     )
 
 
@@ -90,7 +94,12 @@ def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Itera
     from pyarrow.parquet import ParquetFile
 
     # No memory map and no prefetch: either would hold the whole file in memory.
-    with ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+    with ParquetFile(
+        path,
+        memory_map=False,
+        pre_buffer=False,
+        buffer_size=_BUFFER_BYTES,
+    ) as file:
         names = file.schema_arrow.names
         yield names
         for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, names, telling)):

@@ -90,7 +90,11 @@ def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
         >>> list(packed([first, second], 4))
         [{'input_ids': [5, 6, 7], 'labels': [-100, 6, -100], 'position_ids': [0, 1, 0]}]
     """
-    made: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+    made: dict[str, list[int]] = {
+        "input_ids": [],
+        "labels": [],
+        "position_ids": [],
+    }
     for row in rows:
         length = len(row["input_ids"])
         before = len(made["input_ids"])

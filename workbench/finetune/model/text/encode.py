@@ -163,7 +163,10 @@ class Encoder:
         return ending(self._shortened(last["content"], lambda text: prompt(ending(text))))
 
     def _numbered(
-        self, number: int, make: Callable[[Example], list[Any]], example: Example
+        self,
+        number: int,
+        make: Callable[[Example], list[Any]],
+        example: Example,
     ) -> list[Any]:
         try:
             return make(example)

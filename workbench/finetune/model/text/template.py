@@ -195,7 +195,12 @@ def _known(model: str, given: str | None) -> Template | None:
 
     def render(turns: list[Message], **options: Any) -> str:
         used = named.get("tool_use", source) if options["tools"] else source
-        ((rendered,), _) = render_jinja_template([turns], chat_template=used, **words, **options)
+        ((rendered,), _) = render_jinja_template(
+            [turns],
+            chat_template=used,
+            **words,
+            **options,
+        )
         return str(rendered)
 
     return Template(source, render)
@@ -204,7 +209,10 @@ def _known(model: str, given: str | None) -> Template | None:
 def _file(model: str, name: str) -> Path | None:
     try:
         place = cached_file(
-            model, name, local_files_only=True, _raise_exceptions_for_missing_entries=False
+            model,
+            name,
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
         )
     # The name belongs to no model, or the model is not on this machine.
     except (OSError, ValueError):

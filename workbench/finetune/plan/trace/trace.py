@@ -47,7 +47,10 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
         # Dropout on a GPU keeps a mask of a byte per element. On a CPU its factor has the
         # type of the input.
         def dropout(
-            input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+            input: torch.Tensor,
+            p: float = 0.5,
+            training: bool = True,
+            inplace: bool = False,
         ) -> torch.Tensor:
             del inplace
             if not (training and p):
@@ -223,7 +226,12 @@ def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtyp
 
 
 def _step(
-    config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int
+    config: Any,
+    request: Mapping[str, Any],
+    arithmetic: str,
+    *,
+    depth: int,
+    rows: int,
 ) -> Recorder:
     causal = not config.is_encoder_decoder
     length = request["source"] + request["target"] if causal else request["source"]
@@ -268,7 +276,11 @@ def _forward(model: Any, batch: Mapping[str, torch.Tensor], autocast: torch.dtyp
 
 
 def _loss(
-    model: Any, batch: Any, labels: torch.Tensor, recorder: Recorder, autocast: torch.dtype | None
+    model: Any,
+    batch: Any,
+    labels: torch.Tensor,
+    recorder: Recorder,
+    autocast: torch.dtype | None,
 ) -> torch.Tensor:
     """Compute the loss as train/trainer.py does. An import of the Trainer takes two seconds."""
     outputs = _forward(model, batch, autocast)

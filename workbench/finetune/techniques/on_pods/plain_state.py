@@ -88,7 +88,11 @@ def cut_anew(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
     kept = {}
     for number, values in first["optimizer"]["state"].items():
         kept[number] = {key: state_of(number, key, value) for key, value in values.items()}
-    return {**first, "weights": weights, "optimizer": {**first["optimizer"], "state": kept}}
+    return {
+        **first,
+        "weights": weights,
+        "optimizer": {**first["optimizer"], "state": kept},
+    }
 
 
 def _trained_weights(trainer: Any) -> dict[str, torch.Tensor]:

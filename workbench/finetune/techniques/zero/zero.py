@@ -184,7 +184,13 @@ class Zero(Technique, shared=True):
             largest = Memory(communication=float(setting.weight_bytes * trace.largest))
             updated = Memory(optimizer=setting.weight_bytes * shard)
             return device.plus(largest), host.plus(largest).plus(updated)
-        return states_kept(setting, device, master=master, states=states, gradients=0.0)
+        return states_kept(
+            setting,
+            device,
+            master=master,
+            states=states,
+            gradients=0.0,
+        )
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         arrived = min(moment.gradients, trace.trained)
@@ -243,7 +249,12 @@ class Zero(Technique, shared=True):
 
 
 def states_kept(
-    setting: Setting, device: Memory, *, master: float, states: float, gradients: float
+    setting: Setting,
+    device: Memory,
+    *,
+    master: float,
+    states: float,
+    gradients: float,
 ) -> tuple[Memory, Memory]:
     """Add master weights, states and gradients to the weights; paged states move to the host."""
     if setting.paged and setting.gpu:

@@ -93,7 +93,11 @@ class Zero3(Zero):
             both = gradients + FP32 * trace.trained / setting.shards
             return device, host.plus(Memory(optimizer=master + states, gradients=both))
         mine, theirs = states_kept(
-            setting, device, master=master, states=states, gradients=gradients
+            setting,
+            device,
+            master=master,
+            states=states,
+            gradients=gradients,
         )
         return mine, host.plus(theirs)
 

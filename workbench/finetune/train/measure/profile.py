@@ -55,7 +55,13 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
     """Profile one forward pass, and time the following backward pass and update."""
 
     def __init__(
-        self, model: Any, step: int, *, micro_batch: int, report: Path, options: Mapping[str, Any]
+        self,
+        model: Any,
+        step: int,
+        *,
+        micro_batch: int,
+        report: Path,
+        options: Mapping[str, Any],
     ) -> None:
         self.model = model
         self.step = step
