@@ -42,7 +42,8 @@ def restore_random(tree: Mapping[str, Any], *, seed: int) -> None:
     """Restore all random number generators; use a new seed if the number of ranks has changed."""
     state = tree["random"]
     if state is None:
-        set_seed((seed * 1_000_003 + tree["step"] * 8_191 + ranks.rank()) % 2**32)
+        own_seed = seed * 1_000_003 + tree["step"] * 8_191 + ranks.rank()
+        set_seed(own_seed % 2**32)
         return
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
@@ -54,9 +55,11 @@ def restore_random(tree: Mapping[str, Any], *, seed: int) -> None:
 
 def _random_state(*, cuda: bool) -> dict[str, object]:
     name, keys, *rest = np.random.get_state()
+
+    signed_keys = np.asarray(keys).view(np.int32).copy()
     state: dict[str, object] = {
         "python": random.getstate(),
-        "numpy": (str(name), torch.from_numpy(np.asarray(keys).view(np.int32).copy()), *rest),
+        "numpy": (str(name), torch.from_numpy(signed_keys), *rest),
         "torch": torch.get_rng_state(),
     }
     if cuda:
@@ -69,21 +72,28 @@ def _from_the_first(state: Any) -> Any:
     if not ranks.connected():
         return state
     packer = TreePacker()
-    text = json.dumps(packer.pack(state)).encode() if ranks.rank() == 0 else None
-    shapes = json.dumps(
-        {n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}
-    ).encode()
-    packed = json.loads(ranks.broadcast_bytes(text))
+    own_text: bytes | None = None
+    own_shapes: bytes | None = None
+    if ranks.rank() == 0:
+        own_text = json.dumps(packer.pack(state)).encode()
+        shapes = {}
+        for name, tensor in packer.tensors.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            shapes[name] = [dtype, list(tensor.shape)]
+        own_shapes = json.dumps(shapes).encode()
+    packed = json.loads(ranks.broadcast_bytes(own_text))
+    sent_shapes = json.loads(ranks.broadcast_bytes(own_shapes))
+    # The tensors follow, one message each, in the order of the shapes.
     tensors = {}
-    for name, (dtype, shape) in json.loads(ranks.broadcast_bytes(shapes if text else None)).items():
+    for name, (dtype, shape) in sent_shapes.items():
         mine = packer.tensors.get(name)
-        data = ranks.broadcast_bytes(
-            bytes(mine.reshape(-1).view(torch.uint8).numpy()) if mine is not None else None
-        )
-        flat = (
-            torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            if data
-            else torch.empty(0, dtype=torch.uint8)
-        )
+        own_bytes = None
+        if mine is not None:
+            own_bytes = bytes(mine.reshape(-1).view(torch.uint8).numpy())
+        data = ranks.broadcast_bytes(own_bytes)
+        # torch makes no tensor of an empty buffer.
+        flat = torch.empty(0, dtype=torch.uint8)
+        if data:
+            flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         tensors[name] = flat.view(getattr(torch, dtype)).reshape(shape)
     return unpack(packed, tensors)

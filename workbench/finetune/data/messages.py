@@ -37,7 +37,10 @@ TOOLS = "tools"
 """Key of the functions that the assistant may call."""
 
 _ROLES = {
-    **{role: role for role in ("system", "user", "assistant", "tool")},
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
     "developer": "system",  # OpenAI's newer name
     "function": "tool",
 }
@@ -85,7 +88,9 @@ def turns_of(row: Fields) -> tuple[Message, ...]:
         {'role': 'assistant', 'content': 'Hello.'}
     """
     key = chat_key(row)
-    return _ordered(row, key, _listed(row, key)) if key else ()
+    if not key:
+        return ()
+    return _ordered(row, key, _listed(row, key))
 
 
 def completed_turns(row: Fields) -> tuple[Message, ...]:
@@ -112,10 +117,11 @@ def tools_of(row: Fields) -> tuple[Json, ...]:
         case None:
             return ()
         case [*schemas]:
-            return tuple(
-                _schema(Fields(_filled(raw), row.where, f"{TOOLS}[{n}]."))
-                for n, raw in enumerate(schemas)
-            )
+            read = []
+            for number, raw in enumerate(schemas):
+                tool = Fields(_filled(raw), row.where, f"{TOOLS}[{number}].")
+                read.append(_schema(tool))
+            return tuple(read)
     return row.fail(TOOLS, f"is {short(listed)}; it must be a list of JSON schemas")
 
 
@@ -128,9 +134,9 @@ def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
     """Yield the filled keys of turns that are not read, such as `messages.thoughts`."""
     for key in (*CHAT_KEYS, "prompt", "completion"):
         for turn in parts(row.get(key)):
-            yield from (
-                f"{key}.{name}" for name, value in turn.items() if name not in _TURN and value
-            )
+            for name, value in turn.items():
+                if value and name not in _TURN:
+                    yield f"{key}.{name}"
 
 
 def is_learned(turn: Message) -> bool:
@@ -140,8 +146,11 @@ def is_learned(turn: Message) -> bool:
 
 def answered(turns: Sequence[Message]) -> tuple[Message, ...]:
     """Return the turns up to the last learned turn."""
-    last = max((number for number, turn in enumerate(turns) if is_learned(turn)), default=-1)
-    return tuple(turns[: last + 1])
+    end = 0
+    for number, turn in enumerate(turns, 1):
+        if is_learned(turn):
+            end = number
+    return tuple(turns[:end])
 
 
 def asked(messages: Sequence[Message], question: str, system: str | None) -> list[Message]:
@@ -154,11 +163,9 @@ def asked(messages: Sequence[Message], question: str, system: str | None) -> lis
     turns = list(messages) or [{"role": "user", "content": question}]
     if turns[-1]["role"] == "assistant":
         turns.pop()
-    return (
-        turns
-        if system is None or turns[0]["role"] == "system"
-        else [{"role": "system", "content": system}, *turns]
-    )
+    if system is not None and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": system})
+    return turns
 
 
 def answer_of(messages: Sequence[Message], target: str) -> Message:
@@ -167,15 +174,19 @@ def answer_of(messages: Sequence[Message], target: str) -> Message:
 
 def shape_of(turns: Sequence[Message], tools: Sequence[Json]) -> Shape:
     """Return role, presence of content and number of calls per turn, and whether tools exist."""
-    each = (
-        (turn["role"], bool(turn["content"]), len(turn.get("tool_calls", ()))) for turn in turns
-    )
-    return (bool(tools), *each)
+    shapes = []
+    for turn in turns:
+        calls = len(turn.get("tool_calls", ()))
+        shapes.append((turn["role"], bool(turn["content"]), calls))
+    return (bool(tools), *shapes)
 
 
 def last_of(turns: Sequence[Message], role: str) -> str:
     """Return the last content of a role; empty if the role has no turn."""
-    return next((turn["content"] for turn in reversed(turns) if turn["role"] == role), "")
+    for turn in reversed(turns):
+        if turn["role"] == role:
+            return turn["content"]
+    return ""
 
 
 def _listed(row: Fields, key: str) -> list[tuple[str, Message]]:
@@ -195,7 +206,8 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     turn = Fields(raw, row.where, f"{place}.")
     key, value = ("role", "content") if "role" in turn.data else ("from", "value")
     named = turn.text(key)
-    roles = _ROLES | {_CALL: "assistant"} if key == "role" else _ROLES | _SHAREGPT
+    others = {_CALL: "assistant"} if key == "role" else _SHAREGPT
+    roles = _ROLES | others
     if named not in roles:
         raise one_of(f"{row.where}: {place}.{key}", named, list(roles))
     role = roles[named]
@@ -235,12 +247,13 @@ def _weight(turn: Fields, role: str) -> int:
 
 
 def _calls(turn: Fields) -> Iterator[Json]:
-    if turn.data.get("function_call"):  # OpenAI's older form of a single call
-        yield _call(
-            Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call.")
-        )
-    for number, raw in enumerate(turn.items("tool_calls") if turn.data.get("tool_calls") else ()):
-        yield _call(Fields(_filled(raw), turn.where, f"{turn.path}tool_calls[{number}]."))
+    single = turn.data.get("function_call")  # OpenAI's older form of a single call
+    if single:
+        yield _call(Fields(_filled(single), turn.where, f"{turn.path}function_call."))
+    if turn.data.get("tool_calls"):
+        for number, raw in enumerate(turn.items("tool_calls")):
+            place = f"{turn.path}tool_calls[{number}]."
+            yield _call(Fields(_filled(raw), turn.where, place))
 
 
 def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
@@ -254,7 +267,11 @@ def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
             f'call, as {{"name": …, "arguments": …}}: {error}',
         )
     several = written if isinstance(written, list) else [written]
-    return [_call(Fields(_filled(raw), turn.where, f"{turn.path}{key}.")) for raw in several]
+    calls = []
+    for raw in several:
+        call = Fields(_filled(raw), turn.where, f"{turn.path}{key}.")
+        calls.append(_call(call))
+    return calls
 
 
 def _call(call: Fields) -> Json:
@@ -289,7 +306,11 @@ def _filled(value: object) -> object:
     """Remove null values. A table of objects has every key in every object."""
     match value:
         case Mapping():
-            return {key: _filled(each) for key, each in value.items() if each is not None}
+            filled = {}
+            for key, each in value.items():
+                if each is not None:
+                    filled[key] = _filled(each)
+            return filled
         case [*several]:
             return [_filled(each) for each in several]
     return value

@@ -77,15 +77,15 @@ class Example:
         return bool(self.source or self.input or self.messages)
 
     def to_json(self) -> str:
-        apart = {"input": self.input} if self.input else {}
-        turns = {key: value for key, value in ((CHAT, self.messages), (TOOLS, self.tools)) if value}
-        row = {
-            "source": self.source,
-            **apart,
-            "target": self.target,
-            "table_id": self.table_id,
-            **turns,
-        }
+        row: dict[str, object] = {"source": self.source}
+        if self.input:
+            row["input"] = self.input
+        row["target"] = self.target
+        row["table_id"] = self.table_id
+        if self.messages:
+            row[CHAT] = self.messages
+        if self.tools:
+            row[TOOLS] = self.tools
         return json.dumps(row, ensure_ascii=False)
 
 
@@ -118,17 +118,21 @@ def columns_read(data: Mapping[str, object]) -> Sequence[str]:
         ('instruction', 'output', 'input')
     """
     if _chat_of(data):
+        columns = [*CHAT_KEYS, TOOLS, "table_id"]
         # A prepared chat row repeats the last question and answer.
-        prepared = ("source", "target") if {"source", "target", "table_id"} <= data.keys() else ()
-        return (*CHAT_KEYS, TOOLS, "table_id", *prepared)
+        if {"source", "target", "table_id"} <= data.keys():
+            columns += ["source", "target"]
+        return tuple(columns)
     of_task = TASK.columns(data)
     if of_task:
         return of_task
-    if (form := _form_in(data)) is not None:
+    form = _form_in(data)
+    if form is not None:
         beside = "table_id" if form.asks == "source" else ""
         if form.asks == "prompt" and isinstance(data["prompt"], list | tuple):
             beside = TOOLS
-        return tuple(filter(None, (form.asks, form.answers, form.given, beside)))
+        names = (form.asks, form.answers, form.given, beside)
+        return tuple(name for name in names if name)
     return (_ALONE,) if _ALONE in data else ()
 
 
@@ -190,7 +194,8 @@ def _chat(row: Fields, turns: Sequence[Message]) -> Example:
 
 
 def _written(row: Fields) -> Example:
-    if (form := _form_in(row.data)) is not None:
+    form = _form_in(row.data)
+    if form is not None:
         return _of_form(row, form)
     if _ALONE in row.data:
         return Example(source="", target=row.prose(_ALONE))
@@ -205,7 +210,9 @@ def _of_form(row: Fields, form: Form) -> Example:
         asked = row.prose(form.asks, needed=False)
         return Example(source=form.heading, input=asked, target=row.prose(form.answers))
     prepared = form.asks == "source"
-    table_id = row.text("table_id") if prepared and row.data.get("table_id") is not None else None
+    table_id = None
+    if prepared and row.data.get("table_id") is not None:
+        table_id = row.text("table_id")
     given = row.prose(form.given, needed=False) if form.given else ""
     for key in (form.asks, form.answers):
         if form.asks == "prompt" and isinstance(row.data[key], list | tuple):
@@ -234,7 +241,9 @@ def _form_in(data: Mapping[str, object]) -> Form | None:
     # A table's row has every column of the table. Ignore empty columns unless no other form fits.
     filled = {key for key, value in data.items() if value is not None}
     form = _form_of(filled)
-    return _form_of(data) if form is None and _ALONE not in filled else form
+    if form is None and _ALONE not in filled:
+        return _form_of(data)
+    return form
 
 
 def _form_of(keys: Iterable[str]) -> Form | None:
@@ -249,8 +258,11 @@ def _nearest(keys: Iterable[str]) -> str:
     def likeness(form: Form) -> tuple[int, float]:
         missing = [key for key in form[:2] if key not in names]
         others = [name.lower() for name in names if name not in form]
-        near = (SequenceMatcher(None, key, other).ratio() for key in missing for other in others)
-        return -len(missing), max(near, default=0)
+        nearest = 0.0
+        for key in missing:
+            for other in others:
+                nearest = max(nearest, SequenceMatcher(None, key, other).ratio())
+        return -len(missing), nearest
 
     form = max(_EVERY, key=likeness)
     missing = " and ".join(repr(key) for key in form[:2] if key not in names)

@@ -34,13 +34,23 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
             follow=lambda calls: counted(calls, len(calls), "answering"),
         )
     parts = ranks.gather_bytes(json.dumps(mine).encode())
-    everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
+    everyone: dict[int, str] = {}
+    for part in parts:
+        for number, text in json.loads(part).items():
+            everyone[int(number)] = text
     if ranks.rank() != 0:
         return []
-    return [
-        judge(row.source, encoder.target(row), everyone[n], table_id=row.table_id, input=row.input)
-        for n, row in enumerate(examples)
-    ]
+    judged = []
+    for number, row in enumerate(examples):
+        answer = judge(
+            row.source,
+            encoder.target(row),
+            everyone[number],
+            table_id=row.table_id,
+            input=row.input,
+        )
+        judged.append(answer)
+    return judged
 
 
 def answers(
@@ -80,13 +90,16 @@ def answers(
 
     # Under ZeRO-3 and FSDP a forward pass is a collective: every rank makes the same number of
     # calls, and repeats a row if it has none left.
-    for number in follow(range(-(-len(rows) // (world_size * size)))):
-        numbers = mine[number * size : (number + 1) * size]
+    calls = -(-len(rows) // (world_size * size))  # rounded up
+    for number in follow(range(calls)):
+        begin = number * size
+        numbers = mine[begin : begin + size]
         call(numbers or order[:1], {}, synced_gpus=synced_gpus, on_text=on_text)
     while late:
         begun = late.pop(min(late))
-        for first in range(0, len(begun), size):
-            call(list(begun)[first : first + size], begun)
+        waiting = list(begun)
+        for first in range(0, len(waiting), size):
+            call(waiting[first : first + size], begun)
     return {n: texts[n] for n in mine}
 
 
@@ -120,8 +133,11 @@ class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes n
 
     def __call__(self, tokens: torch.Tensor, _scores: object, **_: object) -> torch.Tensor:
         times, rest = divmod(tokens.shape[1] - self._begin, _LOOK)
-        looks = times > 0 and not rest and not times & (times - 1)
-        half = looks and 2 * int(self._has_ended(tokens).sum()) >= len(tokens)
+        is_power_of_two = times > 0 and not times & (times - 1)
+        half = False
+        if is_power_of_two and not rest:
+            ended = int(self._has_ended(tokens).sum())
+            half = 2 * ended >= len(tokens)
         return torch.full_like(tokens[:, 0], half, dtype=torch.bool)
 
 
@@ -142,8 +158,10 @@ def _written(
     begin = given["input_ids"].shape[1] if encoder.causal else 1
     most = encoder.job.max_target_length
     if encoder.causal:
-        mask = torch.cat([given["attention_mask"], torch.ones_like(said)], 1)
-        given = {"input_ids": torch.cat([given["input_ids"], said], 1), "attention_mask": mask}
+        given = {
+            "input_ids": torch.cat([given["input_ids"], said], 1),
+            "attention_mask": torch.cat([given["attention_mask"], torch.ones_like(said)], 1),
+        }
     elif said.numel():
         start = torch.full_like(said[:, :1], model.config.decoder_start_token_id)
         given["decoder_input_ids"] = torch.cat([start, said], 1)
@@ -152,6 +170,12 @@ def _written(
     def has_ended(tokens: torch.Tensor) -> torch.Tensor:
         return torch.isin(tokens[:, begin:], ends).any(1)
 
+    criteria = None
+    if len(rows) > _FEW and not synced_gpus:
+        criteria = [_Late(begin, has_ended)]
+    streamer = None
+    if on_text is not None and len(rows) == 1:
+        streamer = _Pieces(encoder.tokenizer, on_text)
     model.eval()
     tokens = model.generate(
         **given,
@@ -161,12 +185,9 @@ def _written(
         use_cache=True,
         pad_token_id=encoder.tokenizer.pad_token_id,
         synced_gpus=synced_gpus,
-        stopping_criteria=[_Late(begin, has_ended)]
-        if len(rows) > _FEW and not synced_gpus
-        else None,
-        streamer=_Pieces(encoder.tokenizer, on_text)
-        if on_text is not None and len(rows) == 1
-        else None,
+        stopping_criteria=criteria,
+        streamer=streamer,
     )
-    is_whole = has_ended(tokens) | (tokens.shape[1] - begin >= most)
+    is_full = tokens.shape[1] - begin >= most
+    is_whole = has_ended(tokens) | is_full
     return list(zip(tokens[:, begin:], is_whole.tolist(), strict=True))

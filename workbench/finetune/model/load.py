@@ -74,9 +74,8 @@ def load(
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     if weights:
         options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
-        model = _auto(config).from_pretrained(
-            place, trust_remote_code=False, **{"dtype": torch.float32, **options}
-        )
+        with_format = {"dtype": torch.float32, **options}
+        model = _auto(config).from_pretrained(place, trust_remote_code=False, **with_format)
         model = pipeline.hooked(model, placed)
     else:
         model = _without_weights(config)
@@ -92,7 +91,9 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
     if job.peft == Peft.QLORA or technique_of(job.technique).reads_whole:
         return {}
-    return {} if model_kind(job.model) is ModelKind.BUILTIN else {"dtype": "auto"}
+    if model_kind(job.model) is ModelKind.BUILTIN:
+        return {}
+    return {"dtype": "auto"}
 
 
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
@@ -110,17 +111,23 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     # positions are in no file, and would change.
     from_files = model.state_dict().keys() if technique.half_weights else ()
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and (dtype == torch.float32 or name in from_files):
+        if not buffer.is_floating_point():
+            continue
+        if dtype == torch.float32 or name in from_files:
             buffer.data = buffer.data.to(dtype)
-    return replace(loaded, model=model.to(device) if device else model)
+    if device:
+        model = model.to(device)
+    return replace(loaded, model=model)
 
 
 def own_format(name: str) -> str | None:
     """Return the half format in which a pretrained model was saved, `bf16` or `fp16`; else None."""
     if model_kind(name) is ModelKind.BUILTIN:
         return None
-    config = AutoConfig.from_pretrained(str(Path(name).expanduser()), trust_remote_code=False)
-    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(config.dtype)
+    place = str(Path(name).expanduser())
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return names.get(config.dtype)
 
 
 def parameter_count(model: torch.nn.Module) -> int:
@@ -142,7 +149,8 @@ def _without_weights(config: Any) -> Any:
 def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
     model = tiny.make(name, tokenizer, seed)
     options = dict(options or {})
-    if attention := options.pop("attn_implementation", None):
+    attention = options.pop("attn_implementation", None)
+    if attention:
         model.set_attn_implementation(attention)
     if not options:
         return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
@@ -156,7 +164,9 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
         **{"dtype": torch.float32, **options},
     )
     return Loaded(
-        model=pipeline.hooked(read, placed), tokenizer=tokenizer, family=_family(read.config)
+        model=pipeline.hooked(read, placed),
+        tokenizer=tokenizer,
+        family=_family(read.config),
     )
 
 

@@ -52,21 +52,25 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
 
 def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
     """Return the number of source and of target tokens, and a mark for a cut of either."""
-    sizes = _sizes(whole, example)
+    read, learned = _sizes(whole, example)
     # Plain text is learned in pieces, without loss.
     if not example.asks:
-        return [*sizes, False, False]
-    return [
-        *sizes,
-        *(before > after for before, after in zip(sizes, _sizes(cut, example), strict=True)),
-    ]
+        return [read, learned, False, False]
+    read_of_cut, learned_of_cut = _sizes(cut, example)
+    return [read, learned, read > read_of_cut, learned > learned_of_cut]
 
 
 def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
     """Count the source tokens and the learned tokens."""
     rows = encoder.rows([example])
-    learned = sum(label != IGNORED for row in rows for label in row["labels"])
-    read = sum(len(row["input_ids"]) for row in rows) - (learned if encoder.causal else 0)
+    learned = 0
+    read = 0
+    for row in rows:
+        learned += sum(label != IGNORED for label in row["labels"])
+        read += len(row["input_ids"])
+    # The rows of a causal model contain their answers.
+    if encoder.causal:
+        read -= learned
     return read, learned
 
 
@@ -75,7 +79,8 @@ def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
     pieces: list[tuple[list[int], bool]] = []
     for row in encoder.rows([example]):
         if not encoder.causal:
-            pieces += [(list(row["input_ids"]), False), (list(row["labels"]), True)]
+            pieces.append((list(row["input_ids"]), False))
+            pieces.append((list(row["labels"]), True))
             continue
         for token, label in zip(row["input_ids"], row["labels"], strict=True):
             learned = label != IGNORED
@@ -83,7 +88,11 @@ def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
                 pieces.append(([], learned))
             pieces[-1][0].append(token)
     whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-    return [(str(encoder.tokenizer.decode(ids, **whole)), learned) for ids, learned in pieces]
+    shown = []
+    for ids, learned in pieces:
+        text = encoder.tokenizer.decode(ids, **whole)
+        shown.append((str(text), learned))
+    return shown
 
 
 def main() -> None:

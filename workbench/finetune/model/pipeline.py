@@ -42,18 +42,20 @@ def placement(
     If `packed`, linear layers take 4 bits.
     """
     head = model.get_output_embeddings()
-    linear = [
-        f"{n}.weight"
-        for n, m in model.named_modules()
-        if isinstance(m, torch.nn.Linear) and m is not head
-    ]
-    special = dict.fromkeys(linear, CustomDtype.INT4) if packed else None
+    special = None
+    if packed:
+        special = {}
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and module is not head:
+                special[f"{name}.weight"] = CustomDtype.INT4
     layers = sorted(model._no_split_modules or ())
 
     def filled(most: float) -> dict[str, Any]:
         # accelerate would reserve room on the first device for a layer that returns from the host.
         # No layer is on the host.
-        sizes = {_NO_DEVICE: 0, **{gpu: min(size, int(most)) for gpu, size in limits.items()}}
+        sizes = {_NO_DEVICE: 0}
+        for gpu, size in limits.items():
+            sizes[gpu] = min(size, int(most))
         return dict(
             infer_auto_device_map(
                 model,
@@ -66,7 +68,8 @@ def placement(
 
     # The GPUs need not exist here.
     logging.getLogger(infer_auto_device_map.__module__).setLevel(logging.ERROR)
-    placed = filled(whole := compute_module_sizes(model, dtype=dtype, special_dtypes=special)[""])
+    whole = compute_module_sizes(model, dtype=dtype, special_dtypes=special)[""]
+    placed = filled(whole)
     left = [name for name, place in placed.items() if place == "disk"]
     if left or 0 not in placed.values():
         first = left[0] if left else "the first layer on GPU 0"
@@ -81,9 +84,11 @@ def placement(
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         tried = filled(middle)
-        low, high, placed = (
-            (middle, high, placed) if "disk" in tried.values() else (low, middle, tried)
-        )
+        if "disk" in tried.values():
+            low = middle
+        else:
+            high = middle
+            placed = tried
     return placed
 
 
@@ -97,7 +102,8 @@ def placed_options(
     packed = "quantization_config" in rest
     dtype = rest.get("dtype", torch.float32)
     placed = placement(outline(), options[LIMITS], packed=packed, dtype=dtype)
-    return {**rest, "device_map": placed if torch.cuda.is_available() else {"": "cpu"}}, placed
+    device_map = placed if torch.cuda.is_available() else {"": "cpu"}
+    return {**rest, "device_map": device_map}, placed
 
 
 def hooked(model: Any, placed: Mapping[str, int]) -> Any:

@@ -45,7 +45,8 @@ class Scaling:
             >>> scaling.step_s(pace, rows=8, accumulation=4, spread_s=0.5)
             7.0
         """
-        update_s = pace.update_s - min(spread_s, pace.update_s) * (1 - 1 / self.shards)
+        saved_s = min(spread_s, pace.update_s) * (1 - 1 / self.shards)
+        update_s = pace.update_s - saved_s
         computing_s = accumulation * pace.micro_batch_s * rows / pace.rows + update_s
         return computing_s * self.slowdown + self.sending_s
 
@@ -61,7 +62,9 @@ def scaling_of(
     if setting.ranks == 1:
         return Scaling()
     pods = setting.ranks // setting.on_pod
-    if exchange is None or exchange.latency_s is None or not exchange.sizes or pods == 1:
+    if pods == 1:
+        return None
+    if exchange is None or exchange.latency_s is None or not exchange.sizes:
         return None
     exchanges = Exchanges(setting=setting, trace=trace, network=exchange)
     return Scaling(
@@ -118,5 +121,10 @@ class Speeds:
         """Return the best speed-up by accumulation, doubled from the job's up to 64 times."""
         able = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
         several = [row for row in able if technique_of(row.technique).same_losses]
-        times = [accumulation << bits for bits in range(7)] if several else []
-        return {k: max(self.added(row, k).speed_up or 0.0 for row in several) for k in times}
+        if not several:
+            return {}
+        best: dict[int, float] = {}
+        for bits in range(7):
+            longer = accumulation << bits
+            best[longer] = max(self.added(row, longer).speed_up or 0.0 for row in several)
+        return best

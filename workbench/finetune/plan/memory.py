@@ -10,7 +10,7 @@ techniques add their own shares (`finetune/techniques`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.finetune.techniques.registry import technique_of
@@ -38,19 +38,24 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
         logits_row=0.0,
         gradients=trace.trained,
     )
-    moments = [
-        _at(setting, trace, moment, rows) for moment in (*trace.moments[setting.arithmetic], passed)
-    ]
-    moments.append(technique_of(setting.technique).update(setting, trace))
-    device = max((pair[0] for pair in moments), key=lambda memory: memory.total)
-    host = max((pair[1] for pair in moments), key=lambda memory: memory.total)
+    pairs = []
+    for moment in (*trace.moments[setting.arithmetic], passed):
+        pairs.append(_at(setting, trace, moment, rows))
+    pairs.append(technique_of(setting.technique).update(setting, trace))
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
     if not setting.gpu:
-        both = max((d.plus(h) for d, h in moments), key=lambda memory: memory.total)
+        both = _highest([device.plus(host) for device, host in pairs])
         return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
+    device = _highest([device for device, _ in pairs])
+    host = _highest([host for _, host in pairs])
     return Need(
-        gpu=replace(device, overhead=CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES)
+        gpu=replace(device, overhead=CONTEXT_BYTES),
+        host=replace(host, overhead=_PROCESS_BYTES),
     )
+
+
+def _highest(memories: Sequence[Memory]) -> Memory:
+    return max(memories, key=lambda memory: memory.total)
 
 
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
@@ -81,13 +86,15 @@ def host_of(
     device, host = technique.kept(setting, trace)
     held = host if setting.gpu else device.plus(host)
     start = Memory(overhead=need.host.overhead)
-    # Adapters are not in the model's files.
-    read = trace.parameters - (trace.trained if trace.trained < trace.parameters else 0)
+    read = trace.parameters
+    if trace.trained < trace.parameters:
+        # Adapters are not in the model's files.
+        read -= trace.trained
     files = Memory(files=float(setting.file_bytes * read))
+    loading_rank = start.plus(technique.loading(setting, trace, gpu_bytes))
+    saving_rank = start.plus(held)
     return {
-        "loading": start.plus(technique.loading(setting, trace, gpu_bytes))
-        .times(setting.on_pod)
-        .plus(files),
+        "loading": loading_rank.times(setting.on_pod).plus(files),
         "training": need.host.times(setting.on_pod),
-        "saving": start.plus(held).times(setting.on_pod).plus(technique.saving(setting, trace)),
+        "saving": saving_rank.times(setting.on_pod).plus(technique.saving(setting, trace)),
     }

@@ -92,10 +92,9 @@ def plan(  # noqa: PLR0913
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
     limits = (gpu_memory_gib, memory_gib)
     micro = job.per_device_train_batch_size
-    rows = [
-        refused.get(name) or _row(settings[name], trace, micro, limits)
-        for name in techniques or _NAMES
-    ]
+    rows = []
+    for name in techniques or _NAMES:
+        rows.append(refused.get(name) or _row(settings[name], trace, micro, limits))
     accumulation = job.gradient_accumulation_steps
     speed_ups = dict[int, float]()
     if paces:
@@ -128,7 +127,8 @@ def plan(  # noqa: PLR0913
 def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
     if setting.spread and trace.unplaced:
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
-    if why := trace.failed.get(setting.arithmetic):
+    why = trace.failed.get(setting.arithmetic)
+    if why:
         what = (
             f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
         )
@@ -172,23 +172,19 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
     """Predict the need of a job as it is. None: `trace` is false and no trace is cached."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     there = trace_step(request) if trace else cached_trace(request)
-    return (
-        None
-        if there is None
-        else row_of(setting, there, job.per_device_train_batch_size, (None, None))
-    )
+    if there is None:
+        return None
+    return row_of(setting, there, job.per_device_train_batch_size, (None, None))
 
 
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
     """Return the scaling of a job from one pod to several, or None if its trace is not cached."""
     job, setting, request = decided(job, pods=pods, gpus=gpus)
     there = cached_trace(request)
+    if there is None:
+        return None
     accumulation = job.gradient_accumulation_steps
-    return (
-        None
-        if there is None
-        else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
-    )
+    return scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
 
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
@@ -212,9 +208,9 @@ def traced(
     gpus: int,
     lengths: tuple[int, int] | None,
 ) -> Trace:
-    return trace_step(
-        request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths)
-    )
+    config = model_config(job.model)
+    request = request_of(job, config, arithmetic, gpus=gpus, lengths=lengths)
+    return trace_step(request)
 
 
 def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
@@ -222,7 +218,11 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
     shares = [need / limit for need, limit in needs if need is not None and limit is not None]
     if not shares:
         return Fit.UNKNOWN
-    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > MARGIN else Fit.FITS
+    if max(shares) > 1:
+        return Fit.NOT
+    if max(shares) > MARGIN:
+        return Fit.TIGHT
+    return Fit.FITS
 
 
 def row_of(
@@ -237,22 +237,32 @@ def row_of(
     # A bucket in CPU memory takes room only for its written part: at most all gradients.
     if not setting.gpu:
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
-    need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
-    stages = host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
+    gpu_limit_gib, host_limit_gib = limits
+    # A spread model needs most memory on its fullest GPU.
+    fullest = trace.part if setting.spread and trace.part else trace
+    need = need_of(setting, fullest, rows)
+    gpu_bytes = None if gpu_limit_gib is None else gpu_limit_gib * GIB
+    stages = host_of(setting, trace, need, gpu_bytes)
     host = max(stages.values(), key=lambda memory: memory.total)
     gpu_gib = None if need.gpu is None else need.gpu.total / GIB
-    fit = fit_of((gpu_gib, limits[0]), (host.total / GIB, limits[1]))
+    fit = fit_of((gpu_gib, gpu_limit_gib), (host.total / GIB, host_limit_gib))
+    gpus_on_pod = 0
+    if setting.spread:
+        gpus_on_pod = trace.gpus
+    elif setting.gpu:
+        gpus_on_pod = setting.on_pod
+    micro_batch = None
+    if searches and fit is not Fit.UNKNOWN:
+        micro_batch = most_rows(setting, trace, limits)
     return PlanRow(
         technique=str(setting.technique),
         fit=fit,
         gpu=need.gpu,
         host=host,
         stages=stages,
-        gpus_on_pod=trace.gpus if setting.spread else setting.on_pod if setting.gpu else 0,
+        gpus_on_pod=gpus_on_pod,
         ranks=setting.ranks,
-        micro_batch=most_rows(setting, trace, limits)
-        if searches and fit is not Fit.UNKNOWN
-        else None,
+        micro_batch=micro_batch,
     )
 
 
@@ -262,7 +272,8 @@ def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     high = _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
-        if row_of(setting, trace, middle, limits, searches=False).fit is Fit.NOT:
+        row = row_of(setting, trace, middle, limits, searches=False)
+        if row.fit is Fit.NOT:
             high = middle - 1
         else:
             low = middle

@@ -37,8 +37,9 @@ def setting_of(
     technique.refuse_ranks(ranks)
     config = load(job)[0] if technique.uses_deepspeed else {}
     half = job.number_format in (Precision.BF16, Precision.FP16)
-    form = (model or {}).get("dtype") or (model or {}).get("torch_dtype")
-    saved = str(form).removeprefix("torch.")
+    model = model or {}
+    file_format = model.get("dtype") or model.get("torch_dtype")
+    saved = str(file_format).removeprefix("torch.")
     # Start with a rank that holds everything. The technique then changes its own numbers.
     plain = Setting(
         technique=technique.name,
@@ -83,33 +84,37 @@ def request_of(
     lengths: tuple[int, int] | None,
 ) -> dict[str, object]:
     source, target = lengths or (job.max_source_length, job.max_target_length)
-    lora = Lora.from_dict(job.lora)
-    return {
-        "config": {
-            name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")
-        },
+    shape = dict(config)
+    for name in ("dtype", "torch_dtype"):
+        shape.pop(name, None)
+    lora = None
+    if job.peft != Peft.NONE:
+        lora = Lora.from_dict(job.lora).to_dict()
+        lora.pop("resume_from", None)
+    request: dict[str, object] = {
+        "config": shape,
         "source": -(-source // 8) * 8,  # the trainer pads to a multiple of 8
         "target": -(-target // 8) * 8,
         "arithmetic": sorted(set(arithmetic)),
         "checkpointing": job.gradient_checkpointing,
-        **({"checkpoint_layers": list(job.checkpoint_layers)} if job.checkpoint_layers else {}),
-        "lora": None
-        if job.peft == Peft.NONE
-        else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
-        "gpu": gpus > 0,
-        **(
-            {}
-            if job.router_aux_loss_coef is None
-            else {"router_aux_loss_coef": job.router_aux_loss_coef}
-        ),
-        **({"spread": _spread(job, gpus)} if job.device_map and gpus > 1 else {}),
     }
+    if job.checkpoint_layers:
+        request["checkpoint_layers"] = list(job.checkpoint_layers)
+    request["lora"] = lora
+    request["gpu"] = gpus > 0
+    if job.router_aux_loss_coef is not None:
+        request["router_aux_loss_coef"] = job.router_aux_loss_coef
+    if job.device_map and gpus > 1:
+        request["spread"] = _spread(job, gpus)
+    return request
 
 
 def _spread(job: FineTune, gpus: int) -> dict[str, object]:
     limits = {gpu: int(gib * 2**30) for gpu, gib in job.max_memory.items()}
+    if not limits:
+        limits = {str(gpu): 1 << 60 for gpu in range(gpus)}
     return {
-        "limits": limits or dict.fromkeys(map(str, range(gpus)), 1 << 60),
+        "limits": limits,
         "packed": job.peft == Peft.QLORA,
         "format": str(job.frozen_format),
     }

@@ -58,9 +58,9 @@ class Chat:
         """Token that ends the assistant's turn; None if the template writes none."""
         self._ends = {self.end, self._end_of_calls()} - {None}
         # Text between the question and the answer, for example an empty `<think>` of Qwen3.
-        self._opening = (
-            whole.removeprefix(self._template.text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
-        )
+        question = self._template.text(_PROBE[:1], True)
+        before_answer = whole.removeprefix(question).partition(_ANSWER)[0]
+        self._opening = before_answer.strip()
 
     @property
     def stops(self) -> list[int]:
@@ -68,13 +68,17 @@ class Chat:
 
     def prompt(self, turns: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the tokens before the assistant's answer to the turns."""
-        return self._ids(self._template.text(self._template.written(turns, tools), True, tools))
+        written = self._template.written(turns, tools)
+        return self._ids(self._template.text(written, True, tools))
 
     def answer(self, ids: Sequence[int]) -> str:
         """Return the assistant's text from the model's tokens."""
-        end = next((n for n, token in enumerate(ids) if token in self.stops), len(ids))
+        stops = self.stops
+        end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
         text = str(self._tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
-        return text.removeprefix(self._opening).strip() if self._opening else text
+        if not self._opening:
+            return text
+        return text.removeprefix(self._opening).strip()
 
     def learned(self, turns: Sequence[Message], tools: Tools = ()) -> list[Learned]:
         """Make rows from turns.
@@ -113,13 +117,17 @@ class Chat:
         prompt = self._ids(asked)
         ids = self._ids(whole)
         # A token across the boundary belongs to the answer.
-        begin = next(
-            (n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt)
-        )
-        ends = [n for n in range(begin, len(ids)) if ids[n] in self._ends]
+        begin = len(prompt)
+        for place, token in enumerate(prompt):
+            if ids[place : place + 1] != [token]:
+                begin = place
+                break
+        ends = [place for place in range(begin, len(ids)) if ids[place] in self._ends]
         if ends:
-            return ids[: ends[-1] + 1], begin
-        return ids if ids[-1] == self._eos else [*ids, self._eos], begin
+            ids = ids[: ends[-1] + 1]
+        elif ids[-1] != self._eos:
+            ids = [*ids, self._eos]
+        return ids, begin
 
     def _end_of_calls(self) -> int | None:
         """Return the token that ends a turn of calls, if different (gpt-oss); else None."""
@@ -130,11 +138,10 @@ class Chat:
             return None
         last = self._ids(text.rstrip())[-1]
         added = self._tokenizer.added_tokens_decoder
-        return (
-            last
-            if last in self._tokenizer.all_special_ids or (last in added and added[last].special)
-            else None
-        )
+        is_special = last in self._tokenizer.all_special_ids
+        if last in added and added[last].special:
+            is_special = True
+        return last if is_special else None
 
     def _marked(self, turns: Sequence[Message], tools: Tools, learned: Sequence[bool]) -> Learned:
         options = {
@@ -151,11 +158,14 @@ class Chat:
             raise ConfigError(
                 "the chat template marks no token of an answer between its generation tags; mend it"
             )
-        for n, token in enumerate(ids[1:], 1):
-            marks[n] = marks[n] or (marks[n - 1] and token in self._ends)
-        answers = [
-            kept for turn, kept in zip(turns, learned, strict=True) if turn["role"] == "assistant"
-        ]
+        # The token that ends a marked text is learned too.
+        for place, token in enumerate(ids[1:], 1):
+            if marks[place - 1] and token in self._ends:
+                marks[place] = True
+        answers = []
+        for turn, kept in zip(turns, learned, strict=True):
+            if turn["role"] == "assistant":
+                answers.append(kept)
         if not all(answers):
             marks = _of_learned(marks, answers)
         last = max(n for n, mark in enumerate(marks) if mark)
@@ -164,7 +174,10 @@ class Chat:
         last = max((n for n in range(run, last + 1) if ids[n] in self._ends), default=last)
         ids = ids[: last + 1]
         marks = marks[: last + 1]
-        return (ids, marks) if ids[-1] in self.stops else ([*ids, self._eos], [*marks, True])
+        if ids[-1] not in self.stops:
+            ids.append(self._eos)
+            marks.append(True)
+        return ids, marks
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)

@@ -55,44 +55,50 @@ class Encoder:
         if not self.causal:
             return self._pairs(examples, first)
         if self._chat is not None:
-            return [
-                row
-                for n, e in enumerate(examples, first)
-                for row in self._numbered(n, self._learned, e)
-            ]
+            learned: list[Row] = []
+            for number, example in enumerate(examples, first):
+                learned += self._numbered(number, self._learned, example)
+            return learned
         prompts = self._prompts(examples, first)
-        answers = self._ids([e.target for e in examples])
+        answers = self._ids([example.target for example in examples])
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
             ended = [*answer, self.tokenizer.eos_token_id]
-            rows += [self._answer(prompt, ended)] if example.asks else self._plain(ended)
+            if example.asks:
+                rows.append(self._answer(prompt, ended))
+            else:
+                rows += self._plain(ended)
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
         """Make a question row for every example, without the last answers."""
         if not self.causal:
             return self._pairs(examples)
-        openings = self._ids([e.opening for e in examples])
-        prompts = [p + o for p, o in zip(self._prompts(examples), openings, strict=True)]
-        # A model cannot continue an empty text.
-        return [{"input_ids": ids or [self.tokenizer.eos_token_id]} for ids in prompts]
+        openings = self._ids([example.opening for example in examples])
+        prompts = self._prompts(examples)
+        rows: list[Row] = []
+        for prompt, opening in zip(prompts, openings, strict=True):
+            # A model cannot continue an empty text.
+            rows.append({"input_ids": prompt + opening or [self.tokenizer.eos_token_id]})
+        return rows
 
     def texts(self, tokens: Sequence[Any]) -> list[str]:
         """Return the model's texts from its tokens."""
         if self._chat is None:
-            return [
-                str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            ]
+            decoded = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+            return [str(text) for text in decoded]
         return [self._chat.answer(ids.tolist()) for ids in tokens]
 
     def target(self, example: Example) -> str:
         """Return the expected answer; a call has the form of the chat template."""
-        if self._chat is None or "tool_calls" not in answer_of(example.messages, example.target):
+        answer = answer_of(example.messages, example.target)
+        if self._chat is None or "tool_calls" not in answer:
             return example.target
-        ids, _ = self._chat.learned([*self._turns(example), example.messages[-1]], example.tools)[
-            -1
-        ]
-        return self._chat.answer(ids[len(self._chat.prompt(self._turns(example), example.tools)) :])
+        turns = self._turns(example)
+        rows = self._chat.learned([*turns, answer], example.tools)
+        ids, _ = rows[-1]
+        prompt = self._chat.prompt(turns, example.tools)
+        return self._chat.answer(ids[len(prompt) :])
 
     def _pairs(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
         for number, example in enumerate(examples, first):
@@ -103,41 +109,50 @@ class Encoder:
                     "cannot learn: it answers a source; use a causal model "
                     "such as 'tiny-llama', or rows with a source"
                 )
-        texts = [source_text(e.source, e.input) for e in examples], [e.target for e in examples]
-        lengths = self.job.max_source_length, self.job.max_target_length
+        if not examples:
+            return []
+        sources = [source_text(example.source, example.input) for example in examples]
+        targets = [example.target for example in examples]
+        rows: list[Row] = []
+        for source_ids, target_ids in zip(
+            self._cut_ids(sources, self.job.max_source_length),
+            self._cut_ids(targets, self.job.max_target_length),
+            strict=True,
+        ):
+            rows.append({"input_ids": source_ids, "labels": target_ids})
+        return rows
+
+    def _cut_ids(self, texts: list[str], most: int) -> list[list[int]]:
         # A cut text keeps its end token.
-        sources, targets = (
-            self.tokenizer(part, truncation=True, max_length=most)["input_ids"] if part else []
-            for part, most in zip(texts, lengths, strict=True)
-        )
-        return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
+        encoded = self.tokenizer(texts, truncation=True, max_length=most)
+        return list(encoded["input_ids"])
 
     def _learned(self, example: Example) -> list[Row]:
         assert self._chat is not None
         if not example.asks:
-            return self._plain([*self._ids([example.target])[0], self.tokenizer.eos_token_id])
+            (text_ids,) = self._ids([example.target])
+            return self._plain([*text_ids, self.tokenizer.eos_token_id])
         answer = answer_of(example.messages, example.target)
         rows = self._chat.learned([*self._within(example), answer], example.tools)
         # A cut answer does not end: a model should not learn to stop there.
         ids, marks = rows[-1]
-        begin = len(ids) - next((n for n, mark in enumerate(reversed(marks)) if not mark), len(ids))
-        rows[-1] = (
-            ids[: begin + self.job.max_target_length],
-            marks[: begin + self.job.max_target_length],
-        )
+        begin = len(ids)
+        while begin and marks[begin - 1]:
+            begin -= 1
+        end = begin + self.job.max_target_length
+        rows[-1] = (ids[:end], marks[:end])
         everything = self.job.loss_on == LossOn.ALL
-        if everything and (why := unlearned_turns(example)):
-            raise ConfigError(why)
-        return [
-            _row(
-                ids,
-                [
-                    token if mark or everything else IGNORED
-                    for token, mark in zip(ids, marks, strict=True)
-                ],
-            )
-            for ids, marks in rows
-        ]
+        if everything:
+            why = unlearned_turns(example)
+            if why:
+                raise ConfigError(why)
+        made: list[Row] = []
+        for ids, marks in rows:
+            labels = []
+            for token, mark in zip(ids, marks, strict=True):
+                labels.append(token if mark or everything else IGNORED)
+            made.append(_row(ids, labels))
+        return made
 
     def _turns(self, example: Example) -> list[Message]:
         return asked(example.messages, source_text(example.source, example.input), self.job.system)
@@ -176,27 +191,27 @@ class Encoder:
     def _answer(self, prompt: list[int], answer: list[int]) -> Row:
         # A cut answer does not end: a model should not learn to stop there.
         kept = answer[: self.job.max_target_length]
-        return _row(
-            prompt + kept,
-            (prompt if self.job.loss_on == LossOn.ALL else [IGNORED] * len(prompt)) + kept,
-        )
+        prompt_labels = prompt
+        if self.job.loss_on != LossOn.ALL:
+            prompt_labels = [IGNORED] * len(prompt)
+        return _row(prompt + kept, prompt_labels + kept)
 
     def _plain(self, ids: list[int]) -> list[Row]:
-        length = max(2, self.job.max_source_length + self.job.max_target_length) - len(self._start)
-        pieces = [
-            [*self._start, *ids[first : first + length]] for first in range(0, len(ids), length)
-        ]
+        most = max(2, self.job.max_source_length + self.job.max_target_length)
+        length = most - len(self._start)
+        pieces = []
+        for first in range(0, len(ids), length):
+            pieces.append([*self._start, *ids[first : first + length]])
         # A single token has no prediction.
-        return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [
-            _row(pieces[0], pieces[0])
-        ]
+        learnable = [piece for piece in pieces if len(piece) > 1]
+        return [_row(piece, piece) for piece in learnable or pieces[:1]]
 
     def _prompts(self, examples: Sequence[Example], first: int = 1) -> list[list[int]]:
         if self._chat is not None:
-            return [
-                self._numbered(number, self._asked, example)
-                for number, example in enumerate(examples, first)
-            ]
+            asked = []
+            for number, example in enumerate(examples, first):
+                asked.append(self._numbered(number, self._asked, example))
+            return asked
         for number, example in enumerate(examples, first):
             if example.messages:
                 why = (
@@ -205,26 +220,28 @@ class Encoder:
                     else f"prompt is {self.job.prompt!r}"
                 )
                 raise ConfigError(f"row {number} is a row of messages, and {why}")
-        whole = self._ids([self._text(e.source, e.input) for e in examples])
-        prompts = [self._start + ids for ids in whole]
-        most = self.job.max_source_length
-        return [
-            ids if len(ids) <= most else self._cut(e)
-            for e, ids in zip(examples, prompts, strict=True)
-        ]
+        texts = [self._text(example.source, example.input) for example in examples]
+        prompts = []
+        for example, text_ids in zip(examples, self._ids(texts), strict=True):
+            prompt = self._start + text_ids
+            if len(prompt) > self.job.max_source_length:
+                prompt = self._cut(example)
+            prompts.append(prompt)
+        return prompts
 
     def _asked(self, example: Example) -> list[int]:
         assert self._chat is not None
-        return (
-            self._chat.prompt(self._within(example), example.tools) if example.asks else self._start
-        )
+        if not example.asks:
+            return self._start
+        return self._chat.prompt(self._within(example), example.tools)
 
     def _cut(self, example: Example) -> list[int]:
         """Shorten a row's input, or else its instruction, so the form stays whole."""
 
         def prompt(text: str) -> list[int]:
             asked = self._text(example.source, text) if example.input else self._text(text, "")
-            return self._start + self._ids([asked])[0]
+            (asked_ids,) = self._ids([asked])
+            return self._start + asked_ids
 
         return prompt(self._shortened(example.input or example.source, prompt))
 
@@ -249,11 +266,10 @@ class Encoder:
         return fill(self.job.prompt or "plain", instruction, given, system=self.job.system)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return (
-            [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids]
-            if texts
-            else []
-        )
+        if not texts:
+            return []
+        encoded = self.tokenizer(list(texts), add_special_tokens=False)
+        return [list(ids) for ids in encoded.input_ids]
 
 
 def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
@@ -273,9 +289,9 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
     # The options are saved with the model, so that other users of the folder stop at the turn's
     # end.
     options = loaded.model.generation_config
-    before = (
-        options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
-    )
+    before = options.eos_token_id
+    if not isinstance(before, list):
+        before = [before]
     options.eos_token_id = sorted({*chat.stops, *before} - {None})
     return chat
 
