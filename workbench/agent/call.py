@@ -76,7 +76,8 @@ def leave(returned: object, folder: Path, rank: int) -> None:
 
 
 def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
-    # Each container is an object of one key, so that an array's place cannot be mistaken for a dict of the user's.
+    # Each container is an object of one key, so that an array's place cannot be mistaken for a
+    # dict of the user's.
     if type(value) in _PLAIN:
         return value
     if type(value) in (list, tuple):

@@ -33,10 +33,13 @@ def memory(pid: int) -> tuple[int, int]:
     """Return a process's current and peak resident memory in bytes; zeros for an ended process."""
     now = peak = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        now = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE_BYTES
+        pages = Path(f"/proc/{pid}/statm").read_bytes().split()
+        now = int(pages[1]) * _PAGE_BYTES
         status = Path(f"/proc/{pid}/status").read_bytes()
         at = status.find(b"VmHWM:")
-        peak = int(status[at:].split(None, 2)[1]) * 1024 if at >= 0 else now
+        if at >= 0:
+            peak_kib = status[at:].split(None, 2)[1]
+            peak = int(peak_kib) * 1024
     return now, max(now, peak)
 
 
@@ -44,11 +47,11 @@ def family_memory(sizes: Mapping[int, int]) -> int:
     """Return the resident bytes of several processes. Pages shared with a fork count once."""
     if len(sizes) < 2:
         return sum(sizes.values())
-    shares = {pid: _share(pid) for pid in sizes}
-    return max(
-        *sizes.values(),
-        sum(size if (share := shares[pid]) is None else share for pid, size in sizes.items()),
-    )
+    total = 0
+    for pid, size in sizes.items():
+        share = _share(pid)
+        total += size if share is None else share
+    return max(*sizes.values(), total)
 
 
 def _share(pid: int) -> int | None:
@@ -58,35 +61,45 @@ def _share(pid: int) -> int | None:
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
-        return int(text[text.index(b"\nPss:") :].split(None, 2)[1]) * 1024
+        at = text.index(b"\nPss:")
+        share_kib = text[at:].split(None, 2)[1]
+        return int(share_kib) * 1024
     return None
 
 
 def memory_group(pid: int, *, ended: bool = False) -> Path | None:
     """Return the folder of a process's memory cgroup, or None."""
-    paths = {name: path.removesuffix(" (deleted)") for name, path in control_groups(pid).items()}
+    paths = {}
+    for name, path in control_groups(pid).items():
+        paths[name] = path.removesuffix(" (deleted)")
+    candidates: list[Path] = []
     # In a container the path may be the host's, while the mount shows only the container's group.
-    candidates = (
-        [_ROOT / "memory" / paths["memory"], _ROOT / "memory"]
-        if "memory" in paths and not ended
-        else []
-    )
+    if "memory" in paths and not ended:
+        candidates.append(_ROOT / "memory" / paths["memory"])
+        candidates.append(_ROOT / "memory")
     if "" in paths:
-        candidates += [_ROOT / paths[""], _ROOT / "unified" / paths[""], _ROOT]
-    return next((path for path in candidates if _counter(path) is not None), None)
+        candidates.append(_ROOT / paths[""])
+        candidates.append(_ROOT / "unified" / paths[""])
+        candidates.append(_ROOT)
+    for folder in candidates:
+        if _counter(folder) is not None:
+            return folder
+    return None
 
 
 def memory_limit_bytes(pid: int) -> int | None:
     """Return the smallest limit of the memory groups around a process, in bytes; None: no limit."""
     group = memory_group(pid)
-    around = (
-        []
-        if group is None
-        else [path for path in (group, *group.parents) if path.is_relative_to(_ROOT)]
-    )
-    return min(
-        (limit for path in around if (limit := _limit_bytes(path)) is not None), default=None
-    )
+    if group is None:
+        return None
+    limits = []
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(_ROOT):
+            continue
+        limit = _limit_bytes(folder)
+        if limit is not None:
+            limits.append(limit)
+    return min(limits, default=None)
 
 
 @dataclass(slots=True)
@@ -98,33 +111,41 @@ class OomWatch:
     def add_group_of(self, pid: int, *, ended: bool = False) -> Path | None:
         group = memory_group(pid, ended=ended)
         if group is not None and group not in self._before:
-            self._before[group] = 0 if ended else _counter(group) or 0
+            before = 0
+            if not ended:
+                before = _counter(group) or 0
+            self._before[group] = before
         return group
 
     def counts(self) -> Mapping[Path, int]:
-        return {
-            group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()
-        }
+        kills = {}
+        for group, before in self._before.items():
+            now = _counter(group) or 0
+            kills[group] = max(0, now - before)
+        return kills
 
     def may_follow(self) -> bool:
         """Whether a kill may still be counted: a group has been as full as its limit allows."""
         for group in self._before:
             limit = _limit_bytes(group)
             highest = _first_number(group, _HIGHEST)
-            if limit is not None and highest is not None and highest >= _FULL * limit:
+            if limit is None or highest is None:
+                continue
+            if highest >= _FULL * limit:
                 return True
         return False
 
     def hint(self, group: Path | None) -> str:
         """Return a message if the counter shows an out-of-memory kill in this group, else ""."""
         counts = self.counts()
-        full = (
-            group
-            if group is not None and counts.get(group)
-            else max(counts, key=lambda g: counts[g], default=None)
-        )
-        kills = counts[full] if full is not None else 0
-        if full is None or not kills:
+        if group is not None and counts.get(group):
+            full = group
+        elif counts:
+            full = max(counts, key=lambda each: counts[each])
+        else:
+            return ""
+        kills = counts[full]
+        if not kills:
             return ""
         limit = _limit_bytes(full)
         at = f" of {limit / 2**20:.0f} MiB" if limit else ""
@@ -134,7 +155,8 @@ class OomWatch:
 def _counter(group: Path) -> int | None:
     for name in _COUNTERS:
         try:
-            pairs = (line.split() for line in (group / name).read_text().splitlines())
+            lines = (group / name).read_text().splitlines()
+            pairs = [line.split() for line in lines]
             kills = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
         except (OSError, ValueError):
             continue
@@ -145,7 +167,9 @@ def _counter(group: Path) -> int | None:
 
 def _limit_bytes(group: Path) -> int | None:
     value = _first_number(group, _LIMITS)
-    return value if value is not None and value < _UNLIMITED_BYTES else None
+    if value is None or value >= _UNLIMITED_BYTES:
+        return None
+    return value
 
 
 def _first_number(group: Path, names: Sequence[str]) -> int | None:
@@ -210,11 +234,12 @@ class GpuWatch:
         _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
         # A slice of a GPU (MIG) reports its memory but no utilization.
         has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
-        sizes = {
-            "used_gib": round(memory.used / _GIB, 3),
-            "total_gib": round(memory.total / _GIB, 3),
-        }
-        return {"index": index, **({"percent": float(busy.gpu)} if has_load else {}), **sizes}
+        facts: dict[str, float] = {"index": index}
+        if has_load:
+            facts["percent"] = float(busy.gpu)
+        facts["used_gib"] = round(memory.used / _GIB, 3)
+        facts["total_gib"] = round(memory.total / _GIB, 3)
+        return facts
 
 
 def _call(function: Callable[..., int], *arguments: object) -> None:
@@ -225,13 +250,12 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 def _visible(count: int) -> Sequence[int]:
     """Return the indices of the GPUs that this pod may use; all if any has no number."""
-    named = [
-        name.strip()
-        for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if name.strip()
-    ]
+    parts = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    named = [part.strip() for part in parts if part.strip()]
     numbers = [int(name) for name in named if name.isdigit() and int(name) < count]
-    return numbers if len(numbers) == len(named) and named else range(count)
+    if not named or len(numbers) < len(named):
+        return range(count)
+    return numbers
 
 
 def interface_of(address: str) -> str:
@@ -257,7 +281,9 @@ def _resolve(address: str) -> _Address:
     try:
         return ipaddress.ip_address(address)
     except ValueError:
-        return ipaddress.ip_address(str(socket.getaddrinfo(address, None)[0][4][0]))
+        found = socket.getaddrinfo(address, None)
+        socket_address = found[0][4]
+        return ipaddress.ip_address(str(socket_address[0]))
 
 
 def _by_route(ip: _Address) -> str:
@@ -266,7 +292,8 @@ def _by_route(ip: _Address) -> str:
     for line in Path("/proc/net/route").read_text().splitlines()[1:]:
         fields = line.split()
         # Little-endian hexadecimal, as the kernel prints a network-order word.
-        target, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
+        target = int.from_bytes(bytes.fromhex(fields[1]), "little")
+        mask = int.from_bytes(bytes.fromhex(fields[7]), "little")
         if int(ip) & mask == target and mask > best:
             best = mask
             name = fields[0]
@@ -276,7 +303,9 @@ def _by_route(ip: _Address) -> str:
 def _by_address(ip: _Address) -> str:
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
         fields = line.split()
-        network = ipaddress.ip_network((int(fields[0], 16), int(fields[2], 16)), strict=False)
+        own = int(fields[0], 16)
+        prefix_bits = int(fields[2], 16)
+        network = ipaddress.ip_network((own, prefix_bits), strict=False)
         if ip in network:
             return fields[5]
     return ""

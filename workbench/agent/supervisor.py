@@ -71,8 +71,8 @@ class Agent:
         self._strays = False
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
             "hello": self._hello,
-            "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
-            "free_port": lambda message: {"port": machine.free_port(str(message["address"]))},
+            "ping": _ping,
+            "free_port": _free_port,
             "stamp": stamp,
             "stage": self._stage,
             "list_outputs": self._list_outputs,
@@ -94,32 +94,40 @@ class Agent:
 
     def pause_s(self) -> float:
         """Return the seconds that the server may sleep without a message."""
-        hurried = (
-            self._end_by is not None
-            or self._strays
-            or any(run.hurried for run in self._runs.values())
-        )
-        return _HURRY_S if hurried else max(0.0, min(_SAMPLE_S, self._lease_end - time.monotonic()))
+        if self._end_by is not None or self._strays:
+            return _HURRY_S
+        if any(run.hurried for run in self._runs.values()):
+            return _HURRY_S
+        lease_left_s = self._lease_end - time.monotonic()
+        return max(0.0, min(_SAMPLE_S, lease_left_s))
+
+    @property
+    def _settled(self) -> bool:
+        """Whether no process of any run is left."""
+        return all(run.settled for run in self._runs.values())
+
+    @property
+    def _live(self) -> bool:
+        """Whether a rank of any run is alive or may start."""
+        return any(run.live for run in self._runs.values())
 
     @property
     def finished(self) -> bool:
         """Whether all processes to end have ended, or the time for their end is over."""
         if self._end_by is None:
             return False
-        settled = (
-            self.warm.pid is None
-            and not self._strays
-            and all(run.settled for run in self._runs.values())
-        )
-        return settled or time.monotonic() > self._end_by
+        if self.warm.pid is None and not self._strays and self._settled:
+            return True
+        return time.monotonic() > self._end_by
 
     def end(self, why: str, grace_s: float = _GRACE_S) -> None:
-        if self._end_by is None:
-            _log.info("ending: %s", why)
-            self._end_by = time.monotonic() + grace_s + _LAST_S
-            for run in self._runs.values():
-                self.launcher.stop(run, grace_s)
-            self.helpers.close()
+        if self._end_by is not None:
+            return
+        _log.info("ending: %s", why)
+        self._end_by = time.monotonic() + grace_s + _LAST_S
+        for run in self._runs.values():
+            self.launcher.stop(run, grace_s)
+        self.helpers.close()
 
     def tick(self) -> None:
         """Handle new events and do the due work. Cheap if there is none."""
@@ -131,8 +139,7 @@ class Agent:
         self._reap()
         self._hear_of_ends()
         self.warm.tick()
-        live = any(run.live for run in self._runs.values())
-        if live and now >= self._sampled + _SAMPLE_S:
+        if self._live and now >= self._sampled + _SAMPLE_S:
             self._sampled = now
             for run in self._runs.values():
                 run.sample(self._processes(fresh=True))
@@ -141,17 +148,15 @@ class Agent:
                 run.tick(self._processes(fresh=True))
                 if run.settled:
                     run.close(self.launcher.pump)
-        if not all(run.settled for run in self._runs.values()):
+        if not self._settled:
             self._strays = True
         elif self._strays and not self.helpers.asked:
             self._strays = self._end_strays()
-        if self._end_by is not None and not any(run.live for run in self._runs.values()):
-            self.warm.kill("the agent ends")  # only now: ranks may be children of the warm server
-        elif (
-            self._end_by is None
-            and not self._strays
-            and all(run.settled for run in self._runs.values())
-        ):
+        if self._end_by is not None:
+            if not self._live:
+                # Only now: ranks may be children of the warm server.
+                self.warm.kill("the agent ends")
+        elif self._settled and not self._strays:
             self.warm.revive()
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
@@ -168,10 +173,13 @@ class Agent:
 
     def _hello(self, message: Message) -> Reply:
         address = message.get("address")
+        interface = ""
+        if address:
+            interface = machine.interface_of(str(address))
         return {
             "pid": os.getpid(),
             "time_s": now_s(),
-            "interface": machine.interface_of(str(address)) if address else "",
+            "interface": interface,
             "lease_s": self.lease_s,
             "warm": self.warm.state,
             "runs": list(self._runs),
@@ -180,7 +188,9 @@ class Agent:
     def _stage(self, message: Message) -> Later:
         """Start to create a run's folder from small files and a script's archive on this pod."""
         archive = str(message.get("archive") or "")
-        return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
+        folder = self._folder(message)
+        files = texts_in(message, "files")
+        return self._begin("stage", folder, files, archive)
 
     def _list_outputs(self, message: Message) -> Later:
         folder = self._folder(message)
@@ -189,7 +199,11 @@ class Agent:
         return self._begin("list_outputs", folder / "out", folder / "script", archive, below)
 
     def _begin(self, name: str, *args: object) -> Later:
-        task = self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))
+        def work() -> Reply:
+            function: Callable[..., Reply] = getattr(import_module(_FOLDERS), name)
+            return function(*args)
+
+        task = self._tasks.begin(work)
         return Later(lambda: self._tasks.result(task))
 
     def _folder(self, message: Message) -> Path:
@@ -200,18 +214,20 @@ class Agent:
         earlier = self._runs.get(request.run)
         if earlier is not None and not earlier.settled:
             earlier.tick(process_table())
-        if earlier is not None and not earlier.settled:
-            raise ValueError(
-                f"run {request.run} has live processes on {self.root.name}; stop it first"
-            )
+            if not earlier.settled:
+                raise ValueError(
+                    f"run {request.run} has live processes on {self.root.name}; stop it first"
+                )
         if self._end_by is not None:
             raise ValueError(f"the agent of {self.root.name} is ending")
         if earlier is not None:
             earlier.close(self.launcher.pump)
         self._runs[request.run] = PodRun(request, self.root)
         settled = [name for name, run in self._runs.items() if run.settled]
-        for name in settled[: max(0, len(self._runs) - _RUNS_KEPT)]:
-            self._runs.pop(name).close(self.launcher.pump)
+        surplus = max(0, len(self._runs) - _RUNS_KEPT)
+        for name in settled[:surplus]:
+            forgotten = self._runs.pop(name)
+            forgotten.close(self.launcher.pump)
         return {"ranks": [place.rank for place in request.on(self.root.name)]}
 
     def _rejoin(self, message: Message) -> Reply:
@@ -219,11 +235,14 @@ class Agent:
         request = _request_of(message)
         run = self._runs.get(request.run)
         inherited = False
-        if run is None and (self.root / "runs" / request.run).is_dir():
+        folder = self.root / "runs" / request.run
+        if run is None and folder.is_dir():
             run = PodRun(request, self.root, inherited=True)
             inherited = True
             self._runs[request.run] = run
-        phases = [rank.phase for rank in run.ranks.values()] if run else []
+        phases = []
+        if run is not None:
+            phases = [rank.phase for rank in run.ranks.values()]
         return {"phases": phases, "inherited": inherited}
 
     def _prepared(self, message: Message) -> Reply:
@@ -253,9 +272,12 @@ class Agent:
             )
         overrides = texts_in(message, "env")
         for name in ("local_rank", "world_size", "master_addr", "master_port"):
-            if message.get(name) not in (None, ""):
-                overrides[name.upper()] = str(message[name])
-        sizes = {f"{name}.log": stream.size for name, stream in rank.streams.items()}
+            value = message.get(name)
+            if value not in (None, ""):
+                overrides[name.upper()] = str(value)
+        sizes = {}
+        for name, stream in rank.streams.items():
+            sizes[f"{name}.log"] = stream.size
         self.launcher.launch(run, rank, overrides)
         return {"folder": str(rank.folder), "sizes": sizes}
 
@@ -263,9 +285,14 @@ class Agent:
         run = self._run(message)
         offsets = object_in(message, "offsets")
         cap = whole_in(message, "max_bytes", _POLL_BYTES)
-        table = {} if run.settled else self._processes(fresh=run.hurried)
+        table: dict[int, Process] = {}
+        if not run.settled:
+            table = self._processes(fresh=run.hurried)
         answer = run.poll(table, offsets, min(cap, _POLL_BYTES_MAX))
-        return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": now_s()}
+        answer["warm"] = self.warm.state
+        answer["gpus"] = self._gpus.latest()
+        answer["time_s"] = now_s()
+        return answer
 
     def _stop(self, message: Message) -> Reply:
         grace = number_in(message, "grace_s", _GRACE_S)
@@ -285,17 +312,27 @@ class Agent:
             texts = run.stacks(sizes)
             last = before
             before = texts
-            whole = texts == last and all(texts[str(number)] for number in sizes)
-            return {"stacks": texts} if whole or not sizes or time.monotonic() >= due else None
+            is_whole = texts == last and all(texts[str(number)] for number in sizes)
+            if is_whole or not sizes or time.monotonic() >= due:
+                return {"stacks": texts}
+            return None
 
         return Later(ready)
 
     def _predict(self, message: Message) -> Reply:
-        return self.helpers.ask(check_run_id(message.get("run")), object_in(message, "inquiry"))
+        run_id = check_run_id(message.get("run"))
+        inquiry = object_in(message, "inquiry")
+        return self.helpers.ask(run_id, inquiry)
 
     def _shutdown(self, message: Message) -> Later:
         self.end("asked to", number_in(message, "grace_s", _GRACE_S))
-        return Later(lambda: {"live_processes": 0} if self.finished else None)
+
+        def ready() -> Reply | None:
+            if self.finished:
+                return {"live_processes": 0}
+            return None
+
+        return Later(ready)
 
     def _run(self, message: Message) -> PodRun:
         name = check_run_id(message.get("run"))
@@ -314,15 +351,19 @@ class Agent:
             self._table = (-1.0, {})  # an older table may lack processes forked since
             # A forked rank sends its pid before it can end: receive the pid before the end.
             self.launcher.hear()
-            self._ended(
-                info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-            )
+            exit_code = info.si_status
+            if info.si_code != os.CLD_EXITED:
+                exit_code = -info.si_status  # the signal that ended the process
+            self._ended(info.si_pid, exit_code)
             _, status = os.waitpid(info.si_pid, 0)
             if info.si_pid == self.warm.pid:
                 self.warm.reaped(status)
 
     def _hear_of_ends(self) -> None:
-        while ended := self.warm.take_ended():
+        while True:
+            ended = self.warm.take_ended()
+            if not ended:
+                return
             self._table = (-1.0, {})
             for pid, code in ended:
                 self._ended(pid, code)
@@ -336,11 +377,17 @@ class Agent:
 
     def _end_strays(self) -> bool:
         table = process_table()
-        server = {self.warm.pid} if self.warm.pid is not None else set()
-        if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
-            server = set()  # the server has ended, and another process may have its pid
+        server: set[int] = set()
+        if self.warm.pid is not None:
+            server.add(self.warm.pid)
+            # The server may have ended, and another process may have its pid.
+            if self.warm.forked and table.get(self.warm.pid) != self.warm.process:
+                server.clear()
         spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
-        spared |= server if self.warm.forked else descendants(table, server)
+        if self.warm.forked:
+            spared |= server
+        else:
+            spared |= descendants(table, server)
         own = descendants(table, {os.getpid()} | server)
         strays = [table[pid] for pid in own - spared if not table[pid].zombie]
         for process in strays:
@@ -348,11 +395,25 @@ class Agent:
         return bool(strays)
 
     def _processes(self, *, fresh: bool = False) -> dict[int, Process]:
-        taken, _ = self._table
+        taken, table = self._table
         now = time.monotonic()
-        if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
-            self._table = (now, family_table({os.getpid(), self.warm.pid or os.getpid()}))
-        return self._table[1]
+        oldest_s = _HURRY_S / 2 if fresh else _TABLE_S
+        if now - taken > oldest_s:
+            roots = {os.getpid()}
+            if self.warm.pid:
+                roots.add(self.warm.pid)
+            table = family_table(roots)
+            self._table = (now, table)
+        return table
+
+
+def _ping(_: Message) -> Reply:
+    return {"time_s": now_s(), "pid": os.getpid()}
+
+
+def _free_port(message: Message) -> Reply:
+    address = str(message["address"])
+    return {"port": machine.free_port(address)}
 
 
 def stamp(message: Message) -> Reply:
@@ -362,4 +423,5 @@ def stamp(message: Message) -> Reply:
 
 
 def _request_of(message: Message) -> RunRequest:
-    return RunRequest.from_dict({"run": message.get("run"), **object_in(message, "request")})
+    request = object_in(message, "request")
+    return RunRequest.from_dict({"run": message.get("run"), **request})

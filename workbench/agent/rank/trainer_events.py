@@ -75,7 +75,10 @@ def _last_step(step: int, folder: Path) -> int | None:
     if asked:
         # No rank can end the next step without rank 0, so all ranks see the key by then.
         store.set(_KEY, str(step + 1))
-    return int(store.get(_KEY)) if asked or (not first and store.check([_KEY])) else None
+        return int(store.get(_KEY))
+    if first or not store.check([_KEY]):
+        return None
+    return int(store.get(_KEY))
 
 
 def _unless_it_fails(folder: Path, action: Callable[[], Any]) -> Any:
@@ -118,8 +121,10 @@ def _quiet(action: Callable[..., None]) -> Callable[..., None]:
 def _add(module: Any) -> None:  # noqa: C901
     from workbench.rundir.events import emit, log
 
-    if folder := os.environ.get("WORKBENCH_RANK_DIR"):
-        module.DEFAULT_CALLBACKS.append(stop_callback(module.TrainerCallback, Path(folder)))
+    folder = os.environ.get("WORKBENCH_RANK_DIR")
+    if folder:
+        callback = stop_callback(module.TrainerCallback, Path(folder))
+        module.DEFAULT_CALLBACKS.append(callback)
     if os.environ.get("RANK") != "0":
         return
 
@@ -140,10 +145,11 @@ def _add(module: Any) -> None:  # noqa: C901
         @_quiet
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             # A step that is logged is reported by `on_log`, with its loss.
+            if control.should_log:
+                return
             is_last = control.should_training_stop or state.global_step >= state.max_steps
-            if not control.should_log and (
-                is_last or time.monotonic() - self._reported_at >= _PROGRESS_S
-            ):
+            is_due = time.monotonic() - self._reported_at >= _PROGRESS_S
+            if is_last or is_due:
                 self._report(args, state)
 
         @_quiet
@@ -156,11 +162,20 @@ def _add(module: Any) -> None:  # noqa: C901
             """Report a step without logged figures, and the mean rate of all steps so far."""
             self._reported_at = time.monotonic()
             self._reported_step = state.global_step
-            steps = self._trained[0] + state.global_step - self._since[0]
-            seconds = self._trained[1] + time.monotonic() - self._since[1]
-            rate = {"train_samples_per_s": self._rate(args, steps, seconds)} if steps else {}
-            epoch = round(state.epoch or 0.0, 4)
-            emit("step", step=state.global_step, max_steps=state.max_steps, epoch=epoch, **rate)
+            steps_before, seconds_before = self._trained
+            since_step, since_s = self._since
+            steps = steps_before + state.global_step - since_step
+            seconds = seconds_before + time.monotonic() - since_s
+            rate = {}
+            if steps:
+                rate["train_samples_per_s"] = self._rate(args, steps, seconds)
+            emit(
+                "step",
+                step=state.global_step,
+                max_steps=state.max_steps,
+                epoch=round(state.epoch or 0.0, 4),
+                **rate,
+            )
 
         @_quiet
         def on_evaluate(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -171,38 +186,48 @@ def _add(module: Any) -> None:  # noqa: C901
         def on_log(self, args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
             logs = dict(logs or {})
             if "train_runtime" in logs:
-                # The Trainer's own sums count evaluations as training.
-                mean = (
-                    {"train_samples_per_s": self._rate(args, *self._trained)}
-                    if self._trained[0]
-                    else {}
-                )
-                seconds = logs["train_runtime"]
-                emit(
-                    "end",
-                    steps=state.global_step,
-                    epochs=logs.get("epoch"),
-                    train_loss=logs.get("train_loss"),
-                    train_runtime_s=seconds,
-                    **mean,
-                )
+                self._report_end(args, state, logs)
             elif "loss" in logs:
-                self._reported_at = time.monotonic()
-                self._reported_step = state.global_step
-                before, at = self._since
-                self._since = (state.global_step, time.monotonic())
-                steps = state.global_step - before
-                seconds = self._since[1] - at
-                self._trained = (self._trained[0] + steps, self._trained[1] + seconds)
-                rates = {
-                    "samples_per_s": self._rate(args, steps, seconds),
-                    "train_samples_per_s": self._rate(args, *self._trained),
-                }
-                log(state.global_step, max_steps=state.max_steps, **rates, **logs)
-            elif evaluated := [
-                name for name in logs if name.startswith("eval_") and not name.endswith(_TIMES)
-            ]:
-                log(state.global_step, **{name: logs[name] for name in evaluated})
+                self._report_loss(args, state, logs)
+            else:
+                evaluated = {}
+                for name, value in logs.items():
+                    if name.startswith("eval_") and not name.endswith(_TIMES):
+                        evaluated[name] = value
+                if evaluated:
+                    log(state.global_step, **evaluated)
+
+        def _report_end(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
+            # The Trainer's own sums count evaluations as training.
+            steps, seconds = self._trained
+            mean = {}
+            if steps:
+                mean["train_samples_per_s"] = self._rate(args, steps, seconds)
+            emit(
+                "end",
+                steps=state.global_step,
+                epochs=logs.get("epoch"),
+                train_loss=logs.get("train_loss"),
+                train_runtime_s=logs["train_runtime"],
+                **mean,
+            )
+
+        def _report_loss(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
+            """Report a logged step with the rates of its interval and of all steps so far."""
+            self._reported_at = time.monotonic()
+            self._reported_step = state.global_step
+            since_step, since_s = self._since
+            now = time.monotonic()
+            self._since = (state.global_step, now)
+            steps = state.global_step - since_step
+            seconds = now - since_s
+            steps_before, seconds_before = self._trained
+            self._trained = (steps_before + steps, seconds_before + seconds)
+            rates = {
+                "samples_per_s": self._rate(args, steps, seconds),
+                "train_samples_per_s": self._rate(args, *self._trained),
+            }
+            log(state.global_step, max_steps=state.max_steps, **rates, **logs)
 
         def _rate(self, args: Any, steps: int, seconds: float) -> float:
             rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -240,17 +265,30 @@ def _follow(module: Any) -> None:
             # torch's writer has `log_dir`, tensorboardX's has `logdir`.
             place = getattr(writer, "log_dir", "") or getattr(writer, "logdir", "")
             folder = os.path.basename(str(place))  # noqa: PTH119
-            take(f"{folder}/{tag}" if folder in _OF_EVAL else str(tag), value, step)
+            name = str(tag)
+            if folder in _OF_EVAL:
+                name = f"{folder}/{tag}"
+            take(name, value, step)
 
     @_before(writer, "add_scalar")
     def _one(
-        self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
+        self: Any,
+        tag: Any,
+        scalar_value: Any,
+        global_step: Any = None,
+        *_: Any,
+        **__: Any,
     ) -> None:
         tell(self, tag, scalar_value, global_step)
 
     @_before(writer, "add_scalars")
     def _several(
-        self: Any, main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any
+        self: Any,
+        main_tag: Any,
+        tag_scalar_dict: Any,
+        global_step: Any = None,
+        *_: Any,
+        **__: Any,
     ) -> None:
         for tag, value in dict(tag_scalar_dict).items():
             tell(self, f"{main_tag}/{tag}", value, global_step)
@@ -268,18 +306,23 @@ class _Figures:
         self._reported_at = 0.0
 
     def take(self, tag: str, value: Any, step: Any) -> None:
-        if (name := _figure(tag)) and step is not None:
-            if step != self._step:
-                self.report(False)
-                self._step = int(step)
-            self._figures[name] = value
+        name = _figure(tag)
+        if not name or step is None:
+            return
+        if step != self._step:
+            self.report(False)
+            self._step = int(step)
+        self._figures[name] = value
 
     def report(self, at_end: bool) -> None:
         """Report the finished step: evaluations and the last always, others every 0.25 s."""
         figures = self._figures
         self._figures = {}
+        if not figures:
+            return
         evaluated = any(name.startswith("eval_") for name in figures)
-        if figures and (at_end or evaluated or time.monotonic() - self._reported_at >= _EVERY_S):
+        is_due = time.monotonic() - self._reported_at >= _EVERY_S
+        if at_end or evaluated or is_due:
             self._reported_at = time.monotonic()
             self._log(self._step, **figures)
 
@@ -289,6 +332,9 @@ def _figure(tag: str) -> str:
     from workbench.rundir.metrics import scalar_names
 
     words = re.findall("[a-z0-9]+", tag.lower())
-    name = "_".join(word for word in words if word not in _OF_TRAINING | _OF_EVAL)
+    named = [word for word in words if word not in _OF_TRAINING and word not in _OF_EVAL]
+    name = "_".join(named)
     shown = scalar_names().get(name, "")
-    return f"eval_{shown or name}" if name and not _OF_EVAL.isdisjoint(words) else shown
+    if name and not _OF_EVAL.isdisjoint(words):
+        return f"eval_{shown or name}"
+    return shown

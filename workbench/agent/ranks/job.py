@@ -39,13 +39,12 @@ class PodRun:
         places = request.on(root.name)
         if not places:
             raise ValueError(f"no rank of run {request.run} belongs to {root.name}")
-        self.ranks = {
-            place.rank: Rank(
-                place=place, folder=self.folder / f"rank-{place.rank}", success=request.success
-            )
-            for place in places
-        }
-        self.stopping = self._asked = False
+        self.ranks: dict[int, Rank] = {}
+        for place in places:
+            folder = self.folder / f"rank-{place.rank}"
+            self.ranks[place.rank] = Rank(place=place, folder=folder, success=request.success)
+        self.stopping = False
+        self._asked = False
         self._kill_at: float | None = None
         self._settled = True
         self._oom = OomWatch()
@@ -63,6 +62,11 @@ class PodRun:
         return any(rank.live for rank in self.ranks.values())
 
     @property
+    def _ending(self) -> bool:
+        """Whether leftover processes of an ended rank are still to be removed."""
+        return any(rank.sweep_at is not None for rank in self.ranks.values())
+
+    @property
     def settled(self) -> bool:
         """Whether no process of the run is left."""
         return self._settled and not self.live
@@ -70,8 +74,9 @@ class PodRun:
     @property
     def hurried(self) -> bool:
         """Whether a process is being ended: the agent looks more often than once a second."""
-        ending = any(rank.sweep_at is not None for rank in self.ranks.values())
-        return not self.settled and (self.stopping or ending or not self.live)
+        if self.settled:
+            return False
+        return self.stopping or self._ending or not self.live
 
     def begun(self, rank: Rank, pid: int, how: str) -> None:
         """Record the process of a rank. A process that starts after `stop` is ended at once."""
@@ -93,18 +98,24 @@ class PodRun:
     def ended(self, pid: int, exit_code: int) -> None:
         """Record the end of a process, which may belong to a rank."""
         for rank in self.ranks.values():
-            if rank.phase == "running" and rank.process is not None and rank.process.pid == pid:
+            if rank.phase != "running" or rank.process is None:
+                continue
+            if rank.process.pid == pid:
                 self._ended(rank, exit_code)
 
     def _ended(self, rank: Rank, exit_code: int) -> None:
-        rank.stopped = rank.stopped or self.stopping
+        if self.stopping:
+            rank.stopped = True
         if rank.process is not None:
-            rank.group = self._oom.add_group_of(rank.process.pid, ended=True) or rank.group
+            group = self._oom.add_group_of(rank.process.pid, ended=True)
+            rank.group = group or rank.group
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
         hint = self._oom.hint(rank.group)
         if exit_code == -signal.SIGKILL and not rank.stopped:
             # The kernel counts a kill for memory after the kill; on a busy machine much later.
-            patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow() else _OOM_COUNTED_S
+            patience_s = _OOM_COUNTED_S
+            if self._oom.may_follow():
+                patience_s = _OOM_COUNTED_LATE_S
             until = time.monotonic() + patience_s
             while not hint and time.monotonic() < until:
                 time.sleep(_OOM_COUNTED_S)
@@ -117,7 +128,10 @@ class PodRun:
         With `ask` only the rank itself is asked to end, as `Rank.ask` does.
         """
         kill_at = time.monotonic() + max(0.0, grace_s)
-        self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
+        if self._kill_at is not None:
+            # A later request may shorten the grace, and never extends it.
+            kill_at = min(kill_at, self._kill_at)
+        self._kill_at = kill_at
         if self.stopping and (ask or not self._asked):
             return
         self.stopping = True
@@ -140,7 +154,8 @@ class PodRun:
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             for rank in self.ranks.values():
-                rank.forced = rank.forced or rank.phase == "running"
+                if rank.phase == "running":
+                    rank.forced = True
             self._kill(table, self.family(table))
         for rank in self.ranks.values():
             if rank.sweep_at is None:
@@ -151,8 +166,9 @@ class PodRun:
                 rank.swept = True
             elif now >= rank.sweep_at:
                 self._kill(table, members)
-        ended = not self.live and not any(rank.sweep_at for rank in self.ranks.values())
-        if ended and not self._kill(table, self.family(table)):
+        if self.live or self._ending:
+            return
+        if not self._kill(table, self.family(table)):
             table = process_table()  # the older table may lack a process
             self._settled = not self._kill(table, self.family(table))
 
@@ -160,58 +176,68 @@ class PodRun:
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
                 rank.sample(rank.members(table))
-                rank.group = self._oom.add_group_of(rank.process.pid) or rank.group
+                group = self._oom.add_group_of(rank.process.pid)
+                rank.group = group or rank.group
 
     def family(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of all living processes of this run on this pod."""
         members: set[int] = set()
-        starts = [
-            rank.process.start_time for rank in self.ranks.values() if rank.process is not None
-        ]
+        starts = []
         for rank in self.ranks.values():
             members |= rank.members(table)
+            if rank.process is not None:
+                starts.append(rank.process.start_time)
+        if not starts:
+            return members
+        # A process from before the run is not part of it: saves reading most environments.
+        first_start = min(starts)
         ours = {RUN_MARK: self.request.run, POD_MARK: str(self.root)}
-        marked = {
-            pid
-            for pid, process in table.items()
-            # A process from before the run is not part of it: saves reading most environments.
-            if starts
-            and pid not in members
-            and process.start_time >= min(starts)
-            and ours.items() <= marks(pid).items()
-        }
-        return members | {pid for pid in descendants(table, marked) if not table[pid].zombie}
+        marked = set()
+        for pid, process in table.items():
+            if pid in members or process.start_time < first_start:
+                continue
+            if ours.items() <= marks(pid).items():
+                marked.add(pid)
+        for pid in descendants(table, marked):
+            if not table[pid].zombie:
+                members.add(pid)
+        return members
 
     def poll(
         self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int
     ) -> dict[str, object]:
         # State before output: an ended rank's output is then complete in this or a later answer.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
-        streams: dict[str, Readable] = {
-            f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()
-        }
+        streams: dict[str, Readable] = {}
+        for number, rank in self.ranks.items():
+            streams[f"rank-{number}/order.log"] = rank.order
         lost = 0
-        for n, rank in self.ranks.items():
-            streams |= {f"rank-{n}/{name}.log": each for name, each in rank.streams.items()}
-            lost += sum(each.dropped for each in rank.streams.values())
+        for number, rank in self.ranks.items():
+            for name, stream in rank.streams.items():
+                streams[f"rank-{number}/{name}.log"] = stream
+                lost += stream.dropped
+        full = ""
+        if lost:
+            free = free_bytes(self.folder)
+            full = str(disk_full(self.folder, lost, free, where=self.root.name))
         return {
             "ranks": ranks,
             "chunks": read_chunks(streams, offsets, max_bytes),
             "live_processes": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
             "removed": self._removed(),
-            "full": str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))
-            if lost
-            else "",
+            "full": full,
         }
 
     def _removed(self) -> str:
         """Return the missing folder or log of the run here, or "" if nothing was removed."""
         if not self.folder.is_dir():
             return f"the folder {self.folder} was removed"
-        streams = [each for rank in self.ranks.values() for each in rank.streams.values()]
-        removed = next((each.log for each in streams if each.removed), None)
-        return "" if removed is None else f"the log {removed} was removed"
+        for rank in self.ranks.values():
+            for stream in rank.streams.values():
+                if stream.removed:
+                    return f"the log {stream.log} was removed"
+        return ""
 
     def close(self, pump: OutputPump) -> None:
         for rank in self.ranks.values():
@@ -225,7 +251,9 @@ class PodRun:
             # Without the file there is no handler, and the signal would end the process.
             with contextlib.suppress(OSError):
                 size = (rank.folder / "stacks.txt").stat().st_size
-                if rank.phase == "running" and rank.process and rank.process.send(stacks.SIGNAL):
+                if rank.phase != "running" or rank.process is None:
+                    continue
+                if rank.process.send(stacks.SIGNAL):
                     sizes[number] = size
         return sizes
 
@@ -233,12 +261,11 @@ class PodRun:
         """Return the stacks written since `ask_stacks`; "" for a rank that wrote none."""
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
-            with (
-                contextlib.suppress(OSError),
-                (self.ranks[number].folder / "stacks.txt").open("rb") as file,
-            ):
+            path = self.ranks[number].folder / "stacks.txt"
+            with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(size)
-                texts[str(number)] = file.read(_STACKS_BYTES).decode("utf-8", "replace")
+                written = file.read(_STACKS_BYTES)
+                texts[str(number)] = written.decode("utf-8", "replace")
         return texts
 
     def _kill(self, table: Mapping[int, Process], pids: set[int]) -> bool:
@@ -258,19 +285,30 @@ def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequenc
     if ranks < 2 or size < threads:
         return []
     ordered = sorted(cores)
-    return [ordered[n * size : (n + 1) * size] for n in range(ranks)]
+    parts = []
+    for number in range(ranks):
+        first = number * size
+        parts.append(ordered[first : first + size])
+    return parts
 
 
 def bind(
-    pid: int, local_rank: int, ranks: int, threads: int, binding: str, env: Mapping[str, str]
+    pid: int,
+    local_rank: int,
+    ranks: int,
+    threads: int,
+    binding: str,
+    env: Mapping[str, str],
 ) -> None:
     """Bind a newly started rank to its share of the cores. `binding` comes from the request."""
     try:
         cores = os.sched_getaffinity(0)
-        own = binding == "always" or (binding == "cpuset" and len(cores) < (os.cpu_count() or 1))
-        if not own or not env.keys().isdisjoint(_CHOSEN):
+        in_cpuset = len(cores) < (os.cpu_count() or 1)
+        is_wanted = binding == "always" or (binding == "cpuset" and in_cpuset)
+        if not is_wanted or not env.keys().isdisjoint(_CHOSEN):
             return
-        if local_rank < len(given := shares(cores, ranks, threads)):
+        given = shares(cores, ranks, threads)
+        if local_rank < len(given):
             os.sched_setaffinity(pid, given[local_rank])
     except OSError as error:  # the rank has ended, or the pod may not bind
         _log.info("local rank %d is not bound to cores: %s", local_rank, error)

@@ -38,8 +38,9 @@ _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
 # Messages of gloo, NCCL, torch's store and MPI about another rank. Gloo names its peer `[address]`.
 _OF_A_RANK = re.compile(
     r"closed by (remote )?peer (\[\S+\]:|\S+<)\d+|(read|write|connect) (error|timeout) \["
-    r"|socket (unexpectedly )?closed \[|application timeout caused pair closure|gloo connectfullmesh failed"
-    r"|timed out waiting \d+ ?ms for (send|recv) operation|reached monitoredbarrier, but|to pass monitoredbarrier"
+    r"|socket (unexpectedly )?closed \[|application timeout caused pair closure"
+    r"|gloo connectfullmesh failed|timed out waiting \d+ ?ms for (send|recv) operation"
+    r"|reached monitoredbarrier, but|to pass monitoredbarrier"
     r"|remote process exit(ed|ing)|ncclremoteerror|watchdog caught collective operation timeout"
     r"|failed to (recv, got|send, sent) 0 bytes|did the remote server shutdown or crash"
     r"|wait timeout after \d+ ?ms, keys:|timed out after \d+ seconds waiting for clients"
@@ -49,7 +50,8 @@ _OF_A_RANK = re.compile(
 )
 # Messages of any socket, also to a hub or a tracker. They count in a message of a rank's library,
 _OF_A_SOCKET = re.compile(
-    r"connection (refused|reset|closed|aborted)|(closed|reset) by peer|broken pipe|socket timeout|timed out waiting",
+    r"connection (refused|reset|closed|aborted)|(closed|reset) by peer|broken pipe"
+    r"|socket timeout|timed out waiting",
     re.IGNORECASE,
 )
 _LIBRARY = re.compile(
@@ -82,9 +84,9 @@ def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
     if last is not None:
         return last
     lines = [line for line in stderr.splitlines() if line.strip()]
-    message = f"exit code {exit_code}" + (
-        f": {_clean(lines[-1])[:_MESSAGE_CHARS]}" if lines else ""
-    )
+    message = f"exit code {exit_code}"
+    if lines:
+        message += f": {_clean(lines[-1])[:_MESSAGE_CHARS]}"
     return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
 
 
@@ -92,7 +94,8 @@ def last_traceback(text: str) -> Failure | None:
     r"""Find the traceback that ended a Python program in its stderr.
 
     Example:
-        >>> last_traceback("x\nTraceback (most recent call last):\n  File ...\nValueError: bad\n").message
+        >>> text = "x\nTraceback (most recent call last):\n  File ...\nValueError: bad\n"
+        >>> last_traceback(text).message
         'bad'
     """
     lines = [_clean(line) for line in text.splitlines()]

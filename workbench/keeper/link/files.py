@@ -96,7 +96,10 @@ def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
     """Describe the progress, speed and remaining time of a transfer.
 
     Example:
-        >>> file = TransferStatus(name="model.safetensors", done=300 << 20, size=1 << 30, begun=0, began_at=10.0)
+        >>> mib = 1 << 20
+        >>> file = TransferStatus(
+        ...     name="model.safetensors", done=300 * mib, size=1024 * mib, begun=0, began_at=10.0
+        ... )
         >>> progress_text(file, "pod-0", 40.0)
         'model.safetensors (pod-0) 300 of 1024 MiB, 10.0 MiB/s, 72 s left'
     """

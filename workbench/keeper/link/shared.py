@@ -51,7 +51,8 @@ def is_within(path: Path, folders: Sequence[Path]) -> bool:
     """Whether a path lies in one of the folders, with links resolved.
 
     Example:
-        >>> is_within(Path("/mnt/nfs/models/t5"), [Path("/mnt/nfs")]), is_within(Path("/mnt/nfs2"), [Path("/mnt/nfs")])
+        >>> folders = [Path("/mnt/nfs")]
+        >>> is_within(Path("/mnt/nfs/models/t5"), folders), is_within(Path("/mnt/nfs2"), folders)
         (True, False)
     """
     return any(
