@@ -81,15 +81,15 @@ class TransferProgress:
     def _loop(self) -> None:
         while not self._end.wait(_LOOK_S):
             now = time.monotonic()
-            moving = [
-                (link.pod.name, each) for link in self._links if (each := link.transfer) is not None
-            ]
-            lines = [
-                progress_text(each, name, now)
-                for name, each in moving
-                if now - each.began_at >= _SHOWN_S
-            ]
-            self._report("; ".join([self._what, *lines] if self._what else lines))
+            parts = []
+            if self._what:
+                parts.append(self._what)
+            for link in self._links:
+                transfer = link.transfer
+                if transfer is None or now - transfer.began_at < _SHOWN_S:
+                    continue
+                parts.append(progress_text(transfer, link.pod.name, now))
+            self._report("; ".join(parts))
 
 
 def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
@@ -103,11 +103,13 @@ def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
         >>> progress_text(file, "pod-0", 40.0)
         'model.safetensors (pod-0) 300 of 1024 MiB, 10.0 MiB/s, 72 s left'
     """
-    pace = (transfer.done - transfer.begun) / max(now - transfer.began_at, 0.1)
+    seconds = max(now - transfer.began_at, 0.1)
+    pace = (transfer.done - transfer.begun) / seconds
     text = f"{transfer.name} ({pod}) {transfer.done // _MIB} of {transfer.size // _MIB} MiB"
     if pace < 1:
         return f"{text}, standing still"
-    return f"{text}, {pace / _MIB:.1f} MiB/s, {(transfer.size - transfer.done) / pace:.0f} s left"
+    left_s = (transfer.size - transfer.done) / pace
+    return f"{text}, {pace / _MIB:.1f} MiB/s, {left_s:.0f} s left"
 
 
 class Stock:
@@ -120,7 +122,11 @@ class Stock:
         self._checked: dict[str, tuple[float, set[str]]] = {}
 
     def ensure(
-        self, path: str, pod: str, look: Callable[[str], str], send: Callable[[], object]
+        self,
+        path: str,
+        pod: str,
+        look: Callable[[str], str],
+        send: Callable[[], object],
     ) -> None:
         """Send a file unless its copy in the store is valid.
 
@@ -131,11 +137,14 @@ class Stock:
             busy = self._busy[path]
         with busy:
             checked_at, served = self._checked.get(path, (-math.inf, set()))
-            if pod not in served and time.monotonic() - checked_at < _CHECKED_S:
+            is_fresh = time.monotonic() - checked_at < _CHECKED_S
+            if is_fresh and pod not in served:
                 served.add(pod)
                 return
-            self._stamps[path] = look(self._stamps.get(path, ""))
-            if not self._stamps[path]:
+            last = self._stamps.get(path, "")
+            stamp = look(last)
+            self._stamps[path] = stamp
+            if not stamp:
                 send()
             self._checked[path] = time.monotonic(), {pod}
 
@@ -179,9 +188,11 @@ class PodFiles:
 
     def put(self, data: bytes, suffix: str = "") -> str:
         """Send bytes to the pod's store, once per content, and return their path there."""
-        name = hashlib.sha256(data).hexdigest()[:32] + suffix
-        if (here := self._shelf()) is not None:
-            return str(shelved(here / name, data))
+        digest = hashlib.sha256(data).hexdigest()
+        name = digest[:32] + suffix
+        shelf = self._shelf()
+        if shelf is not None:
+            return str(shelved(shelf / name, data))
         path = str(self.store / name)
         self.retry_until_lease(lambda ssh: self._shelve(ssh, path, data))
         return path
@@ -214,19 +225,25 @@ class PodFiles:
         if self.size(remote) < LARGE:
             self.retry_until_lease(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
-        return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
+
+        def fetch(route: SshRoute, tell: Progress) -> str:
+            return fetch_file(route, remote, local, tell)
+
+        return self._carry(local.name, fetch)
 
     def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
         """Fetch files of a folder on the pod, joined into a single local file."""
-        many = counted(len(names), "file")
-        self._carry(many, lambda route, tell: fetch_file(route, folder, local, tell, names))
+
+        def fetch(route: SshRoute, tell: Progress) -> str:
+            return fetch_file(route, folder, local, tell, names)
+
+        self._carry(counted(len(names), "file"), fetch)
 
     def _shelf(self) -> Path | None:
-        return (
-            self._folders[0] / "store"
-            if self._folders and self._folders[0] in self.shared
-            else None
-        )
+        """Return the local folder of the pod's store. None: the pod does not share the store."""
+        if self._folders and self._folders[0] in self.shared:
+            return self._folders[0] / "store"
+        return None
 
     def _shelve(self, ssh: SSHConnection, path: str, data: bytes) -> None:
         digest = hashlib.sha256(data).hexdigest()
@@ -234,16 +251,19 @@ class PodFiles:
         def look(stamp: str) -> str:
             return self._look(ssh, path, digest, stamp)
 
-        self._stock.ensure(path, self.pod.name, look, lambda: ssh.put_bytes(data, path))
+        def send() -> None:
+            ssh.put_bytes(data, path)
+
+        self._stock.ensure(path, self.pod.name, look, send)
 
     def _look(self, ssh: SSHConnection, path: str, digest: str, stamp: str) -> str:
         """Return the stamp of a file with the given digest, or an empty string.
 
         Unchanged files are not read.
         """
-        return (
-            stamp if stamp and self._stamp_now(path) == stamp else ssh.stamp_of(path, digest, stamp)
-        )
+        if stamp and self._stamp_now(path) == stamp:
+            return stamp
+        return ssh.stamp_of(path, digest, stamp)
 
     def _stamp_now(self, _path: str) -> str:
         """Return the current stamp of a file, or an empty string if unknown."""
@@ -254,9 +274,11 @@ class PodFiles:
         if local.stat().st_size >= LARGE:
             # Pods may share the folder.
             part = f"{path}.{self.pod.name}.part"
-            return self._carry(
-                local.name, lambda route, tell: send_file(route, local, path, part, tell)
-            )
+
+            def send(route: SshRoute, tell: Progress) -> str:
+                return send_file(route, local, path, part, tell)
+
+            return self._carry(local.name, send)
         data = local.read_bytes()
         self.retry_until_lease(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
@@ -267,13 +289,19 @@ class PodFiles:
 
         def tell(done: int, size: int) -> None:
             nonlocal begun
-            begun = done if begun < 0 else min(begun, done)
+            if begun < 0 or done < begun:
+                begun = done
             self.transfer = TransferStatus(
-                name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at
+                name=name.lstrip("."),
+                done=done,
+                size=size,
+                begun=begun,
+                began_at=began_at,
             )
 
         try:
-            return carry(route_to(self.pod, self._identity, self._lease_s, self.reason_gone), tell)
+            route = route_to(self.pod, self._identity, self._lease_s, self.reason_gone)
+            return carry(route, tell)
         finally:
             self.transfer = None
 

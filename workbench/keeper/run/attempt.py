@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,7 +98,8 @@ class Attempt:
         self._unasked: dict[str, tuple[float, bool]] = {}
         """Pods that could not be asked to end ranks: grace in seconds, and whether only to ask."""
         self._stalls = StallGuard(context, self._clock)
-        self.begun = self._prepared = False
+        self.begun = False
+        self._prepared = False
         self._rejoins = rejoin
         # Pod that was lost before the ranks were found again.
         self._gone: PodGone | None = None
@@ -115,19 +116,21 @@ class Attempt:
         fault: RunFault | None = None
         watches: list[PodWatch] = []
         try:
-            if not (self._rejoins and self._rejoin()):
+            if self._rejoins and self._rejoin():
+                watches = self._watch()
+            else:
                 self._send()
                 if self._unwanted:
                     return None
                 self.begun = True
                 watches = self._watch()
                 self._launch()
-            else:
-                watches = self._watch()
             fault = self._follow()
         except RemoteError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
-            fault = None if self._unwanted else fault_of(self._context, error)
+            fault = None
+            if not self._unwanted:
+                fault = fault_of(self._context, error)
         except Exception as error:  # Thread boundary: any failure becomes a failed run.
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
@@ -142,13 +145,14 @@ class Attempt:
         c = self._context
         check_hostfile(c)
         resumed = resumed_from(c.paths)
-        what = (
-            f"inputs and the checkpoint of step {resumed.step}"
-            if resumed
-            else c.spec.job.travels(c.paths.root)
-        )
-        notes = resumed.notes if resumed else ()
-        self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
+        notes: Sequence[str] = ()
+        if resumed:
+            what = f"inputs and the checkpoint of step {resumed.step}"
+            notes = resumed.notes
+        else:
+            what = c.spec.job.travels(c.paths.root)
+        sending = "; ".join([f"sending {what} to the pods", *notes])
+        self._journal.state(RunState.STARTING, sending)
         with TransferProgress(c.links, self._journal.hint, ""), full_disk_named(c.paths.root):
             self.prepare()
 
@@ -159,12 +163,14 @@ class Attempt:
         except PodGone as error:
             # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
             self._gone = error
-            self.begun = self._prepared = True
+            self.begun = True
+            self._prepared = True
             return True
         if found is None:
             return False
         self._launcher, self._unwatched = found
-        self.begun = self._prepared = True
+        self.begun = True
+        self._prepared = True
         if self._requests.stop.is_set():
             self.stop()
         return True
@@ -173,26 +179,31 @@ class Attempt:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""
         c = self._context
         c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
-        address = c.links[0].pod.address
-        self.master_port = self._retry_until_lease(
-            lambda link: int(link.call("free_port", address=address)["port"]), c.links[0]
-        )
+        first = c.links[0]
+        address = first.pod.address
+
+        def free_port(link: AgentLink) -> int:
+            answer = link.call("free_port", address=address)
+            return int(answer["port"])
+
+        self.master_port = self._retry_until_lease(free_port, first)
 
         def one(link: AgentLink) -> None:
             send_inputs(c, link)
-            link.call(
-                "prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port))
-            )
+            request = rank_request(c, link, (address, self.master_port))
+            link.call("prepare", run=c.run_id, request=request)
 
         def again(link: AgentLink) -> None:
             rank = c.ranks_on(link)[0]
+            answer = link.call("prepared", run=c.run_id, rank=rank)
             # The agent was replaced in the meantime.
-            if not link.call("prepared", run=c.run_id, rank=rank)["mine"]:
+            if not answer["mine"]:
                 one(link)
 
         for step in (one, again):
             c.everywhere(partial(self._retry_until_lease, step))
-        self.command = build_command(launch_plan(c, self.master_port))
+        plan = launch_plan(c, self.master_port)
+        self.command = build_command(plan)
         write_text(c.paths.command, f"{self.command}\n")
         self._prepared = True
         if self._requests.stop.is_set():
@@ -204,8 +215,10 @@ class Attempt:
     @property
     def _unwanted(self) -> bool:
         """Whether the run must end without starting ranks: cancelled, or stopped by signal."""
+        if self._requests.cancel.is_set():
+            return True
         by_signal = self._context.spec.job.stop.by == "signal"
-        return self._requests.cancel.is_set() or (by_signal and self._requests.stop.is_set())
+        return by_signal and self._requests.stop.is_set()
 
     def stop(self) -> None:
         """Forward the stop request by file or signal, as the job asks. Idempotent."""
@@ -214,9 +227,10 @@ class Attempt:
             first = self._context.links[0]
             first.write(b"", str(self._context.on_pod(first).stop))
         elif how.by == "signal" and self.begun:
-            self.ledger.asked_s = self.ledger.asked_s or now_s()
-            ask = partial(self._stop, grace_s=how.grace_s or _GRACE_S, ask=True)
-            self._context.everywhere(ask)
+            if not self.ledger.asked_s:
+                self.ledger.asked_s = now_s()
+            grace_s = how.grace_s or _GRACE_S
+            self._context.everywhere(partial(self._stop, grace_s=grace_s, ask=True))
 
     def stacks(self) -> dict[int, str]:
         if not self.begun:
@@ -224,26 +238,27 @@ class Attempt:
         return self._context.stacks()
 
     def _watch(self) -> list[PodWatch]:
-        watches = [
-            self._around.watch(link, self._context, self._reports) for link in self._context.links
-        ]
+        c = self._context
+        watches = [self._around.watch(link, c, self._reports) for link in c.links]
         for watch in watches:
             watch.start()
         return watches
 
     def _launch(self) -> None:
-        check_hostfile(self._context)
+        c = self._context
+        check_hostfile(c)
         self._journal.state(RunState.STARTING, "starting ranks")
         self._stalls.watch.begin()
-        if self._context.spec.job.launcher == Launcher.SSH:
-            run_id = self._context.run_id
-            self._context.everywhere(
-                partial(self._retry_until_lease, lambda link: link.call("start", run=run_id))
-            )
+        if c.spec.job.launcher == Launcher.SSH:
+
+            def start(link: AgentLink) -> None:
+                link.call("start", run=c.run_id)
+
+            c.everywhere(partial(self._retry_until_lease, start))
         else:
-            c = self._context
             # mpirun splits and mixes the lines of ranks, so secrets inside could not be masked.
-            command = build_command(launch_plan(c, self.master_port, quiet=True))
+            plan = launch_plan(c, self.master_port, quiet=True)
+            command = build_command(plan)
             self._launcher = self._around.launch(command, c.run_id, c.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
@@ -265,13 +280,16 @@ class Attempt:
                 if self.ledger.all_done or self._unwanted:
                     return None
                 return stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
-            if (fault := self._launcher_fault()) is not None:
+            fault = self._launcher_fault()
+            if fault is None:
+                fault = self._stalls.check(self.ledger, self._launcher)
+            if fault is not None:
                 return fault
-            if (fault := self._stalls.check(self.ledger, self._launcher)) is not None:
-                return fault
-            place = partial(place_words, self._context)
             remark = self.ledger.remark(
-                self._stalls.remark, stopping=self._stopping, slept=awake.slept(), place=place
+                self._stalls.remark,
+                stopping=self._stopping,
+                slept=awake.slept(),
+                place=partial(place_words, self._context),
             )
             self._journal.hint(remark)
 
@@ -296,28 +314,35 @@ class Attempt:
         self.ledger.record(report)
         self._stalls.watch.record(report)
         # If ranks send no state events, the start of their processes is the only sign.
-        if self.ledger.started and not started and not self._context.spec.job.events:
+        has_begun = self.ledger.started and not started
+        if has_begun and not self._context.spec.job.events:
             self._journal.state(RunState.RUNNING, "running")
         self._peaks.record(report.ranks)
-        if (sample := self._sampler.sample(report)) is not None:
+        sample = self._sampler.sample(report)
+        if sample is not None:
             self._journal.event(sample)
         for event in report.events:
             self._journal.event(event)
             self._peaks.record_event(event, report.pod.address)
             self._stalls.watch.record_event(event)
-            if (news := self.ledger.totals.take(event)) is not None:
+            news = self.ledger.totals.take(event)
+            if news is not None:
                 self._journal.state(*news)
 
     def _settle(self) -> None:
-        # Wait longer if a pod may be silent.
-        c, began = self._context, self._clock()
+        c = self._context
+        began = self._clock()
+        patience_s = _PATIENCE_S
         # Peers of a lost pod fail at once, but the pod counts as lost only after its lease.
-        patience_s = _PATIENCE_S + (
-            c.spec.cluster.lease_s if c.spec.job.restarts > c.restart else 0.0
-        )
-        while (waited_s := self._clock() - began) < _SETTLE_S or (
-            waited_s < patience_s and self._unexplained()
-        ):
+        if c.spec.job.restarts > c.restart:
+            patience_s += c.spec.cluster.lease_s
+        while True:
+            waited_s = self._clock() - began
+            if waited_s >= patience_s:
+                return
+            # Wait longer if a pod may be silent.
+            if waited_s >= _SETTLE_S and not self._unexplained():
+                return
             self._record_next(timeout_s=0.05)
             if self._requests.cancel.is_set():
                 return
@@ -335,27 +360,32 @@ class Attempt:
         return first_cause(ranks)
 
     def _launcher_fault(self) -> RunFault | None:
-        if self._launcher is None or (code := self._launcher.exit_code) is None:
+        if self._launcher is None:
+            return None
+        code = self._launcher.exit_code
+        if code is None:
             return None
         began = self._clock()
-        while (waited_s := self._clock() - began) < _LAUNCHER_S or (
-            waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)
-        ):
+        while True:
+            waited_s = self._clock() - began
+            if waited_s >= _PATIENCE_S:
+                break
+            # Wait longer if a pod is silent.
+            if waited_s >= _LAUNCHER_S and not self.ledger.silent(_UNANSWERED_S):
+                break
             self._record_next(timeout_s=0.1)
-            if (
-                first_cause(self.ledger.ranks.values())
-                or self.ledger.lost
-                or self.ledger.all_exited
-            ):
+            if first_cause(self.ledger.ranks.values()):
+                return None
+            if self.ledger.lost or self.ledger.all_exited:
                 return None
         name = self._context.spec.job.launcher
-        how = (
-            f"was killed by signal {-code}"
-            if code < 0
-            else f"ended with {code} before the ranks did"
-        )
+        how = f"ended with {code} before the ranks did"
+        if code < 0:
+            how = f"was killed by signal {-code}"
         return RunFault(
-            kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail()
+            kind="launcher",
+            message=f"the launcher {name} {how}",
+            traceback=self._launcher.tail(),
         )
 
     def _end_ranks(self) -> None:
@@ -369,9 +399,10 @@ class Attempt:
             except OSError as error:  # The disk is full, and an earlier message says so.
                 logger.warning("cannot mask %s: %s", self._context.paths.launcher_log, error)
         deadline = self._clock() + _SWEEP_S
-        while self._clock() < deadline and not self.ledger.gone_from(
-            self.ledger.answering(_GIVEN_UP_S)
-        ):
+        while self._clock() < deadline:
+            answering = self.ledger.answering(_GIVEN_UP_S)
+            if self.ledger.gone_from(answering):
+                return
             self._record_next(timeout_s=0.1)
             if self._ask_again():
                 deadline = self._clock() + _SWEEP_S
@@ -390,7 +421,9 @@ class Attempt:
 
     def _ask_again(self) -> bool:
         """Retry failed stop requests on pods that answer again. Return whether a pod was asked."""
-        answering = self.ledger.answering(_UNANSWERED_S) if self._unasked else []
+        if not self._unasked:
+            return False
+        answering = self.ledger.answering(_UNANSWERED_S)
         late = [link for link in self._context.links if link.pod.name in answering]
         late = [link for link in late if link.pod.name in self._unasked]
         for link in late:

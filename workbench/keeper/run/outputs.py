@@ -74,11 +74,15 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     fields = {"run": context.run_id, "archive": sent, "below": below}
     raw = link.retry_until_lease(lambda _: _ask_for_list(link, fields))
     lists = {name: items(value) for name, value in raw.items()}
+    out = lists.get("out", [])
+    script = lists.get("script", [])
+    links = lists.get("links", [])
+    unread = lists.get("unread", [])
     return OutputList(
-        out=_files(lists.get("out", [])),
-        script=_files(lists.get("script", [])),
-        links=[text(name) for name in lists.get("links", [])],
-        unread=[text(name) for name in lists.get("unread", [])],
+        out=_files(out),
+        script=_files(script),
+        links=[text(name) for name in links],
+        unread=[text(name) for name in unread],
     )
 
 
@@ -111,7 +115,9 @@ class FolderCollector:
         self._report = report
         self._rest = rest
         self._wanted = GitIgnoreSpec.from_lines(wanted.patterns)
-        self._limit = float("inf") if rest else wanted.limit_gib * 2**30
+        self._limit = wanted.limit_gib * 2**30
+        if rest:
+            self._limit = float("inf")
         self._over = f"beyond outputs_limit_gib={wanted.limit_gib:g}; {_LATER}"
         self._option = f"{type(context.spec.job).__name__}(outputs=[…])"
         self._lock = threading.Lock()
@@ -156,8 +162,11 @@ class FolderCollector:
         before: Mapping[str, str],
         places: Collection[str],
     ) -> Brought:
+        pod = link.pod.name
         first = link is self._context.links[0]
-        below = "outputs" if first else f"outputs/{link.pod.name}"
+        below = "outputs"
+        if not first:
+            below = f"outputs/{pod}"
         come: list[OutputFile] = []
         stay: dict[str, list[OutputFile]] = {}
         room = self._limit
@@ -167,9 +176,10 @@ class FolderCollector:
             return file.name.endswith(".part"), file.size
 
         for file in sorted(files, key=order):
-            is_allowed = is_output(f"{below}/{file.name}")
-            is_taken = not first and f"{link.pod.name}/{file.name}" in places
-            is_wanted = first or self._rest or self._wanted.match_file(file.name)
+            name = file.name
+            is_allowed = is_output(f"{below}/{name}")
+            is_taken = not first and f"{pod}/{name}" in places
+            is_wanted = first or self._rest or self._wanted.match_file(name)
             if not is_allowed or is_taken:
                 why = "the name is not allowed here, or is taken"
             elif not is_wanted:
@@ -183,28 +193,34 @@ class FolderCollector:
             stay.setdefault(why, []).append(file)
         digests = self._carry(link, below, come, before)
         folder = self._context.on_pod(link).script
-        where = f"on {link.pod.name} in {folder}"
+        where = f"on {pod} in {folder}"
         notes = []
         for why, kept in stay.items():
             many = counted(len(kept), "file")
-            bytes_ = size(sum(file.size for file in kept))
+            total = sum(file.size for file in kept)
+            bytes_ = size(total)
             notes.append(f"not copied back: {many} ({bytes_}) {where}; {why}")
         if listed.unread:
             unread = short_list(listed.unread)
             notes.append(f"not copied back, as unreadable {where}: {unread}")
         # A link alone is no reason to keep the folder on the pod.
-        keeps = [link.pod.name] if notes else []
+        keeps = [pod] if notes else []
         if listed.links:
             links = short_list(listed.links)
-            notes.append(f"links on {link.pod.name} are not followed: {links}")
+            notes.append(f"links on {pod} are not followed: {links}")
         return Brought(digests=digests, notes=notes, keeps=keeps)
 
     def _carry(
-        self, link: AgentLink, below: str, files: Sequence[OutputFile], before: Mapping[str, str]
+        self,
+        link: AgentLink,
+        below: str,
+        files: Sequence[OutputFile],
+        before: Mapping[str, str],
     ) -> dict[str, str]:
         root = self._context.paths.root
         digests = {}
-        self._tell(len(files), sum(file.size for file in files))
+        total = sum(file.size for file in files)
+        self._tell(len(files), total)
         come: list[tuple[OutputFile, Path]] = []
         for file in files:
             name = f"{below}/{file.name}"
@@ -220,8 +236,9 @@ class FolderCollector:
         folder = self._context.on_pod(link).script
         pile = root / f".{link.pod.name}.files"
         for file, digest in fetch_files(link, folder, come, pile):
-            digests[f"{below}/{file.name}"] = digest
-            (root / below / file.name).chmod(0o600)
+            name = f"{below}/{file.name}"
+            digests[name] = digest
+            (root / name).chmod(0o600)
             self._tell(-1, -file.size)
         return digests
 
@@ -240,10 +257,15 @@ class FolderCollector:
 
 def _here(target: Path, file: OutputFile, before: str) -> str:
     """Return the SHA-256 of a file that is already here, or an empty string."""
-    if target.is_symlink() or not target.is_file() or target.stat().st_size != file.size:
+    if target.is_symlink() or not target.is_file():
+        return ""
+    if target.stat().st_size != file.size:
         return ""
     digest = before or file_digest(target)
-    return digest if digest == (file.digest or digest) else ""
+    # A large file has no digest from the pod: an equal size is enough.
+    if file.digest and file.digest != digest:
+        return ""
+    return digest
 
 
 def _files(raw: Iterable[object]) -> list[OutputFile]:
@@ -267,8 +289,13 @@ def bring_back(
     paths = context.paths
     listed = list_outputs(context, link)
     manifest, strange = fetch(link, context.on_pod(link), paths, listed.out)
-    before = {name: text(digest) for name, digest in read_json(paths.manifest).items()}
-    old = {name: digest for name, digest in before.items() if is_output(name)}
+    before = {}
+    old = {}
+    for name, value in read_json(paths.manifest).items():
+        digest = text(value)
+        before[name] = digest
+        if is_output(name):
+            old[name] = digest
     brought = Brought()
     wanted = context.spec.job.folder_outputs
     archive = context.spec.job.archive_in(paths.root)
@@ -276,7 +303,8 @@ def bring_back(
     if wanted is not None and archive is not None and archive.exists():
         collector = FolderCollector(context, wanted, report, rest=rest)
         brought = collector.bring(listed, old, lost)
-    manifest = {**(before if rest else old), **brought.digests, **manifest}
+    kept = before if rest else old
+    manifest = {**kept, **brought.digests, **manifest}
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
         write_json(paths.manifest, manifest)
@@ -304,7 +332,8 @@ def fetch(
             manifest[file.name] = file.digest
         else:
             come.append((file, target))
-    for file, digest in fetch_files(link, pod.out, come, paths.root / f".{link.pod.name}.files"):
+    pile = paths.root / f".{link.pod.name}.files"
+    for file, digest in fetch_files(link, pod.out, come, pile):
         manifest[file.name] = digest
     shutil.rmtree(paths.arrivals, ignore_errors=True)
     return manifest, strange
@@ -333,7 +362,9 @@ def output_facts(paths: RunPaths) -> dict[str, object]:
 
 def _taken(here: Path, target: Path, digest: str) -> bool:
     """Move a file from a shared folder to its place. Return False if the local copy differs."""
-    if not here.is_file() or here.is_symlink() or file_digest(here) != digest:
+    if not here.is_file() or here.is_symlink():
+        return False
+    if file_digest(here) != digest:
         return False
     here.replace(target)
     return True
